@@ -1,0 +1,82 @@
+"""Adapters: one way to run any model to a cut and from a cut. :func:`load` makes one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..endpoint import Endpoint
+from ..registry import registries
+from .base import Adapter, Explanation
+from .cut import Back, Cut, Front, Interface, Plan
+from .survey import NotACutError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Adapter", "Back", "Cut", "Explanation", "Front", "Interface", "NotACutError", "Plan", "load"]
+
+
+def load(
+    model: str | nn.Module | Adapter, task: str | None = None, *, example_inputs: Any = None, processor: Any = None, **options: Any
+) -> Adapter:
+    """A model, ready to be cut: from the Hub, a local folder, by timm's name, or live.
+
+    Args:
+        model: ``"org/name"``, ``"org/name@revision"``, ``"timm/…"`` (through timm), ``"timm:name"``, a local folder, or a live module.
+            An adapter is returned as it is.
+        task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``, ``fill-mask``,
+            ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
+        example_inputs: For modules of user code: a batch of inputs by which cuts are found and verified.
+        processor: What turns raw samples into inputs, where the model's own is not wanted or not found.
+        **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``, ``device_map``, ``num_classes``, …).
+
+    Returns:
+        The adapter.
+
+    Raises:
+        ValueError: If the model cannot be found or cannot be run with the inputs at hand.
+
+    Example:
+        >>> import hf_stitch
+        >>> a = hf_stitch.load("timm:resnet10t", pretrained=False)
+        >>> a.layers
+        ('layer1.0', 'layer2.0', 'layer3.0', 'layer4.0')
+    """
+    if isinstance(model, Adapter):
+        return model
+    if isinstance(model, str):
+        endpoint = Endpoint.parse(model, task=task, **options)
+        adapter = registries.adapters.get(endpoint.library).load(endpoint, **options)
+        if processor is not None:
+            adapter.processor = processor
+        return adapter
+    if options:
+        raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
+    module = _unwrap(model)
+    endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
+    return registries.adapters.get(endpoint.library).of(module, endpoint, example_inputs=example_inputs, processor=processor)
+
+
+def _unwrap(module: nn.Module) -> nn.Module:
+    """The module inside a compiled or data-parallel one."""
+    import torch
+
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        return _unwrap(module._orig_mod)
+    if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        return _unwrap(module.module)
+    return module
+
+
+def _library(module: nn.Module) -> str:
+    """Which library a live module comes from: by its base class or by what the factory left on it."""
+    from transformers import PreTrainedModel
+
+    if isinstance(module, PreTrainedModel):
+        return "transformers"
+    return "timm" if getattr(module, "pretrained_cfg", None) is not None else "torch"
+
+
+def _origin(module: nn.Module) -> str | None:
+    """The id that a live module was loaded from, as far as it knows."""
+    return getattr(getattr(module, "config", None), "_name_or_path", None) or None

@@ -1,0 +1,74 @@
+"""Tensors inside the outputs of modules: tuples, lists, dicts and model outputs, walked and rebuilt as they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Path = tuple[int | str, ...]
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every leaf of a tree of tuples, lists and mappings, with the way to it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def tensors(value: Any) -> dict[Path, Tensor]:
+    """The tensors of a tree, by the way to each."""
+    return {path: leaf for path, leaf in leaves(value) if isinstance(leaf, Tensor)}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a tree is made of tuples, lists, dicts, tensors, numbers, text and None only, so that JSON can hold its outline."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (Tensor, bool, int, float, str))
+
+
+def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> Any:
+    """The same tree with every leaf passed through ``function``; model outputs and named tuples keep their type."""
+    if isinstance(value, Mapping):
+        items = {key: transform(item, function) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        twin = copy.copy(value)
+        for key, item in items.items():
+            twin[key] = item  # type: ignore[index]
+        return twin
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(transform(item, function) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(transform(item, function) for item in value)
+    return function(value)
+
+
+def put(value: Any, path: Path, leaf: Any) -> Any:
+    """The same tree with the leaf at ``path`` replaced."""
+    if not path:
+        return leaf
+    head, rest = path[0], path[1:]
+    if isinstance(value, tuple):
+        items = [put(item, rest, leaf) if index == head else item for index, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    twin = copy.copy(value)
+    twin[head] = put(value[head], rest, leaf)
+    return twin
+
+
+def get(value: Any, path: Path) -> Any:
+    """The leaf at ``path``."""
+    for key in path:
+        value = value[key]
+    return value

@@ -1,0 +1,345 @@
+"""The adapter: runs a model to a cut and from a cut."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..endpoint import Endpoint, weights_hash
+from ..representation import Form, Representation
+from . import _tree
+from .cut import Back, Cut, Front, Interface, Plan, run_after
+from .preprocess import preprocess
+from .surgery import CutReached, swapped
+from .survey import NotACutError, Survey
+
+SMALL = 20_000_000
+"""Models of up to this many parameters have their cuts verified when they are listed; larger ones, when each is first used."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of a layer as a cut.
+
+    Attributes:
+        layer: Its name.
+        status: ``verified``, ``pending`` (listed, to be verified at first use) or ``refused``.
+        form: Layout, width, grid and prefix tokens there; ``None`` if refused.
+        cost: Share of the network's floating-point operations up to the cut: what decoding from it saves.
+        plan: ``stubs`` (what precedes is left out) or ``full`` (the model's code insists on running it); ``None`` if not verified.
+        reason: Why it is no cut; empty otherwise.
+    """
+
+    layer: str
+    status: str
+    form: Form | None = None
+    cost: float | None = None
+    plan: str | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        if self.status == "refused":
+            return self.reason
+        plan = f", plan {self.plan}" if self.plan else ""
+        return f"{self.layer}: {self.status}, {self.form}, {self.cost:.0%} of the cost before it{plan}"
+
+
+class Adapter:
+    """Runs a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
+
+    Made by :func:`hf_stitch.load`. The model is used, never changed: mode, gradients, hooks and buffers are left as they were.
+
+    Args:
+        model: The network.
+        interface: How it takes its input.
+        example: A batch of inputs by which cuts are found and verified.
+        endpoint: Which model this is.
+        processor: Turns raw samples into inputs; ``None`` for models that take tensors.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+        >>> a.layers
+        ('0', '1')
+        >>> x = torch.randn(5, 4)
+        >>> torch.equal(a.decode(a.encode(x, "0")["0"], "0"), net(x))
+        True
+    """
+
+    library: ClassVar[str]
+
+    def __init__(
+        self, model: nn.Module, interface: Interface, example: Mapping[str, Any], endpoint: Endpoint, processor: Any = None
+    ) -> None:
+        """Nothing runs yet."""
+        self.model = model
+        self.interface = interface
+        self.endpoint = endpoint
+        self.processor = processor
+        self._example = dict(example)
+        self._surveys: dict[Any, Survey] = {}
+
+    def preprocess(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """Raw samples (images, texts, tensors) as the model's inputs, by its own processor, on its device.
+
+        Args:
+            samples: Raw samples: what :class:`hf_stitch.Samples` yields. Tensors are taken as preprocessed.
+
+        Returns:
+            The keyword arguments of the model.
+        """
+        return preprocess(samples, self.processor, self.interface, self.model)
+
+    @cached_property
+    def pinned(self) -> Endpoint:
+        """The endpoint with the hash of the weights as they were when first asked for."""
+        return dataclasses.replace(self.endpoint, weights_hash=weights_hash(self.model))
+
+    # -- what a library must provide -----------------------------------------------------------------------------------
+    @property
+    def task(self) -> str | None:
+        """What the model's head does: ``image-classification``, ``text-classification``, ``text-generation``, or none of these."""
+        raise NotImplementedError
+
+    def blueprint(self) -> dict[str, Any]:
+        """How to build this network without its weights, as JSON values.
+
+        Raises:
+            ValueError: For classes of user code, which no config can rebuild.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+        """The network of a :meth:`blueprint`, weights not loaded, in eval mode."""
+        raise NotImplementedError
+
+    @classmethod
+    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """The processor for a network of a :meth:`blueprint`, whose files are in a folder."""
+        raise NotImplementedError
+
+    # -- cuts ------------------------------------------------------------------------------------------------------------
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The ordered names of the cuts: outputs of blocks that everything flows through.
+
+        In models of up to 20 million parameters each is verified here; in larger ones at its first use.
+        """
+        survey = self._survey()
+        with evaluating(self.model):
+            if sum(p.numel() for p in self.model.parameters()) > SMALL:
+                return survey.blocks
+            return tuple(name for name in survey.blocks if self.explain(name).status == "verified")
+
+    def explain(self, layer: str) -> Explanation:
+        """Verify a layer as a cut and tell what came out; refusals are told, not raised."""
+        survey = self._survey()
+        with evaluating(self.model):
+            try:
+                plan, cut = survey.plan(layer), survey.cut(layer)
+            except NotACutError as error:
+                return Explanation(layer, "refused", reason=str(error))
+        return Explanation(layer, "verified", cut.form, cut.cost, plan.kind)
+
+    def describe(self, layer: str) -> Explanation:
+        """What is known of a layer without verifying it."""
+        survey = self._survey()
+        with evaluating(self.model):
+            cut = survey.cut(layer)
+        plan = survey.plan(layer).kind if survey.status(layer) == "verified" else None
+        return Explanation(layer, survey.status(layer), cut.form, cut.cost, plan)
+
+    def form(self, layer: str) -> Form:
+        """The form of the representation at a layer, at the model's native input size."""
+        return self._survey().cut(layer).form
+
+    def cut(self, layer: str) -> tuple[Cut, Plan]:
+        """The cut at a layer and the verified plan for what follows it.
+
+        Raises:
+            NotACutError: If the layer is no cut.
+        """
+        survey = self._survey()
+        with evaluating(self.model):
+            return survey.cut(layer), survey.plan(layer)
+
+    # -- running -----------------------------------------------------------------------------------------------------------
+    def forward(self, inputs: Any) -> Any:
+        """The model's own output, in eval mode, with the same options that cuts are verified with."""
+        with evaluating(self.model):
+            return self._run(self.inputs(inputs))
+
+    def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
+        """The representations of a batch at some layers; the forward ends at the deepest of them.
+
+        Args:
+            inputs: The model's inputs: a mapping of arguments, or the one tensor.
+            layers: Name or names of cuts.
+
+        Returns:
+            By layer, in the order asked for. Gradients flow if they are enabled.
+
+        Raises:
+            NotACutError: If a layer is no cut.
+        """
+        names = [layers] if isinstance(layers, str) else list(layers)
+        if not names:
+            raise ValueError("encode needs at least one layer, got none")
+        arguments = self.inputs(inputs)
+        survey = self._survey(arguments)
+        with evaluating(self.model):
+            for name in names:
+                survey.plan(name)
+            deepest = max(names, key=lambda name: survey.trace.calls[name].exited)
+            values = self._capture(arguments, {name: survey.cut(name) for name in names}, None if self._offloaded else deepest)
+        return {name: survey.cut(name).represent(values[name], arguments, self.interface) for name in names}
+
+    def decode(self, representation: Representation, layer: str) -> Any:
+        """The model's own output for a representation at a layer; runs only what follows, and never sees the input.
+
+        Args:
+            representation: From :meth:`encode`, or made elsewhere; without a context, a blank one of the native size is made.
+            layer: Name of the cut.
+
+        Returns:
+            What the model itself returns.
+        """
+        if not representation.context:
+            mask = representation.mask
+            if mask is None and self.interface.modality == "text":
+                mask = torch.ones(representation.values.shape[:2], dtype=torch.bool, device=representation.values.device)
+            blank = self.interface.blank(representation.batch, mask, representation.values.device)
+            representation = representation.replace(context=blank)
+        survey = self._survey(representation.context)
+        with evaluating(self.model):
+            cut, plan = survey.cut(layer), survey.plan(layer)
+            if representation.layout != cut.form.layout or representation.width != cut.form.width:
+                raise ValueError(
+                    f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
+                    f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
+                )
+            return run_after(self.model, self._run, cut, plan, self.interface, representation)
+
+    # -- halves -----------------------------------------------------------------------------------------------------------
+    def front(self, layer: str) -> Front:
+        """The part up to a cut as a module of its own, with copies of the weights that run and of no others."""
+        cut, _ = self.cut(layer)
+        gone = {name: nn.Module() for name in cut.after}
+        with swapped(self.model, gone):
+            twin = copy.deepcopy(self.model)
+        return Front(twin.eval(), cut, self.interface)
+
+    def back(self, layer: str) -> Back:
+        """The part after a cut as a module of its own, with copies of the weights that run and of no others."""
+        cut, plan = self.cut(layer)
+        gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.stubs}
+        if plan.entry is not None:
+            gone[layer] = _hollow(self.model.get_submodule(layer))
+        with swapped(self.model, gone):
+            twin = copy.deepcopy(self.model)
+        return Back(twin.eval(), cut, plan, self.interface)
+
+    # -- inside -------------------------------------------------------------------------------------------------------------
+    def inputs(self, inputs: Any) -> dict[str, Any]:
+        """Inputs as keyword arguments, checked: a mapping of the model's arguments, or the one tensor that it takes."""
+        if isinstance(inputs, Tensor):
+            return {self.interface.content[0]: inputs}
+        if not isinstance(inputs, Mapping):
+            raise TypeError(f"inputs must be a tensor or a mapping of the model's arguments, got {type(inputs).__name__}")
+        missing = [name for name in self.interface.content if name not in inputs]
+        if missing:
+            raise ValueError(f"inputs of {type(self.model).__name__} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}")
+        return {name: value for name, value in inputs.items() if value is not None}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model takes its input."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    @property
+    def _offloaded(self) -> bool:
+        """Whether weights wait elsewhere, moved in and out by a whole forward."""
+        places = getattr(self.model, "hf_device_map", {}).values()
+        return any(place in ("cpu", "disk") for place in places) and len(set(places)) > 1
+
+    def _run(self, inputs: Mapping[str, Any]) -> Any:
+        return self.model(**inputs, **{k: v for k, v in self.interface.options.items() if k not in inputs})
+
+    def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
+        """The survey for inputs of a size: one for all texts, one for each size of image."""
+        example = self._example if inputs is None else inputs
+        key: Any = ()
+        if self.interface.modality != "text":
+            key = tuple(tuple(example[name].shape[1:]) for name in self.interface.content)
+            if key == tuple(tuple(self._example[name].shape[1:]) for name in self.interface.content):
+                example = self._example
+        else:
+            example = self._example
+        if key not in self._surveys:
+            resized = {**self._example, **{n: _noise_like(example[n]) for n in self.interface.content}} if example is not self._example else example
+            self._surveys[key] = Survey(self.model, self._run, self.interface, resized)
+        return self._surveys[key]
+
+    def _capture(self, inputs: Mapping[str, Any], cuts: Mapping[str, Cut], deepest: str | None) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+
+        def hook(name: str) -> Any:
+            def capture(module: nn.Module, args: Any, output: Any) -> None:
+                values[name] = _tree.get(output, cuts[name].path)
+                if name == deepest:
+                    raise CutReached(values[name])
+                values[name] = values[name].clone()  # an in-place operation may follow
+
+            return capture
+
+        handles = [self.model.get_submodule(name).register_forward_hook(hook(name)) for name in cuts]
+        try:
+            self._run(inputs)
+        except CutReached:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return values
+
+
+def _hollow(module: nn.Module) -> nn.Module:
+    """The module without parameters and children, for a copy that has no need of them: its plain attributes only."""
+    twin = copy.copy(module)
+    twin._modules, twin._parameters, twin._buffers = {}, {}, {}
+    return twin
+
+
+def _noise_like(values: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, *values.shape[1:], generator=generator).to(values.device, values.dtype)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; every module's mode as it was afterwards, also on error."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def first_argument(model: nn.Module) -> str:
+    """The name of the first argument of a model's forward."""
+    return next(iter(inspect.signature(model.forward).parameters))

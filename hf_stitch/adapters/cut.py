@@ -1,0 +1,272 @@
+"""A cut: the place in a network, the form of the representation there, and the plan by which the rest runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..representation import Form, Representation
+from . import _tree
+from .surgery import CutReached, Entry, Exit, Gone, Outline, Slot, Stub, swapped
+
+MASK = "attention_mask"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a model takes its input.
+
+    Attributes:
+        content: Names of the arguments that carry the content: pixels or token ids.
+        modality: ``image``, ``text`` or ``tensor``.
+        shapes: Shape of one sample of each content argument that is not token ids, at the model's native size.
+        dtypes: dtype of each of these.
+        options: Arguments that every forward gets (``use_cache=False``).
+        special_ids: Token ids that a head may look for (padding, end of text); all others are erased from the context.
+        filler_id: The id that stands for an erased one.
+        pad_id: The id of padding.
+        arguments: What else a tokenizer may give that the model accepts (mask, token types).
+        max_tokens: Longest text that the model takes; ``None``: no limit.
+    """
+
+    content: tuple[str, ...]
+    modality: str
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    special_ids: tuple[int, ...] = ()
+    filler_id: int = 0
+    pad_id: int | None = None
+    arguments: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Interface:
+        """Read :meth:`to_dict`."""
+        lists = {key: tuple(config[key]) for key in ("content", "special_ids", "arguments")}
+        return cls(**{**config, **lists, "shapes": {name: tuple(shape) for name, shape in config["shapes"].items()}})
+
+    def erase(self, inputs: Mapping[str, Any], *, poison: bool = False) -> dict[str, Any]:
+        """The context of an input: its arguments with the content erased.
+
+        Values become zeros of the same shape that take no memory (NaN with ``poison``); token ids become one filler id, but for the special
+        ones.
+        """
+        context = dict(inputs)
+        for name in self.content:
+            value = inputs[name]
+            if value.is_floating_point():
+                fill = float("nan") if poison else 0
+                context[name] = torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)
+            else:
+                special = torch.isin(value, torch.tensor(self.special_ids, dtype=value.dtype, device=value.device))
+                context[name] = torch.where(special, value, self.filler_id)
+        return context
+
+    def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
+        """A context for representations that come from elsewhere: of ``batch`` samples, for text with this (batch, tokens) mask."""
+        if self.modality == "text":
+            assert mask is not None
+            ids = torch.full(mask.shape, self.filler_id, device=device)
+            if self.pad_id is not None:
+                ids = torch.where(mask, ids, self.pad_id)
+            return {**dict.fromkeys(self.content, ids), MASK: mask.long()}
+        return {
+            name: torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(batch, *self.shapes[name])
+            for name in self.content
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the part of a network after a cut runs without the part before.
+
+    Attributes:
+        kind: ``stubs`` everything before the cut that depends on the input is left out; ``full`` only its sources are, and
+            the rest runs on nothing (where the model's own code would not have it otherwise).
+        stubs: Outline of each module that is left out, by name.
+        entry: Outline of the cut's output, or ``None`` where the cut also computes something from positions alone.
+        materialise: Whether stubs return real memory (where code writes into it).
+    """
+
+    kind: str
+    stubs: Mapping[str, Outline]
+    entry: Outline | None
+    materialise: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; ``Plan(**plan.to_dict())`` gives it back."""
+        return asdict(self)
+
+    def replacements(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
+        """The stand-ins that this plan puts into a model."""
+        stand_ins: dict[str, nn.Module] = {
+            name: Stub(name, model.get_submodule(name), rule, slot, self.materialise) for name, rule in self.stubs.items()
+        }
+        stand_ins[cut.layer] = Entry(model.get_submodule(cut.layer), self.entry, cut.path, slot)
+        return stand_ins
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place where a network can be cut exactly.
+
+    Attributes:
+        layer: Name of the module whose output is the representation.
+        path: Where in its output the representation is.
+        form: Layout, width, grid and prefix tokens there.
+        dtype: dtype of the representation.
+        cost: Share of the network's floating-point operations up to here.
+        after: Modules that run after it only; the front half has no need of them.
+    """
+
+    layer: str
+    path: _tree.Path
+    form: Form
+    dtype: str
+    cost: float
+    after: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Cut:
+        """Read :meth:`to_dict`."""
+        return cls(**{
+            **config, "path": tuple(config["path"]), "form": Form(**config["form"]), "after": tuple(config["after"])
+        })  # fmt: skip
+
+    def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
+        """The values captured at this cut as a representation, with its mask and context."""
+        text = interface.modality == "text" and self.form.layout == "bnd"
+        mask = inputs[MASK].bool() if text and MASK in inputs else None
+        if mask is not None and mask.shape != values.shape[:2]:
+            mask = mask[:, -values.shape[1] :]  # with a cache, the mask covers the past too
+        return Representation(
+            values,
+            self.form.layout,
+            mask=mask,
+            prefix_tokens=self.form.prefix_tokens,
+            grid=self.form.grid if self.form.layout == "bnd" else None,
+            context=interface.erase(inputs),
+        )
+
+
+def size_of(representation: Representation, interface: Interface) -> tuple[int, int]:
+    """Batch size and, for text, number of tokens of a representation."""
+    if interface.modality != "text":
+        return representation.batch, 0
+    ids = representation.context.get(interface.content[0])
+    return representation.batch, ids.shape[1] if ids is not None else representation.values.shape[1]
+
+
+def fill(slot: Slot, values: Tensor, size: tuple[int, int], poison: bool = False) -> None:
+    """Make a representation ready to enter."""
+    slot.values, (slot.batch, slot.tokens), slot.poison = values, size, poison
+
+
+def run_after(
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], cut: Cut, plan: Plan, interface: Interface,
+    representation: Representation, *, poison: bool = False,
+) -> Any:  # fmt: skip
+    """Run what follows the cut on a representation; nothing before it is computed, and the model is as it was afterwards."""
+    slot = Slot()
+    fill(slot, representation.values, size_of(representation, interface), poison)
+    context = representation.context
+    with swapped(model, plan.replacements(model, cut, slot)):
+        return run(interface.erase(context, poison=poison) if poison else context)
+
+
+class Front(nn.Module):
+    """The part of a network up to a cut, as a module of its own: only what runs, no hook.
+
+    Args:
+        model: The network; taken over and changed: pass a copy.
+        cut: Where it ends.
+        interface: How the network takes its input.
+    """
+
+    def __init__(self, model: nn.Module, cut: Cut, interface: Interface) -> None:
+        """Cut off what follows."""
+        super().__init__()
+        for name in cut.after:
+            _replace(model, name, Gone())
+        _replace(model, cut.layer, Exit(model.get_submodule(cut.layer), cut.path))
+        _persist_buffers(model)
+        self.model = model
+        self.cut, self.interface = cut, interface
+
+    def forward(self, **inputs: Any) -> Representation:
+        """The representation at the cut of the network's inputs."""
+        try:
+            self.model(**inputs, **{k: v for k, v in self.interface.options.items() if k not in inputs})
+        except CutReached as reached:
+            return self.cut.represent(reached.values, inputs, self.interface)
+        raise RuntimeError(f"the forward ended without passing layer {self.cut.layer!r}")
+
+
+class Back(nn.Module):
+    """The part of a network after a cut, as a module of its own: only what runs, no hook.
+
+    Args:
+        model: The network; taken over and changed: pass a copy.
+        cut: Where it begins.
+        plan: How it runs without what precedes.
+        interface: How the network takes its input.
+    """
+
+    def __init__(self, model: nn.Module, cut: Cut, plan: Plan, interface: Interface) -> None:
+        """Cut off what precedes."""
+        super().__init__()
+        self._slot = Slot()
+        for name, module in plan.replacements(model, cut, self._slot).items():
+            _replace(model, name, module)
+        _persist_buffers(model)
+        self.model = model
+        self.cut, self.plan, self.interface = cut, plan, interface
+
+    def forward(self, representation: Representation, **options: Any) -> Any:
+        """The network's own output for a representation in the form of the cut.
+
+        Args:
+            representation: What enters; without a context of its own a blank one is made.
+            **options: Further arguments of the network (a cache).
+        """
+        values = representation.values
+        context = dict(representation.context)
+        if not context:
+            mask = representation.mask
+            if mask is None and self.interface.modality == "text":
+                mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+            context = self.interface.blank(representation.batch, mask, values.device)
+            representation = representation.replace(context=context)
+        fill(self._slot, values, size_of(representation, self.interface))
+        try:
+            return self.model(**context, **{**self.interface.options, **options})
+        finally:
+            self._slot.values = None
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of another for good, wherever the model holds it."""
+    original = model.get_submodule(name)
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():
+            if child is original:
+                parent._modules[key] = module
+
+
+def _persist_buffers(model: nn.Module) -> None:
+    """Let every buffer be saved: what a constructor computed on the meta device would come back as garbage."""
+    for module in model.modules():
+        module._non_persistent_buffers_set.clear()

@@ -1,0 +1,215 @@
+"""Taking a network apart without touching its code: modules that stand in for others, and their exchange.
+
+To run only what follows a cut, the modules before it are replaced by a :class:`Stub` each, which returns an empty
+tensor of the right shape, and the cut itself by an :class:`Entry`, which returns the given representation. To run only what
+precedes it, the cut is replaced by an :class:`Exit` and the modules after it by :class:`Gone`. The exchange is temporary in
+an adapter (:func:`swapped`) and final in the halves of a stitched model: the same modules serve both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _tree
+
+Outline = dict[str, Any]
+"""A tree of outputs as JSON values: tensors by the rule of their shape, everything else as it is."""
+
+
+class Slot:
+    """What the stand-ins of one network share while it runs.
+
+    Attributes:
+        values: The representation that enters at the cut.
+        batch: Number of samples.
+        tokens: Length of the text, 0 for images.
+        poison: Let stubs return NaN, so that nothing that comes from them can go unnoticed.
+    """
+
+    def __init__(self) -> None:
+        """An empty slot."""
+        self.values: Tensor | None = None
+        self.batch = 0
+        self.tokens = 0
+        self.poison = False
+
+
+def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
+    """The rule of an output's shape, from outputs at different batch sizes and lengths.
+
+    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``; text needs four examples (two batch sizes x two
+    lengths, neighbours), everything else two.
+
+    Args:
+        examples: ``(batch, tokens, output with tensors as Seen)``, batch sizes and lengths ascending.
+        cut_dtype: dtype at the cut; tensors of that dtype follow the representation's when the model is cast later.
+
+    Returns:
+        The outline, or ``None`` where no such rule gives the shapes seen.
+    """
+    trees = [tree for _, _, tree in examples]
+    first = trees[0]
+    if isinstance(first, (tuple, list)):
+        if any(type(tree) is not type(first) or len(tree) != len(first) for tree in trees):
+            return None
+        parts = [outline([(b, t, tree[i]) for b, t, tree in examples], cut_dtype) for i in range(len(first))]
+        return None if None in parts else {type(first).__name__: parts}
+    if isinstance(first, Mapping):
+        items = {k: outline([(b, t, tree.get(k)) for b, t, tree in examples], cut_dtype) for k in first}
+        return None if None in items.values() else {"dict": items}
+    if not hasattr(first, "shape"):
+        return {"value": first} if all(tree == first for tree in trees) else None
+    if any(len(tree.shape) != len(first.shape) for tree in trees):
+        return None
+    dims = [_rule([(b, t, tree.shape[axis]) for b, t, tree in examples]) for axis in range(len(first.shape))]
+    dtype = "cut" if first.dtype == cut_dtype else str(first.dtype).removeprefix("torch.")
+    return None if None in dims else {"tensor": {"dims": dims, "dtype": dtype}}
+
+
+def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
+    """Coefficients ``[c, b, t, bt]`` of a dimension."""
+    (b0, t0, v00), (b1, _, v10) = examples[:2]
+    per_batch, rest = divmod(v10 - v00, b1 - b0)
+    if rest:
+        return None
+    if len(examples) == 2:
+        return [v00 - per_batch * b0, per_batch, 0, 0]
+    (_, t1, v01), (_, _, v11) = examples[2:]
+    both, rest = divmod(v11 - v01 - v10 + v00, (b1 - b0) * (t1 - t0))
+    if rest:
+        return None
+    per_batch -= both * t0
+    per_token, rest = divmod(v01 - v00 - both * b0 * (t1 - t0), t1 - t0)
+    return None if rest else [v00 - per_batch * b0 - per_token * t0 - both * b0 * t0, per_batch, per_token, both]
+
+
+def _build(rule: Outline, slot: Slot, materialise: bool) -> Any:
+    ((kind, content),) = rule.items()
+    if kind == "value":
+        return content
+    if kind == "dict":
+        return {key: _build(item, slot, materialise) for key, item in content.items()}
+    if kind in ("tuple", "list"):
+        items = [_build(item, slot, materialise) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    assert slot.values is not None
+    dtype = slot.values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
+    shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
+    fill = float("nan") if slot.poison and dtype.is_floating_point else 0
+    if materialise:
+        return torch.full(shape, fill, dtype=dtype, device=slot.values.device)
+    return torch.full((), fill, dtype=dtype, device=slot.values.device).expand(shape)
+
+
+class StubReadError(AttributeError):
+    """Code around a stub reads something of the module that it stands in for (a weight's dtype, say)."""
+
+    def __init__(self, stub: str, attribute: str) -> None:
+        """Name the module and what was read."""
+        super().__init__(f"the code around module {stub!r} reads its attribute {attribute!r}")
+        self.stub = stub
+
+
+class _StandIn(nn.Module):
+    """A module with the plain attributes of another (``attention_type`` and the like, which the code around it may read)."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        for key, value in vars(original).items():
+            if not key.startswith("_") and key != "training" and isinstance(value, (bool, int, float, str, tuple)):
+                setattr(self, key, value)
+
+
+class Stub(_StandIn):
+    """Stands in for a module before the cut: returns empty tensors of the shapes that it would return."""
+
+    def __init__(self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool) -> None:
+        """Stand in for ``original``, with outputs by ``rule``, sized by ``slot``."""
+        super().__init__(original)
+        self._name, self._rule, self._slot, self._materialise = name, rule, slot, materialise
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Say which module was read."""
+        try:
+            return super().__getattr__(attribute)
+        except AttributeError:
+            if attribute.startswith("_"):
+                raise
+            raise StubReadError(self._name, attribute) from None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Ignore the input."""
+        return _build(self._rule, self._slot, self._materialise)
+
+
+class Entry(_StandIn):
+    """Stands in for the cut: returns the given representation, in the structure that the cut returns.
+
+    Where the cut also returns what does not depend on the input (a position bias), the part of it that computes this runs.
+    """
+
+    def __init__(self, original: nn.Module, rule: Outline | None, path: _tree.Path, slot: Slot) -> None:
+        """Stand in for ``original``; with ``rule`` ``None`` it is kept and run for its other outputs."""
+        super().__init__(original)
+        self.inner = original if rule is None else None
+        self._rule, self._path, self._slot = rule, path, slot
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Ignore the input, but for what must be computed from positions."""
+        output = self.inner(*args, **kwargs) if self.inner is not None else _build(self._rule or {}, self._slot, False)
+        return _tree.put(output, self._path, self._slot.values)
+
+
+class CutReached(Exception):  # noqa: N818 - a signal, not an error
+    """Carries the representation out of a forward that has reached its cut."""
+
+    def __init__(self, values: Tensor) -> None:
+        """Carry ``values``."""
+        super().__init__("the cut was reached")
+        self.values = values
+
+
+class Exit(nn.Module):
+    """Stands in for the cut in the front half: computes it and ends the forward there."""
+
+    def __init__(self, inner: nn.Module, path: _tree.Path) -> None:
+        """End the forward after ``inner`` with the tensor at ``path`` of its output."""
+        super().__init__()
+        self.inner = inner
+        self._path = path
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute and stop."""
+        raise CutReached(_tree.get(self.inner(*args, **kwargs), self._path))
+
+
+class Gone(nn.Module):
+    """Stands where a module after the cut was; it never runs."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise RuntimeError("a module after the cut was run in the front half of a network: the cut was not reached")
+
+
+@contextmanager
+def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put other modules in the place of some, wherever the model holds them; as it was afterwards, also on error."""
+    targets = {id(model.get_submodule(name)): module for name, module in replacements.items()}
+    places = [
+        (parent, key, child)
+        for parent in model.modules()
+        for key, child in parent._modules.items()
+        if child is not None and id(child) in targets
+    ]
+    try:
+        for parent, key, child in places:
+            parent._modules[key] = targets[id(child)]
+        yield
+    finally:
+        for parent, key, child in places:
+            parent._modules[key] = child

@@ -1,0 +1,400 @@
+"""Where a network can be cut: candidates from a watched forward, plans, and their verification.
+
+A plan is believed only after it was tried: the part after the cut must give the model's own output bit for bit while everything
+that comes from before the cut is NaN, on other batch sizes, other lengths, and with padding on either side. A bypass through
+weights that happen to be zero shows only so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import did_you_mean
+from ..representation import Form, Layout
+from . import _tree
+from .cut import MASK, Cut, Interface, Plan, run_after
+from .surgery import Outline, StubReadError, outline
+from .trace import Call, Seen, Trace, trace
+
+Run = Callable[[Mapping[str, Any]], Any]
+
+
+class NotACutError(ValueError):
+    """A layer at which the network cannot be cut; the message says why."""
+
+
+class Survey:
+    """What is known of the cuts of one model for inputs of one size.
+
+    Args:
+        model: The model, in eval mode while anything here runs.
+        run: Calls the model with a mapping of inputs.
+        interface: How it takes its input.
+        example: A batch of inputs (any number of samples).
+    """
+
+    def __init__(self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any]) -> None:
+        """Nothing runs before it is needed."""
+        self.model, self.run, self.interface = model, run, interface
+        self.example = dict(example)
+        self._cuts: dict[str, Cut] = {}
+        self._plans: dict[str, Plan] = {}
+        self._refused: dict[str, str] = {}
+        self._read: set[str] = set()  # modules that the code around them looks into: they stay
+
+    # -- what ran ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def _name_of(self) -> dict[int, str]:
+        return {id(module): name for name, module in self.model.named_modules()}
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The watched forward of two samples.
+
+        Raises:
+            ValueError: If the model is random in eval mode, or nothing of its output depends on the content of its input.
+        """
+        inputs = self._vary(2)
+        watched = trace(self.model, self.run, inputs, self.interface.content)
+        with torch.no_grad():
+            if not same(self.run(inputs), self.run(inputs)):
+                raise ValueError(
+                    f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network that is random "
+                    "cannot be cut exactly; switch the randomness off"
+                )
+        if not watched._leaves:
+            raise ValueError(
+                f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so it cannot be "
+                "seen what depends on the input; pass floating-point inputs or use an embedding module"
+            )
+        return watched
+
+    @cached_property
+    def _dominating(self) -> set[Any]:
+        return self.trace.dominating()
+
+    @cached_property
+    def _examples(self) -> list[tuple[int, int, Trace]]:
+        """Traces at the sizes from which the rules of shapes are read."""
+        if self.interface.modality != "text":
+            return [(2, 0, self.trace), (3, 0, self._trace(3))]
+        n = self._tokens
+        return [
+            (2, n, self.trace), (3, n, self._trace(3)),
+            (2, n + 1, self._trace(2, n + 1)), (3, n + 1, self._trace(3, n + 1)),
+        ]  # fmt: skip
+
+    def _trace(self, batch: int, tokens: int | None = None) -> Trace:
+        return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content)
+
+    @property
+    def _tokens(self) -> int:
+        return int(self.example[self.interface.content[0]].shape[1]) if self.interface.modality == "text" else 0
+
+    def _vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
+        """The example with another number of samples, and of tokens, by repetition."""
+        old_batch = self.example[self.interface.content[0]].shape[0]
+        varied = {}
+        for name, value in self.example.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] == old_batch:
+                value = value[torch.arange(batch, device=value.device) % old_batch]
+                if tokens is not None and value.dim() > 1 and value.shape[1] == self._tokens:
+                    value = value[:, torch.arange(tokens, device=value.device) % self._tokens]
+            varied[name] = value
+        return varied
+
+    # -- candidates -------------------------------------------------------------------------------------------------
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """The outputs of blocks that everything flows through, in order.
+
+        Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first, and of stacks
+        within stacks the innermost. A model without any has its plain layers listed.
+        """
+        listed = [name for name in self.trace.calls if name and self._dominates(name)]
+        composite = [n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())]
+        repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
+        chosen = repeated or composite or [n for n in listed if not any(m.startswith(n + ".") for m in listed)]
+        innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
+        return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
+
+    def _in_stack(self, name: str) -> bool:
+        parent = self.model.get_submodule(name.rpartition(".")[0])
+        return isinstance(parent, (nn.Sequential, nn.ModuleList))
+
+    def _is_stack(self, parent: str, composite: list[str]) -> bool:
+        """Whether a class repeats among the elements, or for a single element, among those of all stacks (a stage of one block)."""
+        elements = list(self.model.get_submodule(parent).children())
+        pool = elements if len(elements) > 1 else [self.model.get_submodule(n) for n in composite]
+        classes = Counter(map(type, pool))
+        return any(classes[type(element)] > 1 for element in elements)
+
+    def _dominates(self, name: str) -> bool:
+        """Whether a module is a candidate: runs once, everything passes through one of its outputs, and something follows."""
+        call = self.trace.calls[name]
+        if len(call.outputs) != 1:
+            return False
+        final = {leaf.edge for _, leaf in _tree.leaves(self.trace.output) if isinstance(leaf, Seen)}
+        return any(s.edge in self._dominating and s.edge not in final and 2 <= len(s.shape) <= 4 for s in call.seen().values())
+
+    # -- one cut ----------------------------------------------------------------------------------------------------
+    def cut(self, layer: str) -> Cut:
+        """The cut at a layer, not yet verified.
+
+        Raises:
+            NotACutError: Where the layer cannot be one: unknown, never run, run several times, or without a tensor.
+        """
+        if layer not in self._cuts:
+            self._cuts[layer] = self._describe(layer)
+        return self._cuts[layer]
+
+    def _describe(self, layer: str) -> Cut:
+        names = [name for name, _ in self.model.named_modules() if name]
+        what = f"layer {layer!r} of {type(self.model).__name__}"
+        if layer not in names:
+            hint = did_you_mean(layer, self.blocks) or did_you_mean(layer, names)
+            raise NotACutError(f"{what} does not exist{f'; did you mean {hint!r}?' if hint else '.'} Cuts: {_short(self.blocks)}")
+        call = self.trace.calls.get(layer)
+        if call is None:
+            raise NotACutError(f"{what} does not run in a forward; cuts: {_short(self.blocks)}")
+        if len(call.outputs) > 1:
+            raise NotACutError(f"{what} fires {len(call.outputs)} times in one forward: its output is no single representation")
+        dependent = {path: s for path, s in call.seen().items() if s.edge}
+        if not dependent:
+            raise NotACutError(f"{what} returns nothing that depends on the input")
+        path, seen = next(((p, s) for p, s in dependent.items() if s.edge in self._dominating), next(iter(dependent.items())))
+        if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
+            raise NotACutError(f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid")
+        return Cut(
+            layer, path, self._form(call, seen), str(seen.dtype).removeprefix("torch."),
+            call.flops / self.trace.flops if self.trace.flops else 0.0, tuple(self._after(call)),
+        )  # fmt: skip
+
+    def _form(self, call: Call, seen: Seen) -> Form:
+        shape = seen.shape
+        if len(shape) == 2:
+            return Form("bd", shape[1])
+        if len(shape) == 4:
+            layout = self._grid_layout(call, shape)
+            h = 2 if layout == "bchw" else 1
+            return Form(layout, shape[1 if layout == "bchw" else 3], (shape[h], shape[h + 1]))
+        if self.interface.modality == "text":
+            return Form("bnd", shape[2])
+        grid = self._token_grid(call, shape[1])
+        return Form("bnd", shape[2], grid, shape[1] - math.prod(grid) if grid else 0)
+
+    def _grid_layout(self, call: Call, shape: tuple[int, ...]) -> Layout:
+        """Channels first or last: by the square, or where that does not tell, by the kind of layers in the block."""
+        _, i, j, k = shape
+        if (i == j) != (j == k):
+            return "bhwc" if i == j else "bchw"
+        inside = list(self.model.get_submodule(call.name).modules())
+        last = any(isinstance(m, nn.LayerNorm) and m.normalized_shape == (k,) for m in inside)
+        first = any(isinstance(m, (nn.Conv2d, nn.BatchNorm2d)) for m in inside)
+        return "bhwc" if last and not (first and i == k) else "bchw"
+
+    def _token_grid(self, call: Call, tokens: int) -> tuple[int, int] | None:
+        """The grid that tokens form: that of the last 4-d output before which fits, else a square."""
+        for earlier in sorted(self.trace.calls.values(), key=lambda c: -c.exited):
+            if earlier.exited > call.exited:
+                continue
+            for seen in earlier.seen().values():
+                if len(seen.shape) == 4 and seen.edge:
+                    for h, w in (seen.shape[2:], seen.shape[1:3]):
+                        if 0 <= tokens - h * w <= 16 and h * w > 1:
+                            return (h, w)
+        side = math.isqrt(tokens)
+        return (side, side) if side * side == tokens else None
+
+    # -- how the rest runs alone --------------------------------------------------------------------------------------
+    def plan(self, layer: str) -> Plan:
+        """The verified plan for what follows a cut.
+
+        Raises:
+            NotACutError: If something bypasses the layer; the message says what.
+        """
+        if layer in self._refused:
+            raise NotACutError(self._refused[layer])
+        if layer not in self._plans:
+            cut = self.cut(layer)
+            for plan in self._proposals(cut):
+                if self._verified(cut, plan):
+                    self._plans[layer] = plan
+                    break
+            else:
+                self._refused[layer] = self._why_not(cut)
+                raise NotACutError(self._refused[layer])
+        return self._plans[layer]
+
+    def status(self, layer: str) -> str:
+        """``verified``, ``refused`` or ``pending``."""
+        return "verified" if layer in self._plans else "refused" if layer in self._refused else "pending"
+
+    def _proposals(self, cut: Cut) -> Iterator[Plan]:
+        """Plans from the cheapest to the one that leaves out the least."""
+        read = None
+        while read != self._read:  # what the first tries found to be looked into stays
+            read = set(self._read)
+            stubs, entry = self._stubs(cut)
+            yield Plan("stubs", stubs, entry)
+        yield Plan("stubs", stubs, entry, materialise=True)
+        sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
+        yield Plan("full", sources, entry)
+
+    def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
+        """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
+        stubs: dict[str, Outline] = {}
+        end = self.trace.calls[cut.layer].exited
+        entry = self._outline(cut.layer, cut)
+
+        def walk(name: str) -> None:
+            entered, exited = self._span(name)
+            if entered > end or (name == cut.layer and entry is not None):
+                return
+            if exited < end and name not in self._read and (rule := self._outline(name, cut)) is not None:
+                stubs[name] = rule
+                return
+            for child in self._children(name):
+                walk(child)
+
+        walk("")
+        return stubs, entry
+
+    def _span(self, name: str) -> tuple[float, float]:
+        """First entry and last exit of a module and all in it (a ``ModuleList`` runs only through its elements)."""
+        inside = [c for n, c in self.trace.calls.items() if n == name or n.startswith(name + ".") or not name]
+        return min((c.entered for c in inside), default=math.inf), max((c.exited for c in inside), default=math.inf)
+
+    def _children(self, name: str) -> list[str]:
+        return [self._name_of[id(child)] for child in self.model.get_submodule(name).children()]
+
+    def _outline(self, name: str, cut: Cut) -> Outline | None:
+        """The outline of a module's output; ``None`` if it has none, or part of the output does not depend on the input."""
+        examples = []
+        for batch, tokens, watched in self._examples:
+            call = watched.calls.get(name)
+            if call is None or not call.seen() or any(seen.edge is None for seen in call.seen().values()):
+                return None
+            if not all(_shapes(o) == _shapes(call.outputs[0]) and _tree.is_plain(_shapes(o)) for o in call.outputs):
+                return None
+            examples.append((batch, tokens, call.outputs[-1]))
+        return outline(examples, getattr(torch, cut.dtype))
+
+    def _after(self, call: Call) -> Iterator[str]:
+        """The largest modules that the part up to the cut does not run."""
+
+        def walk(name: str) -> Iterator[str]:
+            for child in self._children(name):
+                entered, exited = self._span(child)
+                if entered > call.exited:
+                    if any(True for _ in self.model.get_submodule(child).parameters()):
+                        yield child
+                elif exited > call.exited:
+                    yield from walk(child)
+
+        return walk("")
+
+    # -- verification ---------------------------------------------------------------------------------------------------
+    def _verified(self, cut: Cut, plan: Plan) -> bool:
+        """Whether a plan gives the model's own outputs, with NaN in place of all that it leaves out."""
+        for inputs in self._probes():
+            with torch.no_grad(), self._capture(cut) as captured:
+                expected = self.run(inputs)
+            representation = cut.represent(captured[0], inputs, self.interface)
+            try:
+                with torch.no_grad():
+                    got = run_after(self.model, self.run, cut, plan, self.interface, representation, poison=True)
+            except StubReadError as error:
+                self._read.add(error.stub)
+                return False
+            except Exception:  # noqa: BLE001 - the model's own code refuses what the plan gives it: the next plan is tried
+                return False
+            if not same(expected, got):
+                return False
+        return True
+
+    def _probes(self) -> Iterator[dict[str, Any]]:
+        """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left."""
+        if self.interface.modality != "text":
+            yield self._vary(1)
+            yield {n: v.flip(0) if n in self.interface.content else v for n, v in self._vary(4).items()}
+            return
+        n = self._tokens + 3
+        full = self._vary(3, n)
+        yield full
+        if MASK in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
+            lengths = torch.tensor([n, max(n - 2, 1), 1])
+            for left in (False, True):
+                real = torch.arange(n)[None] < lengths[:, None]
+                real = (real.flip(1) if left else real).to(full[MASK].device)
+                padded = {name: torch.where(real, full[name], self.interface.pad_id or 0) for name in self.interface.content}
+                yield {**full, **padded, MASK: real.long()}
+
+    @contextmanager
+    def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
+        """Record what passes the cut; optionally let another module return NaN and the cut a given value."""
+        captured: list[Tensor] = []
+
+        def at_cut(module: nn.Module, args: Any, output: Any) -> Any:
+            captured.append(_tree.get(output, cut.path).clone())
+            return output if entering is None else _tree.put(output, cut.path, entering)
+
+        def poison(module: nn.Module, args: Any, output: Any) -> Any:
+            return _tree.transform(
+                output, lambda t: torch.full_like(t, float("nan")) if isinstance(t, Tensor) and t.is_floating_point() else t
+            )
+
+        handles = [self.model.get_submodule(cut.layer).register_forward_hook(at_cut)]
+        if poisoned is not None:
+            handles.append(self.model.get_submodule(poisoned).register_forward_hook(poison))
+        try:
+            yield captured
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _why_not(self, cut: Cut) -> str:
+        """What bypasses a layer: the last module before it whose output matters although the layer's is held fixed."""
+        what = f"{type(self.model).__name__} cannot be cut at {cut.layer!r}"
+        inputs = next(self._probes())
+        with torch.no_grad(), self._capture(cut) as captured:
+            expected = self.run(inputs)
+        end = self.trace.calls[cut.layer].exited
+        before = [c for c in self.trace.calls.values() if c.exited < end and not c.name.startswith(cut.layer + ".")]
+        for call in sorted(before, key=lambda c: (-c.exited, len(c.name))):
+            if not any(seen.edge for seen in call.seen().values()):
+                continue
+            with torch.no_grad(), self._capture(cut, poisoned=call.name, entering=captured[0]):
+                got = self.run(inputs)
+            if not same(expected, got):
+                return (
+                    f"{what}: the output of {call.name!r} bypasses it (what follows uses it directly). "
+                    f"Cut at the end of a block instead: {_short(self.blocks)}"
+                )
+        return f"{what}: what follows depends on the input by another way than through it. Cuts: {_short(self.blocks)}"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two outputs are equal bit for bit, NaN equal to NaN."""
+    left, right = _tree.tensors(a), _tree.tensors(b)
+    return left.keys() == right.keys() and all(
+        torch.equal(x, right[path])
+        or (x.shape == right[path].shape and bool(((x == right[path]) | (x.isnan() & right[path].isnan())).all()))
+        for path, x in left.items()
+    )
+
+
+def _shapes(output: Any) -> Any:
+    return _tree.transform(output, lambda leaf: list(leaf.shape) if isinstance(leaf, Seen) else leaf)
+
+
+def _short(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if len(names) <= 8 else ", ".join((*names[:4], "…", *names[-3:]))

@@ -1,0 +1,122 @@
+"""Adapter for timm models: by name, from the Hub, from a local folder, or live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..endpoint import Endpoint
+from ..registry import did_you_mean
+from .base import Adapter
+from .torch import interface_of
+
+
+class TimmAdapter(Adapter):
+    """A timm model; raw images go through timm's own evaluation transform for it."""
+
+    library: ClassVar[str] = "timm"
+
+    @classmethod
+    def load(cls, endpoint: Endpoint, **options: Any) -> TimmAdapter:
+        """Create a model by its endpoint: ``timm:name``, a Hub id, or a local folder.
+
+        Weights come from safetensors only. ``pretrained=False`` gives random ones.
+
+        Raises:
+            ValueError: For an unknown name (with the nearest ones), or weights that exist as a pickle only.
+        """
+        import timm
+
+        assert endpoint.id is not None
+        pretrained = options.pop("pretrained", True)
+        if endpoint.is_local:
+            if pretrained and not (Path(endpoint.id) / "model.safetensors").is_file():
+                raise ValueError(f"{endpoint.id} has no model.safetensors; other weight files would have to be unpickled")
+            name = f"local-dir:{endpoint.id}"
+        elif endpoint.id.startswith("timm:"):
+            name = endpoint.id.removeprefix("timm:")
+            if not timm.is_model(name.split(".")[0]):
+                hint = did_you_mean(name, timm.list_models())
+                raise ValueError(f"timm has no model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
+        else:
+            name = f"hf-hub:{endpoint.id}" + (f"@{endpoint.revision}" if endpoint.revision else "")
+        if pretrained and not endpoint.is_local:
+            options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
+        model = timm.create_model(name, pretrained=pretrained, **options)
+        return cls.of(model.eval(), endpoint)
+
+    @classmethod
+    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> TimmAdapter:
+        """Wrap a live timm model."""
+        import timm.data
+
+        config = timm.data.resolve_model_data_config(model)
+        if processor is None:
+            processor = _Transform(config)
+        parameter = next(model.parameters())
+        size = _native_size(model) or config["input_size"][1:]
+        if example_inputs is None:
+            generator = torch.Generator().manual_seed(0)
+            example_inputs = torch.randn(2, config["input_size"][0], *size, generator=generator).to(parameter.device, parameter.dtype)
+        example = {"x": example_inputs}
+        return cls(model, interface_of(example), example, endpoint, processor)
+
+    @property
+    def task(self) -> str | None:
+        """Classification, unless the head was taken off."""
+        return "image-classification" if getattr(self.model, "num_classes", 0) else None
+
+    def blueprint(self) -> dict[str, Any]:
+        """Architecture, arguments and pretrained config, as timm itself saves them."""
+        cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
+        if not cfg.get("architecture"):
+            raise ValueError(
+                f"{type(self.model).__name__} was not made by timm.create_model, so its architecture is unknown: create it by name"
+            )
+        keep = ("architecture", "input_size", "fixed_input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std", "num_classes")
+        return {
+            "library": self.library,
+            "architecture": cfg["architecture"],
+            "arguments": {k: v for k, v in getattr(self.model, "_model_args", {}).items() if k != "pretrained_cfg_overlay"},
+            "pretrained_cfg": {k: cfg[k] for k in keep if k in cfg},
+        }
+
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+        """The network of a blueprint."""
+        import timm
+
+        model = timm.create_model(
+            blueprint["architecture"], pretrained=False,
+            pretrained_cfg=dict(blueprint.get("pretrained_cfg", {})), **blueprint.get("arguments", {}),
+        )  # fmt: skip
+        return model.eval()
+
+    @classmethod
+    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """timm's evaluation transform for the network of a blueprint."""
+        import timm.data
+
+        return _Transform(timm.data.resolve_data_config(pretrained_cfg=dict(blueprint["pretrained_cfg"])))
+
+
+class _Transform:
+    """timm's transform of one image, after the conversion to the number of channels that the model takes."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        import timm.data
+
+        self.transform = timm.data.create_transform(**config, is_training=False)
+        self.mode = "L" if config["input_size"][0] == 1 else "RGB"
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        return self.transform(image.convert(self.mode))
+
+
+def _native_size(model: nn.Module) -> tuple[int, int] | None:
+    """The input size that a model was built for, where that is not the one of its pretrained weights."""
+    return getattr(getattr(model, "patch_embed", None), "img_size", None)

@@ -1,0 +1,202 @@
+"""One forward pass, watched: which modules ran, in which order, what they returned, and which outputs everything flows through.
+
+Dependence on the input is read off autograd: parameters are frozen and the input alone requires a gradient, so a tensor
+depends on the input exactly if it requires one, and a module's output is a candidate cut exactly if every path of the
+graph from the model's outputs back to the input passes through it (it *dominates*). One forward finds all candidates.
+What autograd does not see (a path through integers) is left to the verification of a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.flop_counter import FlopCounterMode
+
+from . import _tree
+
+Edge = tuple[Node, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor that a module returned: its shape and dtype, and its place in the graph (``None``: independent of the input)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    edge: Edge | None
+
+
+@dataclass
+class Call:
+    """What became of one module in a forward.
+
+    Attributes:
+        name: Its name in the model.
+        entered: Tick of its first entry.
+        exited: Tick of its last exit.
+        outputs: What each of its calls returned, tensors replaced by :class:`Seen`.
+        flops: Floating-point operations of the forward up to its last exit.
+    """
+
+    name: str
+    entered: int
+    exited: int = -1
+    outputs: list[Any] = field(default_factory=list)
+    flops: int = 0
+
+    def seen(self) -> dict[_tree.Path, Seen]:
+        """The tensors of its last output, by the way to each."""
+        return {path: leaf for path, leaf in _tree.leaves(self.outputs[-1]) if isinstance(leaf, Seen)}
+
+
+@dataclass
+class Trace:
+    """A watched forward.
+
+    Attributes:
+        calls: By module name, in the order of first entry; modules that did not run are absent.
+        output: The model's output, tensors replaced by :class:`Seen`.
+        sources: Names of the modules that turn the content of the input (token ids) into the first differentiable values.
+        flops: Floating-point operations of the whole forward.
+    """
+
+    calls: dict[str, Call]
+    output: Any
+    sources: list[str]
+    flops: int
+    _leaves: list[Node] = field(default_factory=list, repr=False)
+
+    def dominating(self) -> set[Edge]:
+        """The places of the graph that every path from the outputs to the input passes through.
+
+        A place dominates if (paths from the outputs to it) x (paths from it to the input) equals the number of all
+        paths. Paths are counted exactly, with Python's integers.
+        """
+        roots = [leaf.edge for _, leaf in _tree.leaves(self.output) if isinstance(leaf, Seen) and leaf.edge]
+        order = _topological(node for node, _ in roots)
+        down: dict[Node, int] = {}
+        for node in order:
+            down[node] = (node in self._leaves) + sum(down[n] for n, _ in node.next_functions if n is not None)
+        up_node: dict[Node, int] = dict.fromkeys(order, 0)
+        up_edge: dict[Edge, int] = {}
+        for edge in roots:
+            up_node[edge[0]] += 1
+            up_edge[edge] = up_edge.get(edge, 0) + 1
+        for node in reversed(order):
+            for child, nr in node.next_functions:
+                if child is not None:
+                    up_node[child] += up_node[node]
+                    up_edge[child, nr] = up_edge.get((child, nr), 0) + up_node[node]
+        total = sum(down[node] for node, _ in roots)
+        return {edge for edge, count in up_edge.items() if total and count * down[edge[0]] == total}
+
+
+def _topological(roots: Iterator[Node]) -> list[Node]:
+    """The nodes reachable from the roots, every node after all that it leads to."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack = [(root, False) for root in roots]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in done:
+            done.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in done)
+    return order
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Parameters without gradient, as they were afterwards."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in trainable:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trainable:
+            p.requires_grad_(True)
+
+
+def trace(
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], content: tuple[str, ...]
+) -> Trace:
+    """Run a model once and watch it.
+
+    Args:
+        model: The model whose modules are watched.
+        run: Calls the model with the inputs.
+        inputs: Its keyword arguments.
+        content: Which of them are the content (pixels, token ids), the others being masks and positions.
+
+    Returns:
+        The watched forward.
+    """
+    calls: dict[str, Call] = {}
+    sources: list[str] = []
+    sprouts: list[Tensor] = []
+    clock = 0
+    counter = FlopCounterMode(display=False)
+
+    def sprout(values: Tensor) -> Tensor:
+        leaf = values.detach().requires_grad_()
+        sprouts.append(leaf)
+        return leaf.clone()  # so that an in-place operation does not meet a leaf
+
+    ids = {inputs[name].untyped_storage().data_ptr() for name in content if not inputs[name].is_floating_point()}
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            nonlocal clock
+            clock += 1
+            calls.setdefault(name, Call(name, clock))
+
+        return hook
+
+    def leave(name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            nonlocal clock
+            clock += 1
+            replaced = output
+            reads_ids = any(
+                isinstance(a, Tensor) and not a.is_floating_point() and a.untyped_storage().data_ptr() in ids
+                for a in (*args, *kwargs.values())
+            )
+            if reads_ids and isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad:
+                sources.append(name)
+                replaced = sprout(output)
+            call = calls[name]
+            call.exited, call.flops = clock, counter.get_total_flops()
+            call.outputs.append(_tree.transform(replaced, _see))
+            return replaced
+
+        return hook
+
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(enter(name)))
+            handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
+        with _frozen(model), torch.enable_grad(), counter:
+            output = run({n: sprout(v) if n in content and v.is_floating_point() else v for n, v in inputs.items()})
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Trace(
+        calls, _tree.transform(output, _see), sources, counter.get_total_flops(), [get_gradient_edge(s).node for s in sprouts]
+    )
+
+
+def _see(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    edge = get_gradient_edge(leaf) if leaf.requires_grad else None
+    return Seen(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None)

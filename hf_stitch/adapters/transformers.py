@@ -1,0 +1,206 @@
+"""Adapter for transformers models: from the Hub, from a local folder, or live."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..endpoint import Endpoint
+from .base import Adapter
+from .cut import MASK, Interface
+
+AUTO_CLASSES = {
+    "image-classification": "AutoModelForImageClassification",
+    "text-classification": "AutoModelForSequenceClassification",
+    "text-generation": "AutoModelForCausalLM",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-encoding": "AutoModelForTextEncoding",
+    "feature-extraction": "AutoModel",
+}
+"""Task (a pipeline's name) -> the class that loads its head."""
+
+HEADS = {
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+}
+"""How the name of a class with a head ends -> its task."""
+
+
+class TransformersAdapter(Adapter):
+    """A transformers model; raw samples go through its own tokenizer or image processor."""
+
+    library: ClassVar[str] = "transformers"
+
+    @classmethod
+    def load(cls, endpoint: Endpoint, **options: Any) -> TransformersAdapter:
+        """Load a model by its endpoint: a Hub id or a local folder.
+
+        The class is that of ``endpoint.task``, else the one that the config names. Weights come from safetensors only, and code from the
+        repository runs only with ``trust_remote_code=True``.
+
+        Raises:
+            ValueError: For an unknown task.
+            OSError: From transformers, for an unknown id, revision or folder.
+        """
+        import transformers
+
+        options.setdefault("trust_remote_code", False)
+        hub = {"revision": endpoint.revision} if endpoint.revision else {}
+        config = transformers.AutoConfig.from_pretrained(endpoint.id, trust_remote_code=options["trust_remote_code"], **hub)
+        if endpoint.task is not None:
+            if endpoint.task not in AUTO_CLASSES:
+                raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
+            loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
+        else:
+            loader = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+        model = loader.from_pretrained(endpoint.id, use_safetensors=True, **hub, **options)
+        return cls.of(model.eval(), endpoint, processor=_processor(endpoint.id, model.main_input_name, hub))
+
+    @classmethod
+    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> TransformersAdapter:
+        """Wrap a live transformers model.
+
+        Raises:
+            ValueError: If it takes neither text nor images and no ``example_inputs`` are given, or is an encoder-decoder.
+        """
+        config: Any = model.config
+        name = getattr(model, "main_input_name", "input_ids")
+        arguments = inspect.signature(model.forward).parameters
+        if "decoder_input_ids" in arguments:
+            raise ValueError(
+                f"{type(model).__name__} has an encoder and a decoder with an input each; load its encoder: task='text-encoding'"
+            )
+        if example_inputs is not None:
+            example = dict(example_inputs) if isinstance(example_inputs, Mapping) else {name: example_inputs}
+        elif name == "input_ids":
+            example = _text_example(config, arguments)
+        elif name == "pixel_values":
+            example = {name: _image_example(config, processor)}
+        else:
+            raise ValueError(f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs")
+        parameter = next(model.parameters())
+        example = {
+            n: v.to(parameter.device, parameter.dtype if v.is_floating_point() else v.dtype) for n, v in example.items()
+        }
+        return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
+
+    @property
+    def task(self) -> str | None:
+        """By the name of the class, as transformers names its heads."""
+        name = type(self.model).__name__
+        return next((task for ending, task in HEADS.items() if name.endswith(ending)), None)
+
+    def blueprint(self) -> dict[str, Any]:
+        """Class and config; local paths are left out."""
+        model: Any = self.model
+        if not type(model).__module__.startswith("transformers."):
+            raise ValueError(
+                f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and cannot be rebuilt "
+                "from a config. Save the Stitcher and attach it to live modules: Stitcher.attach(source=…, target=…)"
+            )
+        config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+        return {
+            "library": self.library,
+            "class": type(model).__name__,
+            "config": config,
+            "attention": model.config._attn_implementation,
+        }
+
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+        """The network of a blueprint; classes of transformers only."""
+        import transformers
+
+        kind = getattr(transformers, blueprint["class"], None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
+        config = kind.config_class.from_dict(copy.deepcopy(dict(blueprint["config"])))
+        if blueprint.get("attention"):
+            config._attn_implementation = blueprint["attention"]
+        return kind(config).eval()
+
+    @classmethod
+    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """The tokenizer or image processor saved in a folder; ``None`` where there is none."""
+        import transformers
+
+        return _processor(folder, getattr(transformers, blueprint["class"]).main_input_name, {})
+
+
+def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
+    config, arguments = model.config, inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {}
+    if "use_cache" in arguments or getattr(config, "use_cache", False):
+        options["use_cache"] = False
+    options |= {flag: False for flag in ("output_hidden_states", "output_attentions") if getattr(config, flag, False)}
+    if name != "input_ids":
+        value = example[name]
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Interface((name,), "image", {name: tuple(value.shape[1:])}, {name: dtype}, options)
+    special = _special_ids(config)
+    filler = next(i for i in range(len(special) + 1) if i not in special)
+    return Interface(
+        (name,), "text", options=options, special_ids=special, filler_id=filler, pad_id=_text(config).pad_token_id,
+        arguments=tuple(n for n in (MASK, "token_type_ids") if n in arguments), max_tokens=_max_tokens(model, config, processor),
+    )  # fmt: skip
+
+
+def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
+    """The longest text: the least of what the tokenizer knows and what the table of positions holds."""
+    positions = getattr(_text(config), "max_position_embeddings", None)
+    for table in model.modules():
+        if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
+            positions -= table.padding_idx + 1  # such a table counts positions from behind the padding id
+            break
+    known = [limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and limit < 10**9]
+    return min(known, default=None)
+
+
+def _text(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _special_ids(config: Any) -> tuple[int, ...]:
+    """Padding and end of text, which heads look for."""
+    found: set[int] = set()
+    for key in ("pad_token_id", "eos_token_id"):
+        value = getattr(_text(config), key, None)
+        found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return tuple(sorted(found))
+
+
+def _text_example(config: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    special = _special_ids(config)
+    ordinary = torch.tensor([i for i in range(min(_text(config).vocab_size, 1000)) if i not in special])
+    generator = torch.Generator().manual_seed(0)
+    ids = ordinary[torch.randint(len(ordinary), (2, 6), generator=generator)]
+    return {"input_ids": ids, MASK: torch.ones_like(ids)} if MASK in arguments else {"input_ids": ids}
+
+
+def _image_example(config: Any, processor: Any) -> torch.Tensor:
+    size = getattr(config, "image_size", None)
+    if size is None and processor is not None:
+        given = getattr(processor, "crop_size", None) or processor.size
+        size = (given["height"], given["width"]) if "height" in given else given["shortest_edge"]
+    size = size or 224
+    height, width = (size, size) if isinstance(size, int) else size
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=generator)
+
+
+def _processor(place: str | None, main_input: str, hub: Mapping[str, Any]) -> Any:
+    """The tokenizer or image processor saved beside a model; ``None`` where there is none."""
+    import transformers
+
+    kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
+    try:
+        return kind.from_pretrained(place, **hub)
+    except (OSError, ValueError, KeyError):  # what transformers raises for a repository without one
+        return None

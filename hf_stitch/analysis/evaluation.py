@@ -1,0 +1,278 @@
+"""How well a stitched model does, beside what it must beat, with intervals over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from ..adapters import Adapter, load
+from ..data import Samples, check_same_order
+from ..endpoint import Endpoint
+from ..models.modeling import StitchedModel
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure with its 95% interval (percentile bootstrap over samples).
+
+    Attributes:
+        value: The figure on all samples.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """For example ``0.913 [0.902, 0.923]``."""
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What :func:`evaluate` measured.
+
+    Attributes:
+        task: The head that was scored.
+        n: Number of held-out samples.
+        data: Fingerprint of these.
+        scores: Name of a predictor (``stitched``, ``identity``, ``mean only``, ``target``, ``chance``) -> name of a figure -> score.
+        confidence: Of the intervals.
+    """
+
+    task: str
+    n: int
+    data: str
+    scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    confidence: float = 0.95
+
+    def __getitem__(self, figure: str) -> Score:
+        """A figure of the stitched model: ``evaluation["relative_accuracy"]``."""
+        return self.scores["stitched"][figure]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
+        """Read :meth:`to_dict`."""
+        scores = {who: {what: Score(**s) for what, s in figures.items()} for who, figures in record["scores"].items()}
+        return cls(**{**record, "scores": scores})
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each predictor and figure: ``predictor``, ``figure``, ``value``, ``low``, ``high``."""
+        import pandas
+
+        return pandas.DataFrame(
+            [{"predictor": who, "figure": what, **asdict(score)} for who, figures in self.scores.items() for what, score in figures.items()]
+        )
+
+    def __rich__(self) -> Table:
+        """The table that ``rich`` prints: a row for each predictor."""
+        from rich.table import Table
+        from rich.text import Text
+
+        figures = list(next(iter(self.scores.values())))
+        table = Table("predictor", *(f.replace("_", " ") for f in figures), title=f"{self.n} held-out samples, 95% intervals over samples")
+        for who, row in self.scores.items():
+            table.add_row(who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else "")
+        return table
+
+    def __str__(self) -> str:
+        """The table as text."""
+        from rich.console import Console
+
+        console = Console(width=120)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def plot(self, figure: str | None = None) -> Figure:
+        """A bar for each predictor with its interval; by default of the first figure."""
+        from ..plots import intervals
+
+        name = figure or next(iter(self.scores["stitched"]))
+        return intervals({who: (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()}, label=name.replace("_", " "))
+
+
+@torch.no_grad()
+def evaluate(
+    stitched: StitchedModel, data: Any, *, target: Any = None, target_data: Any = None, batch_size: int = 64, seed: int = 0,
+    resamples: int = 1000, progress: bool = True,
+) -> Evaluation:  # fmt: skip
+    """Score a stitched model on samples it was not fitted on, beside its baselines.
+
+    Baselines share both halves: ``identity`` (no map; widths that differ are padded with zeros or cut), ``mean only`` (the target's mean
+    whatever the source says), the ``target`` alone, and ``chance`` (the share of the most frequent class; for language, all tokens equally likely).
+
+    Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021, section 4); ``cross_entropy`` with the true
+    labels, in nats; ``agreement`` (share of samples on which the prediction is the target's). Of language models: ``perplexity``, ``relative_perplexity``,
+    ``cross_entropy`` per token in nats, ``agreement`` on the next token. Without labels, classifiers have ``agreement`` only.
+
+    Args:
+        stitched: The model, with a head.
+        data: Held-out raw samples: what :meth:`hf_stitch.Samples.of` takes.
+        target: The whole target network; default: the one it was made of, or the one that its config names.
+        target_data: Where the target is to see other samples, with the same ids in the same order.
+        batch_size: Samples per forward.
+        seed: Of the bootstrap.
+        resamples: Number of bootstrap resamples; samples are resampled, jointly for all predictors.
+        progress: Show a progress bar.
+
+    Returns:
+        The figures with 95% intervals.
+
+    Raises:
+        ValueError: If the model has no head, the target is neither live nor named, or labels are missing or out of range.
+    """
+    if stitched.task is None:
+        raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
+    whole = _target(stitched, target)
+    samples = Samples.of(data)
+    other = samples if target_data is None else Samples.of(target_data)
+    check_same_order(samples, other)
+    layers = {"stitched": stitched.stitch, "identity": stitched.stitch.identity(), "mean only": stitched.stitch.mean_only()}
+    measure = _measure_tokens if stitched.task == "text-generation" else _measure_classes
+    parts: dict[str, list[Mapping[str, Array]]] = {}
+    for batch, twin in zip(samples.batches(batch_size, progress="scoring" if progress else None), other.batches(batch_size), strict=True):
+        inputs = stitched.preprocess(batch.samples)
+        representation = stitched.source(**stitched.source_inputs(inputs))
+        reference = whole.preprocess(twin.samples)
+        logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
+        logits["target"] = _logits_of(whole.forward(reference))
+        for name, measured in measure(logits, batch, reference).items():
+            parts.setdefault(name, []).append(measured)
+    collected = {name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()}
+    figures = _language_figures if stitched.task == "text-generation" else _class_figures
+    weights = _resamples(len(samples), resamples, seed)
+    scores = {name: _intervals(figures, values, collected, weights) for name, values in _with_chance(collected, stitched.task).items()}
+    return Evaluation(stitched.task, len(samples), samples.fingerprint, scores)
+
+
+def _target(stitched: StitchedModel, target: Any) -> Adapter:
+    if target is not None:
+        return load(target)
+    if stitched.parents is not None:
+        return stitched.parents[1]
+    endpoint = Endpoint.from_dict(stitched.config.target["endpoint"])
+    if endpoint.id is None:
+        raise ValueError("the target was a live module without a name: pass it, as in evaluate(stitched, data, target=module)")
+    return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
+
+
+def _logits_of(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def _measure_classes(logits: Mapping[str, Tensor], batch: Any, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
+    """For each predictor and sample: its class, whether it agrees with the target, and with labels, whether it is right and the cross-entropy."""
+    predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
+    measured: dict[str, dict[str, Array]] = {}
+    for name, values in logits.items():
+        row = {"class": _array(predicted[name]), "agreement": _array(predicted[name] == predicted["target"])}
+        if batch.labels is not None:
+            labels = torch.as_tensor(batch.labels, device=values.device)
+            if int(labels.min()) < 0 or int(labels.max()) >= values.shape[-1]:
+                i = int(((labels < 0) | (labels >= values.shape[-1])).nonzero()[0])
+                raise ValueError(
+                    f"sample {batch.ids[i]!r} has label {int(labels[i])}, and the target predicts classes 0 to {values.shape[-1] - 1}"
+                )
+            row["label"] = _array(labels)
+            row["right"] = _array(predicted[name] == labels)
+            row["cross_entropy"] = _array(functional.cross_entropy(values.float(), labels, reduction="none"))
+        measured[name] = row
+    return measured
+
+
+def _measure_tokens(logits: Mapping[str, Tensor], batch: Any, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
+    """For each predictor and sample: number of tokens predicted, their summed cross-entropy, and on how many the target agrees."""
+    labels = inputs["input_ids"][:, 1:]
+    real = inputs["attention_mask"][:, 1:].bool() if "attention_mask" in inputs else torch.ones_like(labels, dtype=torch.bool)
+    best = logits["target"][:, :-1].argmax(-1)
+    measured = {}
+    for name, values in logits.items():
+        ahead = values[:, :-1].float()
+        loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        measured[name] = {
+            "tokens": _array(real.sum(1)),
+            "cross_entropy": _array((loss * real).sum(1)),
+            "agreement": _array(((ahead.argmax(-1) == best) & real).sum(1)),
+            "vocabulary": np.full(len(labels), float(values.shape[-1])),
+        }
+    return measured
+
+
+def _with_chance(collected: dict[str, dict[str, Array]], task: str) -> dict[str, dict[str, Array]]:
+    """The predictor that knows nothing of a sample: the most frequent class, or all tokens equally likely."""
+    target = collected["target"]
+    chance: dict[str, Array] = {}
+    if task == "text-generation":
+        chance = {**target, "cross_entropy": target["tokens"] * np.log(target["vocabulary"])}
+        chance["agreement"] = target["tokens"] / target["vocabulary"]
+    else:
+        classes, counts = np.unique(target["class"], return_counts=True)
+        chance["agreement"] = (target["class"] == classes[counts.argmax()]).astype(float)
+        if "label" in target:
+            labels, inverse, counts = np.unique(target["label"], return_inverse=True, return_counts=True)
+            chance["right"] = (inverse == counts.argmax()).astype(float)
+            chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
+    return {**collected, "chance": chance}
+
+
+def _class_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    figures = {"agreement": weights @ own["agreement"]}
+    if "right" in own:
+        accuracy, reference = weights @ own["right"], weights @ target["right"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = accuracy / reference
+        figures = {
+            "accuracy": accuracy, "relative_accuracy": relative, "cross_entropy": weights @ own["cross_entropy"], **figures,
+        }  # fmt: skip
+    return figures
+
+
+def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    tokens = weights @ own["tokens"]
+    loss, reference = weights @ own["cross_entropy"] / tokens, weights @ target["cross_entropy"] / tokens
+    return {
+        "perplexity": np.exp(loss), "relative_perplexity": np.exp(loss - reference), "cross_entropy": loss,
+        "agreement": weights @ own["agreement"] / tokens,
+    }  # fmt: skip
+
+
+def _resamples(n: int, count: int, seed: int) -> Array:
+    """Weights of the samples: first all alike, then ``count`` bootstrap resamples; each row sums to 1."""
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=count) / n
+    return np.concatenate([np.full((1, n), 1 / n), drawn])
+
+
+def _intervals(
+    figures: Callable[..., dict[str, Array]], own: Mapping[str, Array], collected: Mapping[str, Mapping[str, Array]], weights: Array
+) -> dict[str, Score]:
+    found = {}
+    for name, values in figures(own, collected["target"], weights).items():
+        drawn = values[1:][~np.isnan(values[1:])]  # a ratio is undefined where a resample holds none that the target has right
+        low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
+        found[name] = Score(float(values[0]), float(low), float(high))
+    return found
+
+
+def _array(values: Tensor) -> Array:
+    return values.double().cpu().numpy()

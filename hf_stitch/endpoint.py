@@ -1,0 +1,206 @@
+"""Which network is meant: :class:`Endpoint`, and the :func:`weights_hash` that pins what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Endpoint", "Library", "weights_hash"]
+
+Library = Literal["transformers", "timm", "torch"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One of the two networks: what it is called, where it comes from and how it was loaded.
+
+    Attributes:
+        id: A Hub id, ``timm:name``, the absolute path of a local folder, or ``None`` for a module of user code.
+        library: What loads it: ``transformers``, ``timm`` or ``torch``.
+        revision: Branch, tag or commit on the Hub; ``None`` means the default branch.
+        task: Which head, where the id alone does not say it.
+        kwargs: Loading options, as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``).
+        weights_hash: What :func:`weights_hash` gives for the loaded network.
+
+    Raises:
+        ValueError: If the library is none of the three.
+        TypeError: If a loading option cannot be written as JSON, so that no record of the network could repeat it.
+
+    Example:
+        >>> gpt2 = Endpoint.parse("openai-community/gpt2@607a30d", task="text-generation")
+        >>> gpt2.id, gpt2.library, gpt2.revision, gpt2.task
+        ('openai-community/gpt2', 'transformers', '607a30d', 'text-generation')
+        >>> print(gpt2)
+        openai-community/gpt2@607a30d
+        >>> Endpoint.parse("timm/rexnet_100.nav_in1k").library
+        'timm'
+    """
+
+    id: str | None
+    library: Library
+    revision: str | None = None
+    task: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+    weights_hash: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no later session could load again."""
+        if self.library not in get_args(Library):
+            raise ValueError(f"library must be one of {', '.join(get_args(Library))}, got {self.library!r}")
+        object.__setattr__(self, "kwargs", {name: _as_json(value, name) for name, value in self.kwargs.items()})
+
+    @classmethod
+    def parse(cls, text: str, task: str | None = None, **kwargs: Any) -> Endpoint:
+        """Read what people write to name a model; an existing folder wins over a Hub id of the same name.
+
+        Args:
+            text: ``org/name``, ``org/name@revision``, ``timm/…`` (the Hub, through timm), ``timm:name`` (an
+                architecture by timm's name), or a local folder with a ``config.json`` of transformers or timm.
+            task: Which head, where the id alone does not say it.
+            **kwargs: Loading options to record.
+
+        Raises:
+            ValueError: If the text is empty, gives a revision that nothing can have, or names a folder without a model.
+            FileNotFoundError: If the text can only be a folder and there is none.
+        """
+        if not text.strip():
+            raise ValueError("the name of a model is empty: give a Hub id, timm:name or a local folder")
+        if "revision" in kwargs:
+            raise ValueError(f"write the revision behind the id: {text}@{kwargs['revision']}")
+        text = text.strip()
+        if Path(text).expanduser().is_dir():
+            folder = Path(text).expanduser().resolve()
+            return cls(str(folder), _library_of(folder), task=task, kwargs=kwargs)
+        name, at, revision = text.rpartition("@") if "@" in text else (text, "", "")
+        if at and not (name and revision):
+            raise ValueError(f"{text!r} has nothing {'behind' if name else 'before'} '@'; write 'owner/name@revision'")
+        if at and Path(name).expanduser().is_dir():
+            raise ValueError(f"{name!r} is a local folder, and those have no revision; leave out '@{revision}'")
+        if _looks_local(name) or name.count("/") > 1:
+            raise FileNotFoundError(f"no folder {text!r}; a model on the Hub is called 'name' or 'owner/name'")
+        if at and name.startswith("timm:"):
+            raise ValueError(f"{name!r} is an architecture and has no revision; pin weights by 'timm/…@{revision}'")
+        library: Library = "timm" if name.startswith(("timm/", "timm:")) else "transformers"
+        return cls(name, library, revision=revision or None, task=task, kwargs=kwargs)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the id is a path on this machine, which means nothing elsewhere and is not to be published."""
+        return self.id is not None and (_looks_local(self.id) or Path(self.id).is_dir())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Endpoint:
+        """Read :meth:`to_dict`; keys of a newer version are left out with a warning that names them.
+
+        Raises:
+            ValueError: If ``id`` or ``library`` is missing.
+        """
+        missing = [key for key in ("id", "library") if key not in record]
+        if missing:
+            raise ValueError(
+                f"the record of an endpoint lacks {' and '.join(missing)}; it has {', '.join(record) or 'none'}"
+            )
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(record) - known)
+        if unknown:
+            warnings.warn(
+                f"the record of endpoint {record['id']!r} has {', '.join(unknown)}, which this version does not know "
+                "and leaves out; it was probably written by a newer version",
+                stacklevel=2,
+            )
+        return cls(**{key: value for key, value in record.items() if key in known})
+
+    def __str__(self) -> str:
+        """The id as :meth:`parse` reads it; for a module of user code, a description."""
+        if self.id is None:
+            return f"live {self.library} module" + (f" {self.weights_hash[:15]}" if self.weights_hash else "")
+        return self.id + (f"@{self.revision}" if self.revision else "")
+
+
+def weights_hash(module: nn.Module) -> str:
+    """Hash of everything in a module's ``state_dict``: names, dtypes, shapes and bytes, sorted by name.
+
+    It does not depend on the device or on the order in which submodules were registered, and changes with any bit of
+    any weight or persistent buffer.
+
+    Args:
+        module: A module whose weights are loaded.
+
+    Returns:
+        ``"sha256:"`` and 64 hexadecimal digits.
+
+    Raises:
+        ValueError: If an entry is on the meta device and so has no bytes.
+        TypeError: If an entry is no tensor.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> twin = torch.nn.Linear(2, 2)
+        >>> weights_hash(layer) == weights_hash(twin)
+        False
+        >>> _ = twin.load_state_dict(layer.state_dict())
+        >>> weights_hash(layer) == weights_hash(twin)
+        True
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{name} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"
+            )
+        if value.is_meta:
+            raise ValueError(f"{name} of {type(module).__name__} is on the meta device; load weights before hashing")
+        digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _looks_local(name: str) -> bool:
+    return Path(name).is_absolute() or name.startswith((".", "~"))
+
+
+def _library_of(folder: Path) -> Library:
+    """Which library wrote the ``config.json`` of a folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+        raise ValueError(f"{folder} has no config.json, so it holds no model; found: {found or 'nothing'}")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    # A timm model saved through transformers has the keys of both.
+    if "model_type" in config:
+        return "transformers"
+    if "architecture" in config or "pretrained_cfg" in config:
+        return "timm"
+    found = ", ".join(sorted(config)) or "nothing"
+    raise ValueError(f"{path} has neither 'model_type' (transformers) nor 'architecture' (timm); found: {found}")
+
+
+def _as_json(value: Any, name: str) -> Any:
+    """A loading option as JSON values; torch's dtypes and devices by their names."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item, name) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _as_json(item, name) for key, item in value.items()}
+    if f"{type(value).__module__}.{type(value).__name__}" in ("torch.dtype", "torch.device"):
+        return str(value).removeprefix("torch.")
+    raise TypeError(
+        f"the loading option {name}={value!r} cannot be recorded as JSON, so the model could not be found again: "
+        "load it yourself and pass the live module"
+    )

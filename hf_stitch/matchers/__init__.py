@@ -1,0 +1,19 @@
+"""Matchers: each finds a stitch between two representations. A matcher is its config."""
+
+from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, build_matcher
+from hf_stitch.matchers.identity import Identity
+from hf_stitch.matchers.low_rank import LowRank
+from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.matchers.procrustes import Procrustes
+from hf_stitch.matchers.ridge import Ridge
+
+__all__ = [
+    "ClosedFormMatcher",
+    "Identity",
+    "LowRank",
+    "Lstsq",
+    "Matcher",
+    "Procrustes",
+    "Ridge",
+    "build_matcher",
+]

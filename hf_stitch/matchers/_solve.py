@@ -1,0 +1,73 @@
+"""Least squares from moments, shared by lstsq, ridge and low_rank; and what every fit demands of its moments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_stitch.statistics import Moments
+
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The directions of X that count: where its singular value exceeds a threshold relative to the largest.
+
+    Attributes:
+        values: ``(rank,)`` eigenvalues of ``sxx``, ascending; the squared singular values of centred X.
+        vectors: ``(dx, rank)`` eigenvectors.
+    """
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, moments: Moments, rcond: float) -> Spectrum:
+        """Decompose ``moments.sxx`` and keep the eigenvalues above ``rcond²`` times the largest.
+
+        Raises:
+            torch.linalg.LinAlgError: The decomposition did not converge.
+        """
+        values, vectors = torch.linalg.eigh(moments.sxx)
+        kept = values > rcond**2 * values[-1]
+        return cls(values[kept], vectors[:, kept])
+
+    @property
+    def rank(self) -> int:
+        """Number of directions kept: the numerical rank of X."""
+        return len(self.values)
+
+    def solve(self, sxy: Tensor, ridge: float = 0.0) -> Tensor:
+        """``(dx, dy)``: the W of least ``‖XW - Y‖² + ridge · ‖W‖²``; without ridge, the one of least norm."""
+        return self.vectors @ ((self.vectors.T @ sxy) / (self.values + ridge)[:, None])
+
+
+def default_rcond(width: int) -> float:
+    """``sqrt(width · eps)``: in a float64 ``sxx``, eigenvalues below ``width · eps`` of the largest are rounding."""
+    return math.sqrt(width * _EPS)
+
+
+def check_rcond(rcond: float | None) -> None:
+    """Refuse a threshold on relative singular values that is no number in [0, 1)."""
+    if rcond is not None and not (isinstance(rcond, float | int) and 0 <= rcond < 1):
+        raise ValueError(f"rcond must be None or in [0, 1), got {rcond!r}")
+
+
+def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None:
+    """Refuse moments that determine no fit: of fewer than ``rows`` rows, or with a side that does not vary.
+
+    Raises:
+        ValueError: Saying which, and what to do.
+    """
+    if moments.n < rows:
+        raise ValueError(
+            f"fitting {moments.dx} to {moments.dy} features takes at least {rows} rows, got {moments.n}; {remedy}"
+        )
+    for side, scatter, mean in (("x", moments.sxx, moments.mean_x), ("y", moments.syy, moments.mean_y)):
+        # Equal rows may scatter a little, for their mean is rounded.
+        if scatter.trace() <= moments.n * (8 * _EPS * mean.norm()) ** 2:
+            raise ValueError(f"all {moments.n} rows of {side} are equal: there is nothing to match; is the layer dead?")

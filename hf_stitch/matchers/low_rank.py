@@ -1,0 +1,69 @@
+"""Reduced-rank regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hf_stitch.matchers._affine import affine_stitch, recorded
+from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
+from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LowRankStitch
+
+
+@dataclass(frozen=True)
+class LowRank(ClosedFormMatcher):
+    """The affine map of least squared error among those of at most a given rank (Izenman 1975).
+
+    ``M_LS V_k V_kᵀ``, where V_k are the leading right singular vectors of the fitted values ``A M_LS``, not of the map
+    (Csiszárik et al. 2021, §4.2); A and B are centred.
+
+    ``fitted`` holds ``n``, ``r2``, the ``rcond`` in force and ``x_rank``, the number of directions of x above it.
+
+    Attributes:
+        rank: Of the map, from 1 to the smaller width; at most the numerical rank of x.
+        rcond: As in ``Lstsq``.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 4)
+        >>> LowRank(rank=2).fit(Moments(4, 3).update(x, x[:, :3]))
+        LowRankStitch(in_features=4, out_features=3, rank=2, bias=True, dtype='float32')
+    """
+
+    name: ClassVar[str] = "low_rank"
+
+    rank: int
+    rcond: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank must be an integer >= 1, got {self.rank!r}")
+        check_rcond(self.rcond)
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
+        """The map as two thin matrices, with weights of ``dtype``.
+
+        Raises:
+            ValueError: The rank exceeds a width or the numerical rank of x, there are fewer rows than unknowns per
+                output, or the rows of a side are all equal.
+            torch.linalg.LinAlgError: A decomposition did not converge.
+        """
+        require(moments, moments.dx + 1, "give more rows")
+        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
+        spectrum = Spectrum.of(moments, rcond)
+        most = min(spectrum.rank, moments.dy)
+        if self.rank > most:
+            raise ValueError(
+                f"rank must be <= {most}, got {self.rank}: x has {moments.dx} features of numerical rank "
+                f"{spectrum.rank} (at rcond {rcond:.1e}), y has {moments.dy} features"
+            )
+        # A M_LS = U · fitted_values, with U the orthonormal left singular vectors of A: same right singular vectors.
+        fitted_values = (spectrum.vectors.T @ moments.sxy) / spectrum.values.sqrt()[:, None]
+        right = torch.linalg.svd(fitted_values, full_matrices=False).Vh[: self.rank]
+        weights = {"down": right @ spectrum.solve(moments.sxy).T, "up": right.T}
+        stitch = affine_stitch(LowRankStitch, moments, weights, dtype, rank=self.rank)
+        return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)

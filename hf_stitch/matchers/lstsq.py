@@ -1,0 +1,62 @@
+"""Least squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hf_stitch.matchers._affine import affine_stitch, recorded
+from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
+from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch
+
+
+@dataclass(frozen=True)
+class Lstsq(ClosedFormMatcher):
+    """The affine map of least squared error, ``M_LS = A⁺B`` (Csiszárik et al. 2021, §4.2, eq. 2).
+
+    Where x is rank-deficient, the map of least norm (of the weights about the mean; the intercept is free).
+
+    ``fitted`` holds ``n``, ``r2``, the ``rcond`` in force and ``x_rank``, the number of directions of x above it.
+
+    Attributes:
+        intercept: Whether there is a bias. Without it the least squares are those of the rows as they are, not centred.
+        rcond: Directions of x whose singular value is below ``rcond`` of the largest are left out, in [0, 1). Singular
+            values are those of centred x (of x itself without an intercept). None: ``sqrt(dx · eps)`` with the eps of
+            float64, 3.4e-7 at width 512; moments do not resolve finer directions.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 3, dtype=torch.float64)
+        >>> stitch = Lstsq().fit(Moments(3, 2).update(x, x[:, :2] + 1))
+        >>> round(stitch.fitted["r2"], 6), stitch.fitted["x_rank"], stitch.bias.detach()
+        (1.0, 3, tensor([1., 1.]))
+    """
+
+    name: ClassVar[str] = "lstsq"
+
+    intercept: bool = True
+    rcond: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.intercept, bool):
+            raise ValueError(f"intercept must be True or False, got {self.intercept!r}")
+        check_rcond(self.rcond)
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
+        """The map, with weights of ``dtype``.
+
+        Raises:
+            ValueError: There are fewer rows than unknowns per output, or the rows of a side are all equal.
+            torch.linalg.LinAlgError: The eigendecomposition did not converge.
+        """
+        require(moments, max(moments.dx + self.intercept, 2), "give more rows, or use the matcher 'ridge'")
+        centred = moments if self.intercept else moments.about_origin()
+        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
+        spectrum = Spectrum.of(centred, rcond)
+        weights = {"weight": spectrum.solve(centred.sxy).T}
+        stitch = affine_stitch(LinearStitch, moments, weights, dtype, intercept=self.intercept)
+        return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)

@@ -1,0 +1,85 @@
+"""Least squares with a penalty on the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from hf_stitch.matchers._affine import affine_stitch, recorded
+from hf_stitch.matchers._solve import Spectrum, default_rcond, require
+from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch
+
+
+@dataclass(frozen=True)
+class Ridge(ClosedFormMatcher):
+    """The affine map of least ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
+
+    Sums run over rows, not means: the same as scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
+    features.
+
+    ``fitted`` holds ``n``, ``r2``, the ``ridge`` in force and ``df``, the effective degrees of freedom per output.
+
+    Attributes:
+        ridge: The penalty, a number >= 0 (0 is least squares, of least norm where the rows leave it open), or
+            ``"gcv"``: the penalty of least generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4),
+            one for all outputs, out of a grid of ten per decade from ``dx · eps`` to 1000 times the largest
+            eigenvalue of ``sxx``. It takes the rows to be independent: for positions of the same image or tokens of
+            the same text, which are not, it penalises too little.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 3, dtype=torch.float64)
+        >>> Ridge(ridge=1e3).fit(Moments(3, 3).update(x, x)).fitted["df"] < 2
+        True
+    """
+
+    name: ClassVar[str] = "ridge"
+
+    ridge: float | Literal["gcv"] = "gcv"
+
+    def __post_init__(self) -> None:
+        if self.ridge == "gcv":
+            return
+        if isinstance(self.ridge, bool) or not isinstance(self.ridge, float | int) or not math.isfinite(self.ridge):
+            raise ValueError(f"ridge must be a finite number or 'gcv', got {self.ridge!r}")
+        if self.ridge < 0:
+            raise ValueError(f"ridge must be >= 0, got {self.ridge}")
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
+        """The map, with weights of ``dtype``.
+
+        Raises:
+            ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
+            torch.linalg.LinAlgError: The eigendecomposition did not converge.
+        """
+        require(moments, 2)
+        given = None if self.ridge == "gcv" else float(self.ridge)
+        # A penalty leaves nothing to cut. Without one, directions of x within rounding would dominate.
+        spectrum = Spectrum.of(moments, 0.0 if given else default_rcond(moments.dx))
+        ridge = _least_gcv(moments, spectrum) if given is None else given
+        stitch = affine_stitch(LinearStitch, moments, {"weight": spectrum.solve(moments.sxy, ridge).T}, dtype)
+        df = 1 + (spectrum.values / (spectrum.values + ridge)).sum().item()
+        return recorded(stitch, moments, ridge=ridge, df=df)
+
+
+def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
+    """The penalty of least ``(RSS / n) / (1 - df / n)²``, from the moments alone.
+
+    With u_i the left singular vectors of centred X, a penalty leaves the share ``s_i = ridge / (value_i + ridge)`` of
+    ``u_iᵀY`` unexplained, hence ``RSS = RSS(0) + Σ s_i² ‖u_iᵀY‖²`` and ``n - df = n - 1 - rank + Σ s_i``.
+    """
+    explained = (spectrum.vectors.T @ moments.sxy).square().sum(1) / spectrum.values
+    # In exact arithmetic neither difference is negative. Where X spans all rows, least squares leaves no residual.
+    spare = max(moments.n - 1 - spectrum.rank, 0)
+    residual = max((moments.syy.trace() - explained.sum()).item(), 0.0) if spare else 0.0
+    least, most = math.log10(default_rcond(moments.dx) ** 2), 3.0
+    grid = torch.logspace(least, most, round(10 * (most - least)) + 1, dtype=torch.float64, device=moments.device)
+    grid = (grid * spectrum.values[-1])[:, None]
+    left = grid / (spectrum.values + grid)
+    score = (residual + (left.square() * explained).sum(1)) / (spare + left.sum(1)).square()
+    return grid[score.argmin()].item()

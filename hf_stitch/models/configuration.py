@@ -1,0 +1,34 @@
+"""The config of a stitched model: how to build both halves and the stitch without any weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+class StitchConfig(PreTrainedConfig):
+    """Config of a :class:`~hf_stitch.models.StitchedModel`.
+
+    It is made by :func:`hf_stitch.stitch` and holds plain JSON values only: no live config of a parent, whose attention would be reset.
+
+    Attributes:
+        source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with ``why``), ``interface``, ``cut`` and
+            ``endpoint``.
+        target: The back half: the same, and the ``plan`` by which it runs without what precedes it.
+        stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
+        recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
+        scores: What was measured on held-out samples, as :meth:`hf_stitch.analysis.Evaluation.to_dict` gives it.
+
+    Example:
+        >>> StitchConfig().model_type
+        'hf_stitch'
+    """
+
+    model_type = "hf_stitch"
+
+    source: dict[str, Any] | None = None
+    target: dict[str, Any] | None = None
+    stitch: dict[str, Any] | None = None
+    recipe: dict[str, Any] | None = None
+    scores: dict[str, Any] | None = None

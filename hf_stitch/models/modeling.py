@@ -1,0 +1,399 @@
+"""Stitched models: T ∘ stitch ∘ R as models of transformers, which hold only what runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    ImageClassifierOutput,
+    ModelOutput,
+    SequenceClassifierOutput,
+)
+
+from ..adapters.base import Adapter
+from ..adapters.cut import Back, Cut, Front, Interface, Plan
+from ..adapters.preprocess import preprocess
+from ..endpoint import Endpoint
+from ..registry import registries
+from ..representation import Representation
+from ..stitches import StitchingLayer
+from .configuration import StitchConfig
+from .stitcher import Stitcher
+
+WEIGHTS = "model.safetensors"
+
+
+class StitchedModel(PreTrainedModel):
+    """A source network up to a cut, a stitch, and a target network from a cut on (Csiszárik et al. 2021, section 3).
+
+    It behaves as any model of transformers: it takes the source's inputs and returns the target's outputs. It holds the blocks that run and
+    no others, so it is smaller than its parents, and no hook. Made by :func:`hf_stitch.stitch`, :meth:`Stitcher.attach` or
+    :meth:`from_pretrained`.
+
+    Attributes:
+        source: The front half: inputs -> representation.
+        stitch: The stitching layer: representation -> representation.
+        target: The back half: representation -> the target's own output.
+        processor: The source's tokenizer or image processor, for raw samples.
+        parents: Both networks, where the model was made of live ones; they are neither part of it nor saved.
+        evaluation: What was measured when it was made; ``config.scores`` keeps it when saved.
+
+    This class returns the target's own output; its subclasses, with a head for a task, add the loss.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> a, b = (hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
+        ...                        example_inputs=torch.randn(2, 4)) for _ in range(2))
+        >>> stitched = hf_stitch.stitch(a, "1", b, "1", matcher="lstsq", data=torch.randn(200, 4), task=None)
+        >>> stitched(input=torch.randn(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    config_class = StitchConfig
+    base_model_prefix = "stitched"
+    main_input_name = "input_ids"
+    task: ClassVar[str | None] = None
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(
+        self, config: StitchConfig, source: Front | None = None, stitch: StitchingLayer | None = None, target: Back | None = None,
+        processor: Any = None,
+    ) -> None:  # fmt: skip
+        """Join the given parts, or build them from the config, weights not loaded."""
+        super().__init__(config)
+        assert config.source and config.target and config.stitch
+        self.source = source if source is not None else _build_front(config.source)
+        self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
+        self.target = target if target is not None else _build_back(config.target)
+        self.processor = processor
+        self.parents: tuple[Adapter, Adapter] | None = None
+        self.evaluation: Any = None
+        self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
+            self.source.interface.modality, self.source.interface.content[0]
+        )
+        # What transformers would collect from the halves in post_init, which would also draw their weights anew.
+        self.all_tied_weights_keys: dict[str, str] = {}
+        self._no_split_modules = set()
+        self._keep_in_fp32_modules = set()
+        self._keep_in_fp32_modules_strict = set()
+        for module in self.modules():
+            module._is_hf_initialized = True  # type: ignore[assignment]
+        self.eval()
+
+    # -- running ------------------------------------------------------------------------------------------------------------
+    def transfer(self, **inputs: Any) -> Representation:
+        """The source's inputs as a representation of the target's."""
+        return self.stitch(self.source(**self.source_inputs(inputs)))
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None, labels: Tensor | None = None, **inputs: Any,
+    ) -> Any:  # fmt: skip
+        """The target's output for the source's inputs.
+
+        Args:
+            input_ids: For text sources: (batch, tokens).
+            attention_mask: For text sources: (batch, tokens), 1 where a token is real.
+            token_type_ids: For text sources that have them.
+            pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them.
+            labels: For models with a head: classes (batch,), or token ids (batch, tokens) with -100 where none is asked for.
+            **inputs: Arguments of sources of user code, by their own names.
+        """
+        named = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, "pixel_values": pixel_values,
+        }  # fmt: skip
+        return self.head(self.transfer(**{k: v for k, v in named.items() if v is not None}, **inputs), labels)
+
+    def head(self, representation: Representation, labels: Tensor | None = None) -> Any:
+        """The output for a representation of the target's, as from :meth:`transfer`."""
+        dtype = next((p.dtype for p in self.target.parameters() if p.is_floating_point()), representation.values.dtype)
+        return self._with_head(self.target(representation.replace(values=representation.values.to(dtype))), labels)
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> Any:
+        if labels is not None:
+            raise ValueError(f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave them out")
+        return output
+
+    def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs by the source's own names."""
+        renamed = dict(inputs)
+        content = self.source.interface.content[0]
+        if content not in renamed and self.main_input_name in renamed:
+            renamed[content] = renamed.pop(self.main_input_name)
+        missing = [name for name in self.source.interface.content if name not in renamed]
+        if missing:
+            raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
+        return renamed
+
+    def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+        """Raw samples as inputs, by the source's processor."""
+        return preprocess(samples, self.processor, self.source.interface, self.source)
+
+    # -- the small artefact ---------------------------------------------------------------------------------------------------
+    @property
+    def stitcher(self) -> Stitcher:
+        """The stitch alone, with the names of both parents: what is worth sharing where these are public."""
+        source, target = self.config.source, self.config.target
+        return Stitcher(
+            self.stitch, Endpoint.from_dict(source["endpoint"]), source["cut"]["layer"], Endpoint.from_dict(target["endpoint"]),
+            target["cut"]["layer"], task=self.task, recipe=self.config.recipe or {}, scores=self.config.scores or {},
+        )  # fmt: skip
+
+    # -- saving and loading ------------------------------------------------------------------------------------------------------
+    def save_pretrained(
+        self, save_directory: str | Path, state_dict: Mapping[str, Tensor] | None = None, is_main_process: bool = True,
+        max_shard_size: str | int = "5GB", push_to_hub: bool = False, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Write config, weights (safetensors) and the source's processor to a folder.
+
+        Args:
+            save_directory: The folder; created if needed.
+            state_dict: Other weights than the model's own (what a trainer gathered).
+            is_main_process: Only this process writes.
+            max_shard_size: Size at which the weights are split into several files.
+            push_to_hub: Also upload the folder.
+            **kwargs: ``repo_id`` and what else transformers' ``push_to_hub`` takes.
+
+        Raises:
+            ValueError: If a half is of user code, which no config can rebuild.
+        """
+        for half in (self.config.source, self.config.target):
+            if half["blueprint"] is None:
+                raise ValueError(half["why"])
+        folder = Path(save_directory)
+        if not is_main_process:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.architectures = [type(self).__name__]
+        self.config.stitch = self.stitch.to_dict()
+        self.config.save_pretrained(folder)
+        weights = {name: tensor.contiguous() for name, tensor in (state_dict or self.state_dict()).items()}
+        save_torch_state_dict(_untied(weights), folder, max_shard_size=max_shard_size)
+        if hasattr(self.processor, "save_pretrained"):
+            self.processor.save_pretrained(folder)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *args: Any, config: StitchConfig | None = None, revision: str | None = None,
+        token: str | bool | None = None, cache_dir: str | Path | None = None, local_files_only: bool = False,
+        force_download: bool = False, dtype: torch.dtype | str | None = None, device_map: Any = None, **kwargs: Any,
+    ) -> Self:  # fmt: skip
+        """Load a stitched model from a folder or the Hub, strictly: every weight there, none besides, each as it was saved.
+
+        Args:
+            pretrained_model_name_or_path: Local folder or Hub id.
+            *args: Refused.
+            config: Config to use instead of the one beside the weights.
+            revision: Branch, tag or commit on the Hub.
+            token: Hub token.
+            cache_dir: Where downloads are kept.
+            local_files_only: Use what is cached only.
+            force_download: Download again.
+            dtype: Cast all weights; default: each as saved.
+            device_map: A device for the whole model.
+            **kwargs: Options of transformers' loaders that change nothing here.
+
+        Raises:
+            FileNotFoundError: If config or weights are missing.
+            ValueError: If weights and config disagree; the message names the weights.
+        """
+        place = str(pretrained_model_name_or_path)
+        folder = Path(place)
+        if not folder.is_dir():
+            patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+            folder = Path(snapshot_download(
+                place, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only,
+                force_download=force_download, allow_patterns=patterns,
+            ))  # fmt: skip
+        if config is None:
+            config = _read_config(folder)
+        kind = _class_of(config) if cls is StitchedModel else cls
+        from accelerate import init_empty_weights
+
+        with init_empty_weights(include_buffers=False):
+            model = kind(config)
+        _load_strictly(model, folder)
+        half = config.source
+        model.processor = registries.adapters.get(half["blueprint"]["library"]).processor_of(half["blueprint"], str(folder))
+        if dtype not in (None, "auto"):
+            model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        if device_map not in (None, "cpu"):
+            if device_map == "auto" or isinstance(device_map, dict):
+                raise ValueError(f"device_map must name one device for a stitched model, got {device_map!r}")
+            model.to(device_map)
+        model.config.name_or_path = place
+        return model.eval()
+
+
+class StitchedModelForImageClassification(StitchedModel):
+    """A stitched model whose target classifies images; returns an ``ImageClassifierOutput``."""
+
+    task: ClassVar[str | None] = "image-classification"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
+        logits = _logits(output)
+        return ImageClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
+
+
+class StitchedModelForSequenceClassification(StitchedModel):
+    """A stitched model whose target classifies texts; returns a ``SequenceClassifierOutput``."""
+
+    task: ClassVar[str | None] = "text-classification"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
+        logits = _logits(output)
+        return SequenceClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
+
+
+class StitchedModelForCausalLM(StitchedModel):
+    """A stitched model whose target predicts the next token; returns a ``CausalLMOutputWithPast``."""
+
+    task: ClassVar[str | None] = "text-generation"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
+        logits = _logits(output)
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+        return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+CLASSES: dict[str | None, type[StitchedModel]] = {
+    kind.task: kind
+    for kind in (
+        StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification, StitchedModelForCausalLM,
+    )
+}  # fmt: skip
+"""Task -> the class with its head."""
+
+
+def join(
+    source: Adapter, source_layer: str, layer: StitchingLayer, target: Adapter, target_layer: str, *, task: str | None,
+    recipe: Mapping[str, Any] | None = None,
+) -> StitchedModel:  # fmt: skip
+    """The stitched model of two networks and a stitching layer; weights are copied, the networks left as they are.
+
+    Args:
+        source: Gives the front half.
+        source_layer: Its cut.
+        layer: The stitching layer.
+        target: Gives the back half.
+        target_layer: Its cut.
+        task: Which head; ``None``: the target's own output.
+        recipe: How the layer was found.
+    """
+    front, back = source.front(source_layer), target.back(target_layer)
+    (source_cut, _), (target_cut, plan) = source.cut(source_layer), target.cut(target_layer)
+    config = StitchConfig(
+        source={**_half(source), "cut": source_cut.to_dict()},
+        target={**_half(target), "cut": target_cut.to_dict(), "plan": plan.to_dict()},
+        stitch=layer.to_dict(),
+        recipe=dict(recipe or {}),
+    )
+    labels = getattr(getattr(target.model, "config", None), "id2label", None)
+    if labels and task in ("image-classification", "text-classification"):
+        config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
+    elif task == "image-classification" and getattr(target.model, "num_classes", None):
+        config.num_labels = target.model.num_classes
+    return CLASSES[task](config, front, layer, back, processor=source.processor)
+
+
+def _half(adapter: Adapter) -> dict[str, Any]:
+    try:
+        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
+    except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
+        blueprint = {"blueprint": None, "why": str(error)}
+    return {**blueprint, "interface": adapter.interface.to_dict(), "endpoint": adapter.pinned.to_dict()}
+
+
+def _build_front(half: Mapping[str, Any]) -> Front:
+    model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
+    return Front(model, Cut.from_dict(half["cut"]), Interface.from_dict(half["interface"]))
+
+
+def _build_back(half: Mapping[str, Any]) -> Back:
+    model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
+    return Back(model, Cut.from_dict(half["cut"]), Plan(**half["plan"]), Interface.from_dict(half["interface"]))
+
+
+def _logits(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits if isinstance(output, ModelOutput) else output[0]
+
+
+def _class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+    if labels is None:
+        return None
+    return functional.cross_entropy(logits.float(), labels.to(logits.device))
+
+
+def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every weight with memory of its own: what the parents tied must not be dropped when saving."""
+    seen: set[tuple[Any, ...]] = set()
+    for name, tensor in weights.items():
+        key = (tensor.device, tensor.data_ptr())
+        if tensor.numel() and key in seen:
+            weights[name] = tensor.clone()
+        seen.add(key)
+    return weights
+
+
+def _read_config(folder: Path) -> StitchConfig:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json: it is no saved stitched model")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no valid JSON ({error}); the folder is damaged: save or download it again") from error
+    if values.get("model_type") != StitchConfig.model_type:
+        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
+    return StitchConfig.from_dict(values)
+
+
+def _class_of(config: StitchConfig) -> type[StitchedModel]:
+    name = (config.architectures or ["StitchedModel"])[0]
+    by_name = {kind.__name__: kind for kind in CLASSES.values()}
+    if name not in by_name:
+        raise ValueError(f"the config names the class {name!r}; this version has {', '.join(by_name)}")
+    return by_name[name]
+
+
+def _load_strictly(model: nn.Module, folder: Path) -> None:
+    """Load safetensors of a folder into a model on the meta device; names and shapes must agree exactly, dtypes are taken as saved."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; save or download it again")
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 - not a mapping
+                    shape = tuple(weights.get_slice(name).get_shape())
+                    if expected.get(name) != shape:
+                        want = f"shape {expected[name]}" if name in expected else "no such weight"
+                        raise ValueError(f"{file} and its config disagree about {name!r}: expected {want}, found shape {shape}")
+                    state[name] = weights.get_tensor(name)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{file} cannot be read ({error}); the file is damaged or incomplete: save or download it again") from error
+    missing = sorted(expected.keys() - state.keys())
+    if missing:
+        raise ValueError(f"{folder} lacks {len(missing)} weights that its config asks for: {', '.join(missing[:5])}")
+    model.load_state_dict(state, strict=True, assign=True)

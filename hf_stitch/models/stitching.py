@@ -1,0 +1,202 @@
+"""One call from two networks to a stitched model: collect statistics, fit, join, score."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..adapters import Adapter, load
+from ..data import Samples, check_same_order
+from ..matchers import Matcher, build_matcher
+from ..representation import Form, Representation, RowsPolicy
+from ..statistics import Moments
+from ..stitches import Stitch, StitchingLayer
+from ..stitches.layer import paired_rows, part_widths
+from .modeling import StitchedModel, join
+
+if TYPE_CHECKING:
+    from ..analysis.evaluation import Evaluation
+
+Statistics = dict[str, Moments]
+"""Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
+
+
+def stitch(
+    source: str | nn.Module | Adapter, source_layer: str, target: str | nn.Module | Adapter, target_layer: str,
+    matcher: str | Matcher = "lstsq", *, data: Any, target_data: Any = None, rows: RowsPolicy = "positions",
+    test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64, seed: int = 0,
+    progress: bool = True, **options: Any,
+) -> StitchedModel:  # fmt: skip
+    """Join two networks: the source up to a cut, a fitted stitch, the target from a cut on; score the result.
+
+    The stitch is fitted on a training split and scored on a held-out one, beside what it must beat: no map (identity), the target's mean,
+    the target alone and chance (:func:`hf_stitch.evaluate`).
+
+    Args:
+        source: The network that gives the front half: an adapter, a live module, or a name for :func:`hf_stitch.load`.
+        source_layer: Its cut.
+        target: The network that gives the back half.
+        target_layer: Its cut.
+        matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
+        data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
+        target_data: Where the target is to see other samples (the same sentence in another language): as many, with the same ids in the same
+            order.
+        rows: The rows policy: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
+        test_size: Share or number of samples held out.
+        test_data: Held-out samples of their own, instead of a split.
+        task: Which head the stitched model has; ``"auto"``: the target's. ``None``: none, and no scores.
+        batch_size: Samples per forward.
+        seed: Of the split and the bootstrap.
+        progress: Show a progress bar.
+        **options: The matcher's, where it is given by name (``ridge=1.0``, ``rank=16``).
+
+    Returns:
+        The stitched model; its ``evaluation`` holds the scores, its ``stitcher`` is the small artefact.
+
+    Raises:
+        NotACutError: If a layer is no cut.
+        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond, or are too few.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+        >>> hf_stitch.stitch(a, "1", b, "1", data=torch.randn(200, 4)).stitch.body.fitted["n"]
+        160
+    """
+    a, b = load(source), load(target)
+    fitted_by = build_matcher(matcher, **options)
+    if fitted_by.fits != "moments":
+        raise ValueError(f"matcher {fitted_by.name!r} is trained on a task and not fitted in closed form; hf_stitch.stitch takes the latter")
+    check_meet(a, b, rows)
+    task = b.task if task == "auto" else task
+    samples, other = Samples.of(data), None if target_data is None else Samples.of(target_data)
+    if test_data is None:
+        train, test = samples.split(test_size, seed)
+        split = {"test_size": test_size, "seed": seed}
+    else:
+        train, test = samples, Samples.of(test_data)
+        split = {"test_data": test.fingerprint}
+    other_train = other_test = None
+    if other is not None:
+        check_same_order(samples, other)
+        if test_data is not None:
+            raise ValueError("target_data goes with a split of data: leave out test_data")
+        other_train, other_test = other.split(test_size, seed)
+        check_same_order(train, other_train)
+    pair = (source_layer, target_layer)
+    statistics = collect(a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress)[pair]
+    layer = fit_layer(fitted_by, statistics, a.form(source_layer), b.form(target_layer), rows)
+    recipe = {
+        "matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint, "samples": len(train), **split,
+        "batch_size": batch_size, "versions": versions(),
+    }  # fmt: skip
+    stitched = join(a, source_layer, layer, b, target_layer, task=task, recipe=recipe)
+    stitched.parents = (a, b)
+    if task is not None:
+        stitched.evaluation = _score(stitched, test, other_test, b, batch_size, seed, progress)
+        stitched.config.scores = stitched.evaluation.to_dict()
+    return stitched
+
+
+def _score(
+    stitched: StitchedModel, test: Samples, other: Samples | None, target: Adapter, batch_size: int, seed: int, progress: bool
+) -> Evaluation:
+    from ..analysis.evaluation import evaluate
+
+    return evaluate(stitched, test, target=target, target_data=other, batch_size=batch_size, seed=seed, progress=progress)
+
+
+def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:
+    """Refuse two networks that no sample serves, or token by token two that cut texts differently.
+
+    Raises:
+        ValueError: Different modalities; different vocabularies under ``positions``.
+    """
+    kinds = source.interface.modality, target.interface.modality
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")
+    vocabularies = [getattr(a.processor, "get_vocab", None) for a in (source, target)]
+    if rows == "positions" and kinds[0] == "text" and all(vocabularies) and vocabularies[0]() != vocabularies[1]():
+        raise ValueError(
+            "the two tokenizers differ, so that token positions do not correspond: use rows='mean', 'cls' or 'last', which give a sample "
+            "one vector"
+        )
+
+
+@torch.no_grad()
+def collect(
+    source: Adapter, target: Adapter, pairs: Iterable[tuple[str, str]], samples: Samples, rows: RowsPolicy = "positions", *,
+    target_samples: Samples | None = None, batch_size: int = 64, progress: bool = True,
+) -> dict[tuple[str, str], Statistics]:  # fmt: skip
+    """The moments of any number of pairs of layers, in one pass over the data; each network runs once per batch.
+
+    Args:
+        source: The first network.
+        target: The second.
+        pairs: Pairs of layers (of the source, of the target).
+        samples: Raw samples, the same for both.
+        rows: The rows policy.
+        target_samples: Where the second network sees other samples, in the same order.
+        batch_size: Samples per forward.
+        progress: Show a progress bar.
+
+    Returns:
+        For each pair, what a matcher is fitted from.
+
+    Raises:
+        ValueError: If activations are NaN or infinite (which layer, which sample), or rows do not correspond.
+    """
+    pairs = list(pairs)
+    layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
+    found: dict[tuple[str, str], Statistics] = {pair: {} for pair in pairs}
+    others = (target_samples or samples).batches(batch_size)
+    for batch, other in zip(samples.batches(batch_size, progress="fitting" if progress else None), others, strict=True):
+        x = source.encode(source.preprocess(batch.samples), layers_a)
+        y = target.encode(target.preprocess(other.samples), layers_b)
+        for name, side, which in ((n, s, w) for s, w in ((x, "source"), (y, "target")) for n in s):
+            _check_finite(side[name], f"layer {name!r} of the {which}", batch.ids)
+        for pair in pairs:
+            for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], rows).items():
+                if part not in found[pair]:
+                    found[pair][part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
+                found[pair][part].update(rows_x, rows_y)
+    return found
+
+
+def fit_layer(matcher: Matcher, statistics: Statistics, source: Form, target: Form, rows: RowsPolicy = "positions") -> StitchingLayer:
+    """The stitching layer that a closed-form matcher finds from the moments of its parts.
+
+    Raises:
+        ValueError: From the matcher, with the part that it could not fit.
+    """
+    maps: dict[str, Stitch] = {}
+    for part in part_widths(source, target, rows):
+        try:
+            maps[part] = matcher.fit(statistics[part])  # type: ignore[attr-defined]
+        except ValueError as error:
+            what = "the map of positions" if part == "body" else "the map of prefix tokens (CLS, distillation)"
+            raise ValueError(f"{what} from {source} to {target}: {error}") from error
+    means = {part: moments.mean_y for part, moments in statistics.items()}
+    return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"), means).eval()
+
+
+def _check_finite(representation: Representation, what: str, ids: Any) -> None:
+    values = representation.values
+    if bool(torch.isfinite(values).all()):
+        return
+    real = values if representation.mask is None else torch.where(representation.mask[..., None], values, 0)
+    bad = ~torch.isfinite(real).flatten(1).all(1)
+    if bool(bad.any()):
+        sample = ids[int(bad.nonzero()[0])]
+        raise ValueError(f"{what} is NaN or infinite for sample {sample!r} and {int(bad.sum()) - 1} more of its batch")
+
+
+def versions() -> Mapping[str, str]:
+    """Versions of what a result depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "transformers", "timm")}}

@@ -1,0 +1,246 @@
+"""What a network says at a cut: :class:`Representation`, and the :class:`Form` it has there.
+
+A representation keeps apart what the mathematics needs (``values``, and which of them count: ``mask``,
+``prefix_tokens``) and what the rest of the network needs (``context``). :meth:`Representation.rows` turns it into the
+n x d matrix that matchers and metrics work on, by a named policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Layout = Literal["bd", "bnd", "bchw", "bhwc"]
+RowsPolicy = Literal["positions", "flatten", "mean", "cls", "last"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+ROWS_POLICIES: tuple[str, ...] = get_args(RowsPolicy)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The shape of a representation, apart from the size of the batch and the length of a text.
+
+    Attributes:
+        layout: Order of the axes: ``bd`` vectors, ``bnd`` tokens, ``bchw`` and ``bhwc`` grids.
+        width: Number of features d (channels).
+        grid: Height and width of the grid of positions, ``None`` for vectors and for text.
+        prefix_tokens: Leading tokens that belong to no position (CLS, registers, distillation); layout ``bnd`` only.
+
+    Example:
+        >>> Form("bnd", 192, grid=(14, 14), prefix_tokens=1)
+        Form(layout='bnd', width=192, grid=(14, 14), prefix_tokens=1)
+    """
+
+    layout: Layout
+    width: int
+    grid: tuple[int, int] | None = None
+    prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no representation can have."""
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        if self.prefix_tokens and self.layout != "bnd":
+            raise ValueError(f"prefix tokens exist in the layout bnd only, got {self.prefix_tokens} in {self.layout}")
+        if self.grid is not None:
+            object.__setattr__(self, "grid", tuple(self.grid))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; ``Form(**form.to_dict())`` gives it back."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """For example ``bnd 192 14x14 +1``."""
+        grid = f" {self.grid[0]}x{self.grid[1]}" if self.grid else ""
+        return f"{self.layout} {self.width}{grid}" + (f" +{self.prefix_tokens}" if self.prefix_tokens else "")
+
+
+@dataclass(frozen=True)
+class Representation:
+    """The activations of a batch at one cut.
+
+    Attributes:
+        values: The activations, in the order of axes that ``layout`` names.
+        layout: ``bd``, ``bnd``, ``bchw`` or ``bhwc``.
+        mask: For ``bnd``: (batch, tokens) bool, true where a token is real. ``None``: all are.
+        prefix_tokens: For ``bnd``: number of leading tokens that belong to no position.
+        grid: For ``bnd`` of an image model: height and width of the grid that the tokens after the prefix form.
+        context: What the rest of the network needs beside the values: the keyword arguments of its forward, with the
+            content of the input erased.
+
+    Example:
+        >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
+        >>> r.form
+        Form(layout='bchw', width=8, grid=(4, 4), prefix_tokens=0)
+        >>> r.rows("positions").shape, r.rows("mean").shape
+        (torch.Size([32, 8]), torch.Size([2, 8]))
+    """
+
+    values: Tensor
+    layout: Layout
+    mask: Tensor | None = None
+    prefix_tokens: int = 0
+    grid: tuple[int, int] | None = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit together."""
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        if self.values.dim() != len(self.layout):
+            raise ValueError(f"layout {self.layout} needs {len(self.layout)} axes, got shape {tuple(self.values.shape)}")
+        if self.layout in ("bchw", "bhwc"):
+            h = 2 if self.layout == "bchw" else 1
+            object.__setattr__(self, "grid", (int(self.values.shape[h]), int(self.values.shape[h + 1])))
+        if self.layout != "bnd" and (self.mask is not None or self.prefix_tokens):
+            raise ValueError(f"mask and prefix tokens exist in the layout bnd only, not in {self.layout}")
+        if self.mask is not None and self.mask.shape != self.values.shape[:2]:
+            raise ValueError(
+                f"mask must have the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got {tuple(self.mask.shape)}"
+            )
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+    @property
+    def form(self) -> Form:
+        """Layout, width, grid and prefix tokens: what a stitch must know of it."""
+        return Form(self.layout, self.width, self.grid, self.prefix_tokens)
+
+    @property
+    def batch(self) -> int:
+        """Number of samples."""
+        return self.values.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Number of features d."""
+        return self.values.shape[1 if self.layout == "bchw" else -1]
+
+    def replace(self, **changes: Any) -> Representation:
+        """A copy with some parts replaced."""
+        return replace(self, **changes)
+
+    # -- as a matrix ----------------------------------------------------------------------------------------------
+    def rows(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
+        """The n x d matrix that this representation is for the mathematics.
+
+        Args:
+            policy: ``positions`` every grid position or token is a row, masked ones left out; ``flatten`` a sample is a
+                row of all its positions' features; ``mean`` over the positions of a sample; ``cls`` the first token;
+                ``last`` the last real token.
+            prefix: Let prefix tokens count as positions (``positions``, ``flatten``, ``mean``).
+
+        Returns:
+            (n, d) tensor, samples in order, on the device and in the dtype of the values.
+
+        Raises:
+            ValueError: For an unknown policy, or one that this representation does not have (``cls`` of a grid,
+                ``flatten`` of texts of different lengths, ``mean`` of a sample without a single real token).
+        """
+        if policy not in ROWS_POLICIES:
+            raise ValueError(f"rows policy must be one of {', '.join(ROWS_POLICIES)}, got {policy!r}")
+        if self.layout == "bd":
+            return self.values
+        if policy in ("cls", "last"):
+            return self._one_token(policy)
+        tokens, mask = self._positions(prefix)
+        if policy == "positions":
+            return tokens.flatten(0, 1) if mask is None else tokens[mask]
+        if policy == "flatten":
+            if mask is not None and not bool(mask.all()):
+                raise ValueError("rows policy 'flatten' needs samples of one length; use 'positions', 'mean', 'cls' or 'last'")
+            return tokens.flatten(1)
+        if mask is None:
+            return tokens.mean(1)
+        count = mask.sum(1, keepdim=True)
+        if bool((count == 0).any()):
+            bad = int((count == 0).flatten().nonzero()[0])
+            raise ValueError(f"sample {bad} of the batch is masked entirely: it has no mean")
+        return torch.where(mask.unsqueeze(-1), tokens, 0).sum(1) / count
+
+    def row_samples(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
+        """For each row of :meth:`rows`, the index in the batch of the sample it belongs to: (n,) int64."""
+        samples = torch.arange(self.batch, device=self.values.device)
+        if self.layout == "bd" or policy != "positions":
+            return samples
+        tokens, mask = self._positions(prefix)
+        owners = samples[:, None].expand(tokens.shape[:2])
+        return owners.flatten() if mask is None else owners[mask]
+
+    def prefix(self) -> Tensor:
+        """The prefix tokens alone: (batch, prefix tokens, d)."""
+        return self.values[:, : self.prefix_tokens] if self.layout == "bnd" else self.values.new_empty(self.batch, 0, self.width)
+
+    def positions(self) -> Tensor:
+        """The positions alone, features last, masked ones too: (batch, n, d)."""
+        return self._positions(False)[0]
+
+    def _positions(self, prefix: bool) -> tuple[Tensor, Tensor | None]:
+        """Positions as (batch, n, d) and their mask."""
+        if self.layout == "bchw":
+            return self.values.flatten(2).transpose(1, 2), None
+        if self.layout == "bhwc":
+            return self.values.flatten(1, 2), None
+        if self.layout == "bd":
+            return self.values[:, None], None
+        skip = 0 if prefix else self.prefix_tokens
+        return self.values[:, skip:], None if self.mask is None else self.mask[:, skip:]
+
+    def _one_token(self, policy: str) -> Tensor:
+        if self.layout != "bnd":
+            raise ValueError(f"rows policy {policy!r} needs tokens (layout bnd); layout {self.layout} has 'positions', 'flatten', 'mean'")
+        if policy == "cls":
+            if self.grid is not None and self.prefix_tokens == 0:
+                raise ValueError("rows policy 'cls' needs a prefix token, and this representation has none; use 'mean'")
+            if self.mask is not None and not bool(self.mask[:, 0].all()):
+                first = self.mask.int().argmax(1)  # left padding
+                return self.values[torch.arange(self.batch, device=self.values.device), first]
+            return self.values[:, 0]
+        if self.mask is None:
+            return self.values[:, -1]
+        n = self.mask.shape[1]
+        last = n - 1 - self.mask.flip(1).int().argmax(1)
+        return self.values[torch.arange(self.batch, device=self.values.device), last]
+
+    # -- in another shape -----------------------------------------------------------------------------------------
+    def to_layout(self, layout: Layout) -> Representation:
+        """The same positions in another layout of tokens or grid; prefix tokens are left behind where a grid has no place.
+
+        Raises:
+            ValueError: From or to vectors, or from tokens that form no known grid.
+        """
+        if layout == self.layout:
+            return self
+        if "bd" in (layout, self.layout):
+            raise ValueError(f"a representation of layout {self.layout} has no layout {layout}: vectors have no positions")
+        tokens = self.positions()
+        if layout == "bnd":
+            return Representation(tokens, "bnd", grid=self.grid, context=self.context)
+        h, w = self._grid()
+        grid = tokens.reshape(self.batch, h, w, self.width)
+        return Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout, context=self.context)
+
+    def resize(self, grid: tuple[int, int]) -> Representation:
+        """The positions resampled bilinearly to another grid; prefix tokens stay as they are.
+
+        Raises:
+            ValueError: Where the positions form no grid.
+        """
+        if self.grid == tuple(grid):
+            return self
+        self._grid()
+        channels_first = self.to_layout("bchw").values
+        resized = functional.interpolate(channels_first, size=grid, mode="bilinear", align_corners=False, antialias=False)
+        other = Representation(resized, "bchw", context=self.context).to_layout(self.layout)
+        if not self.prefix_tokens:
+            return other
+        return other.replace(values=torch.cat([self.prefix(), other.values], 1), prefix_tokens=self.prefix_tokens)
+
+    def _grid(self) -> tuple[int, int]:
+        if self.grid is None:
+            raise ValueError(f"these positions (layout {self.layout}) form no grid: they come from a text or are vectors")
+        return self.grid

@@ -1,0 +1,10 @@
+"""Stitches: the modules between two networks. Each maps vectors of one width to vectors of another; a stitching layer
+carries whole representations."""
+
+from hf_stitch.stitches.base import Stitch, build_stitch
+from hf_stitch.stitches.identity import IdentityStitch
+from hf_stitch.stitches.layer import StitchingLayer
+from hf_stitch.stitches.linear import LinearStitch
+from hf_stitch.stitches.low_rank import LowRankStitch
+
+__all__ = ["IdentityStitch", "LinearStitch", "LowRankStitch", "Stitch", "StitchingLayer", "build_stitch"]

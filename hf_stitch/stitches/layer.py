@@ -1,0 +1,251 @@
+"""The stitching layer: everything between two networks, from the source's representation to the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..representation import Form, Representation, RowsPolicy
+from .base import Stitch, build_stitch
+from .identity import IdentityStitch
+from .linear import LinearStitch
+
+POOLED = ("mean", "cls", "last")
+Pairs = dict[str, tuple[Tensor, Tensor]]
+
+
+class StitchingLayer(nn.Module):
+    """Carries a representation of one network's form to another's (the *stitching layer* of Csiszárik et al. 2021, section 3).
+
+    Positions are brought to the target's grid (bilinear), every one of them is mapped by ``body``, and the result takes the target's layout.
+    Prefix tokens of the target (CLS, distillation) are no positions; a map of their own, ``prefix``, makes them all from the source's
+    prefix tokens, or from the mean of its positions where it has none.
+
+    Which vectors ``body`` maps is the rows policy: every position (``positions``), a sample's positions side by side (``flatten``), or one
+    vector for a sample (``mean``, ``cls``, ``last``), which gives the target a single token, or a grid of one position.
+
+    Args:
+        source: Form of what comes in.
+        target: Form of what goes out.
+        rows: The rows policy.
+        body: The map of positions; :attr:`widths` says from and to which width.
+        prefix: The map of prefix tokens; :attr:`prefix_widths` says which, ``None`` where the target has none.
+        means: Mean of the target's rows by part (``body``, ``prefix``), kept for the baseline that answers with it; zeros if not given.
+
+    Raises:
+        ValueError: If the forms cannot be joined under the policy, or a map has other widths.
+
+    Example:
+        >>> import torch
+        >>> grid, tokens = Form("bchw", 8, (4, 4)), Form("bnd", 6, (2, 2), prefix_tokens=1)
+        >>> layer = StitchingLayer(grid, tokens, "positions", LinearStitch(8, 6), LinearStitch(8, 6))
+        >>> layer(Representation(torch.randn(3, 8, 4, 4), "bchw")).values.shape
+        torch.Size([3, 5, 6])
+    """
+
+    def __init__(
+        self, source: Form, target: Form, rows: RowsPolicy, body: Stitch, prefix: Stitch | None = None,
+        means: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Check that everything fits."""
+        super().__init__()
+        check_forms(source, target, rows)
+        self.source, self.target, self.rows = source, target, rows
+        self.body, self.prefix = body, prefix
+        for part, stitch, widths in (("body", body, self.widths), ("prefix", prefix, self.prefix_widths)):
+            if (stitch is None) != (widths is None) or (stitch and (stitch.in_features, stitch.out_features) != widths):
+                got = "none" if stitch is None else f"{stitch.in_features} -> {stitch.out_features}"
+                want = "none" if widths is None else f"{widths[0]} -> {widths[1]}"
+                raise ValueError(
+                    f"the {part} of a stitch from {source} to {target} ({rows}) must map {want}, got {got}"
+                )
+        for part in self.parts:
+            mean = (means or {}).get(part)
+            width = getattr(self, part).out_features
+            self.register_buffer(f"{part}_mean", torch.zeros(width) if mean is None else mean.detach().float())
+
+    # -- what maps what --------------------------------------------------------------------------------------------------
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Widths that ``body`` maps from and to."""
+        return part_widths(self.source, self.target, self.rows)["body"]
+
+    @property
+    def prefix_widths(self) -> tuple[int, int] | None:
+        """Widths that ``prefix`` maps from and to; ``None`` where the target takes no prefix tokens."""
+        return part_widths(self.source, self.target, self.rows).get("prefix")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """``body``, and ``prefix`` where there is one."""
+        return ("body",) if self.prefix is None else ("body", "prefix")
+
+    # -- running -------------------------------------------------------------------------------------------------------------
+    def forward(self, representation: Representation) -> Representation:
+        """The target's representation; the context is left to the target, the mask of positions kept."""
+        _check(representation, self.source, "the stitch takes")
+        batch = representation.batch
+        mapped = self._map("body", source_positions(representation, self.source, self.target, self.rows))
+        form = self.target
+        if form.layout == "bd":
+            return Representation(mapped, "bd")
+        if self.rows == "flatten":
+            mapped = mapped.unflatten(1, (-1, form.width))
+        elif self.rows in POOLED:
+            mapped = mapped[:, None]
+        if form.layout != "bnd":
+            h, w = (1, 1) if self.rows in POOLED else form.grid or (1, 1)
+            grid = mapped.reshape(batch, h, w, form.width)
+            return Representation(grid if form.layout == "bhwc" else grid.permute(0, 3, 1, 2).contiguous(), form.layout)
+        if self.prefix is not None:
+            tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (form.prefix_tokens, form.width))
+            mapped = torch.cat([tokens, mapped], 1)
+        mask = representation.mask
+        if self.rows in POOLED and form.grid is None:
+            mask = torch.ones(batch, 1, dtype=torch.bool, device=mapped.device)
+        keeps = self.rows not in POOLED
+        return Representation(
+            mapped,
+            "bnd",
+            mask=mask,
+            prefix_tokens=form.prefix_tokens if keeps else 0,
+            grid=form.grid if keeps else None,
+        )
+
+    def _map(self, part: str, values: Tensor) -> Tensor:
+        stitch: Stitch = getattr(self, part)
+        weight = next(stitch.parameters(), None)
+        return stitch(values if weight is None else values.to(weight.dtype))
+
+    # -- others of its kind ------------------------------------------------------------------------------------------------
+    def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:
+        """The same place, other maps."""
+        means = {part: getattr(self, f"{part}_mean") for part in self.parts}
+        return StitchingLayer(self.source, self.target, self.rows, body, prefix, means)
+
+    def identity(self) -> StitchingLayer:
+        """The baseline that changes no number: widths that differ are padded with zeros or cut."""
+        return self.with_maps(
+            IdentityStitch(*self.widths), IdentityStitch(*self.prefix_widths) if self.prefix_widths else None
+        )
+
+    def mean_only(self) -> StitchingLayer:
+        """The baseline that ignores the source and always answers with the mean of the target's rows."""
+        return self.with_maps(self._constant("body"), None if self.prefix is None else self._constant("prefix"))
+
+    def _constant(self, part: str) -> LinearStitch:
+        stitch, mean = getattr(self, part), getattr(self, f"{part}_mean")
+        constant = LinearStitch(stitch.in_features, stitch.out_features).to(mean.device)
+        with torch.no_grad():
+            constant.weight.zero_()
+            constant.bias.copy_(mean)
+        return constant
+
+    # -- as JSON values ----------------------------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the weights."""
+        return {
+            "source": self.source.to_dict(),
+            "target": self.target.to_dict(),
+            "rows": self.rows,
+            "body": self.body.to_dict(),
+            "prefix": None if self.prefix is None else self.prefix.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> StitchingLayer:
+        """The layer of a :meth:`to_dict`, weights to be loaded."""
+        prefix = config.get("prefix")
+        return cls(
+            Form(**config["source"]), Form(**config["target"]), config["rows"],
+            build_stitch(config["body"]), build_stitch(prefix) if prefix else None,
+        )  # fmt: skip
+
+
+def check_forms(source: Form, target: Form, rows: RowsPolicy) -> None:
+    """Refuse what the policy cannot join.
+
+    Raises:
+        ValueError: Vectors and positions, or a grid and a text, under ``positions``; texts under ``flatten``.
+    """
+    if rows in POOLED or (source.layout == target.layout == "bd"):
+        return
+    if rows == "flatten":
+        if "bd" not in (source.layout, target.layout) and (source.grid is None or target.grid is None):
+            raise ValueError(
+                "rows policy 'flatten' needs samples of one length: texts have none; use 'positions' or 'mean'"
+            )
+        return
+    if "bd" in (source.layout, target.layout):
+        raise ValueError(
+            f"rows policy 'positions' cannot join {source} and {target}: one of them is a vector; use 'mean' or 'flatten'"
+        )
+    if (source.grid is None) != (target.grid is None):
+        raise ValueError(
+            f"rows policy 'positions' cannot join {source} and {target}: only one of them forms a grid; use 'mean'"
+        )
+
+
+def part_widths(source: Form, target: Form, rows: RowsPolicy) -> dict[str, tuple[int, int]]:
+    """The maps that a stitch consists of (``body``, and ``prefix`` if needed) and the widths each maps from and to."""
+
+    def width(form: Form) -> int:
+        return form.width * (form.grid[0] * form.grid[1] if rows == "flatten" and form.grid else 1)
+
+    parts = {"body": (width(source), width(target))}
+    if target.prefix_tokens and rows not in POOLED:
+        parts["prefix"] = (source.width * max(source.prefix_tokens, 1), target.width * target.prefix_tokens)
+    return parts
+
+
+def source_positions(representation: Representation, source: Form, target: Form, rows: RowsPolicy) -> Tensor:
+    """What ``body`` maps: (batch, n, d) under ``positions``, (batch, d) otherwise; masked positions are there too."""
+    if source.layout == "bd":
+        return representation.values
+    if rows in POOLED:
+        return representation.rows(rows)
+    if rows == "flatten":
+        return representation.rows("flatten")
+    return (representation.resize(target.grid) if target.grid else representation).positions()
+
+
+def source_prefix(representation: Representation) -> Tensor:
+    """What ``prefix`` maps: the prefix tokens side by side, or the mean position where there are none: (batch, d)."""
+    return representation.prefix().flatten(1) if representation.prefix_tokens else representation.rows("mean")
+
+
+def paired_rows(source: Representation, target: Representation, rows: RowsPolicy) -> Pairs:
+    """The rows that a stitch is fitted on: for each part, the source's and the target's (n, d), row by row of the same sample and place.
+
+    Raises:
+        ValueError: If the numbers of samples differ, or under ``positions`` the tokens of the two sides do not correspond.
+    """
+    if source.batch != target.batch:
+        raise ValueError(f"both sides must have the same samples, got {source.batch} and {target.batch}")
+    check_forms(source.form, target.form, rows)
+    x = source_positions(source, source.form, target.form, rows)
+    if rows == "positions" and source.layout != "bd":
+        y = target.positions()
+        if x.shape[1] != y.shape[1] or (source.mask is not None and target.mask is not None and not torch.equal(
+            source.mask[:, source.prefix_tokens :], target.mask[:, target.prefix_tokens :].to(source.mask.device)
+        )):  # fmt: skip
+            raise ValueError(
+                f"rows policy 'positions' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} or other masks: two "
+                "tokenizers cut the texts differently; use rows='mean', 'cls' or 'last'"
+            )
+        mask = None if source.mask is None else source.mask[:, source.prefix_tokens :]
+        pairs = {"body": (x.flatten(0, 1), y.flatten(0, 1)) if mask is None else (x[mask], y[mask.to(y.device)])}
+    else:
+        pairs = {"body": (x, target.rows(rows))}
+    if target.prefix_tokens and rows not in POOLED:
+        pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))
+    return pairs
+
+
+def _check(representation: Representation, form: Form, what: str) -> None:
+    got = representation.form
+    if (got.layout, got.width, got.prefix_tokens) != (form.layout, form.width, form.prefix_tokens):
+        raise ValueError(f"{what} a representation of the form {form}, got {got}")

@@ -1,0 +1,82 @@
+"""The affine stitch through a bottleneck."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_stitch.stitches.base import Stitch, as_dtype
+
+
+class LowRankStitch(Stitch):
+    """``x ↦ up · (down · x) + bias``: an affine map of rank at most ``rank`` (Csiszárik et al. 2021, §7).
+
+    The parameters are plain and trainable; until they are fitted or loaded they hold the random values that two
+    layers of ``torch.nn.Linear`` start from.
+
+    Attributes:
+        rank: Width of the bottleneck.
+        down: ``(rank, in_features)``.
+        up: ``(out_features, rank)``.
+        bias: ``(out_features,)``, or None.
+
+    Args:
+        in_features: Width of the vectors that come in, at least 1.
+        out_features: Width of the vectors that go out, at least 1.
+        rank: Width of the bottleneck, from 1 to the smaller of the two widths.
+        bias: Whether there is a bias.
+        dtype: Of the parameters, as a ``torch.dtype`` or by name.
+
+    Raises:
+        ValueError: A width is below 1, the rank is out of its range, or the dtype is no floating-point dtype.
+
+    Example:
+        >>> stitch = LowRankStitch(64, 64, rank=4)
+        >>> sum(parameter.numel() for parameter in stitch.parameters())
+        576
+    """
+
+    type: ClassVar[str] = "low_rank"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        rank: int,
+        bias: bool = True,
+        dtype: torch.dtype | str = torch.float32,
+    ) -> None:
+        super().__init__(in_features, out_features)
+        if not 1 <= rank <= min(in_features, out_features):
+            raise ValueError(
+                f"rank must be from 1 to {min(in_features, out_features)} for widths {in_features} -> {out_features}, "
+                f"got {rank}"
+            )
+        self.rank = rank
+        self.down = nn.Parameter(torch.empty(rank, in_features, dtype=as_dtype(dtype)))
+        self.up = nn.Parameter(torch.empty(out_features, rank, dtype=as_dtype(dtype)))
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=as_dtype(dtype))) if bias else None
+        for parameter, fan_in in zip(self.parameters(), (in_features, rank, rank), strict=False):
+            nn.init.uniform_(parameter, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+    def transform(self, x: Tensor) -> Tensor:
+        """``(x · downᵀ) · upᵀ + bias``."""
+        return functional.linear(functional.linear(x, self.down), self.up, self.bias)
+
+    def matrix(self) -> Tensor:
+        """The map without its bias, ``(out_features, in_features)``."""
+        return self.up @ self.down
+
+    def config(self) -> dict[str, Any]:
+        """The widths, the rank, whether there is a bias, and the name of the dtype."""
+        return {
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "rank": self.rank,
+            "bias": self.bias is not None,
+            "dtype": str(self.down.dtype).removeprefix("torch."),
+        }

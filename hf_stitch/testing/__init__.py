@@ -1,0 +1,6 @@
+"""Conformance checks that ours and a plugin's must pass alike. Each raises AssertionError."""
+
+from hf_stitch.testing.matchers import check_matcher
+from hf_stitch.testing.stitches import check_stitch
+
+__all__ = ["check_matcher", "check_stitch"]

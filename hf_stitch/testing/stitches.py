@@ -1,0 +1,87 @@
+"""What any stitch must pass."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import torch
+from torch import Tensor
+
+from hf_stitch.registry import registries
+from hf_stitch.stitches import Stitch, build_stitch
+from hf_stitch.testing._require import require, require_error
+
+
+def check_stitch(stitch: Stitch) -> None:
+    """Check that a stitch keeps the contract of ``Stitch``; it is left as it was.
+
+    It is registered under its type. Config and state dict rebuild it bit for bit, directly and through ``meta``. It
+    maps any leading dimensions, every vector by itself, in its own dtype. Gradients reach its input and parameters. A
+    wrong width is refused, naming the right one.
+
+    Args:
+        stitch: With its weights fitted or loaded.
+
+    Raises:
+        AssertionError: It breaks the contract; the message says where.
+
+    Example:
+        >>> from hf_stitch.stitches import LinearStitch
+        >>> check_stitch(LinearStitch(3, 2))
+    """
+    x = _probe(stitch)
+    _check_rebuilding(stitch, x)
+    _check_vectors(stitch, x)
+    _check_gradients(stitch, x)
+    wrong = x.new_zeros(2, stitch.in_features + 1)
+    message = require_error(ValueError, lambda: stitch(wrong), f"an input of width {wrong.shape[1]}")
+    require(str(stitch.in_features) in message, f"the error on a wrong width must name {stitch.in_features}: {message}")
+
+
+def _probe(stitch: Stitch) -> Tensor:
+    """Vectors of shape ``(2, 3, in_features)`` in the dtype and on the device of the stitch."""
+    tensors = [*stitch.parameters(), *stitch.buffers()]
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    x = torch.randn(2, 3, stitch.in_features, generator=torch.Generator().manual_seed(0))
+    return x.to(tensors[0].device if tensors else "cpu", dtype)
+
+
+@torch.no_grad()
+def _check_rebuilding(stitch: Stitch, x: Tensor) -> None:
+    registered = registries.stitches.get(stitch.type)
+    require(registered is type(stitch), f"{stitch.type!r} is registered as {registered}, not as {type(stitch)}")
+    description = json.loads(json.dumps(stitch.to_dict(), allow_nan=False))
+    expected = stitch(x)
+    for device in (x.device, torch.device("meta")):
+        with device:
+            twin = build_stitch(description)
+        twin.load_state_dict(stitch.state_dict(), strict=True, assign=device.type == "meta")
+        for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
+            require(not tensor.is_meta, f"{name} is no part of the state dict: make it a persistent buffer")
+        require(twin.to_dict() == description, f"a twin describes itself as {twin.to_dict()}, not as {description}")
+        require(torch.equal(twin(x), expected), f"a twin built on {device} and loaded maps to other values")
+
+
+@torch.no_grad()
+def _check_vectors(stitch: Stitch, x: Tensor) -> None:
+    for shaped in (x, x[0], x[0, 0], x[:0]):
+        shape, expected = stitch(shaped).shape, (*shaped.shape[:-1], stitch.out_features)
+        require(shape == expected, f"an input of shape {tuple(shaped.shape)} must give {expected}, gave {tuple(shape)}")
+    require(stitch(x).dtype == x.dtype, f"an input of {x.dtype} must give {x.dtype}, gave {stitch(x).dtype}")
+    exact, x = copy.deepcopy(stitch).double(), x.double()
+    require(exact(x).dtype == x.dtype, "cast to float64, it must compute in float64")
+    apart = torch.stack([exact(vector) for vector in x.flatten(0, 1)])
+    close = torch.allclose(exact(x).flatten(0, 1), apart, rtol=1e-10, atol=1e-12)
+    require(close, "a vector must map to the same values whatever vectors come with it")
+
+
+def _check_gradients(stitch: Stitch, x: Tensor) -> None:
+    twin, x = copy.deepcopy(stitch), x.clone().requires_grad_()
+    with torch.enable_grad():
+        out = twin(x)
+        require(out.requires_grad, "no gradient reaches the input")
+        out.square().sum().backward()
+    for name, tensor in [("the input", x), *twin.named_parameters()]:
+        reached = not tensor.requires_grad or (tensor.grad is not None and bool(tensor.grad.isfinite().all()))
+        require(reached, f"no finite gradient reaches {name}")

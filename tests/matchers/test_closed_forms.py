@@ -1,0 +1,243 @@
+"""Each closed form against an independent dense computation: NumPy, SciPy, scikit-learn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from sklearn.linear_model import Ridge as SklearnRidge
+
+from hf_stitch.matchers import LowRank, Lstsq, Procrustes, Ridge
+from hf_stitch.stitches import LinearStitch, LowRankStitch
+
+if TYPE_CHECKING:
+    from conftest import Rows
+
+DOUBLE = torch.float64
+
+
+def weights(stitch: LinearStitch | LowRankStitch) -> tuple[np.ndarray, np.ndarray]:
+    """The map as (dx, dy), and the bias."""
+    bias = torch.zeros(stitch.out_features) if stitch.bias is None else stitch.bias
+    return stitch.matrix().detach().numpy().T, bias.detach().numpy()
+
+
+def error(x: np.ndarray, y: np.ndarray, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> float:
+    return float(((x @ matrix + bias - y) ** 2).sum())
+
+
+# -- lstsq
+
+
+def test_lstsq_is_numpys(rows: Rows) -> None:
+    matrix, bias = weights(Lstsq().fit(rows.moments, DOUBLE))
+    expected = np.linalg.lstsq(np.c_[rows.x, np.ones(300)], rows.y)[0]
+    np.testing.assert_allclose(np.r_[matrix, bias[None]], expected, rtol=1e-8, atol=1e-10)
+
+
+def test_lstsq_without_intercept_is_numpys(rows: Rows) -> None:
+    stitch = Lstsq(intercept=False).fit(rows.moments, DOUBLE)
+    assert stitch.bias is None
+    np.testing.assert_allclose(weights(stitch)[0], np.linalg.lstsq(rows.x, rows.y)[0], rtol=1e-8, atol=1e-10)
+
+
+def test_lstsq_in_float32_is_the_rounded_map(rows: Rows) -> None:
+    exact, rounded = (weights(Lstsq().fit(rows.moments, dtype)) for dtype in (DOUBLE, torch.float32))
+    for wide, narrow in zip(exact, rounded, strict=True):
+        np.testing.assert_allclose(narrow, wide, rtol=1e-5, atol=1e-6)
+
+
+def test_lstsq_of_deficient_x_is_the_map_of_least_norm(paired: type[Rows]) -> None:
+    x, y = paired.draw(200, 6, 4)
+    x = np.c_[x, x[:, :2] - x[:, 2:4], np.full(200, 0.1)]  # two dependent features and a constant one
+    stitch = Lstsq().fit(paired(x, y).moments, DOUBLE)
+    assert stitch.fitted["x_rank"] == 6
+    x, y = paired(x, y).centred
+    np.testing.assert_allclose(weights(stitch)[0], np.linalg.pinv(x, rcond=1e-10) @ y, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("condition", [1e3, 1e5])
+def test_lstsq_loses_no_direction_of_an_ill_conditioned_layer(condition: float, paired: type[Rows]) -> None:
+    x, _ = paired.draw(2000, 8, 8)
+    x *= np.geomspace(1, 1 / condition, 8)
+    truth = np.random.default_rng(1).standard_normal((8, 8))
+    stitch = Lstsq().fit(paired(x, x @ truth).moments, DOUBLE)
+    assert stitch.fitted["x_rank"] == 8
+    np.testing.assert_allclose(weights(stitch)[0], truth, atol=2e-15 * condition**2)
+
+
+def test_rcond_is_stated_on_singular_values_of_centred_x(paired: type[Rows]) -> None:
+    x, y = paired.draw(2000, 8, 8, mean=20.0)
+    x *= np.geomspace(1, 1e-4, 8)
+    singular = np.linalg.svd(x - x.mean(0), compute_uv=False)
+    for rank in range(1, 9):
+        rcond = float(np.sqrt(singular[rank - 1] * singular[rank] if rank < 8 else singular[-1] ** 2 / 4) / singular[0])
+        stitch = Lstsq(rcond=rcond).fit(paired(x, y).moments, DOUBLE)
+        assert (stitch.fitted["x_rank"], stitch.fitted["rcond"]) == (rank, rcond)
+        centred_x, centred_y = paired(x, y).centred
+        expected = np.linalg.lstsq(centred_x, centred_y, rcond=rcond)[0]
+        np.testing.assert_allclose(weights(stitch)[0], expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_the_default_rcond_is_recorded(paired: type[Rows]) -> None:
+    stitch = Lstsq().fit(paired.draw(100, 9, 5).moments)
+    assert stitch.fitted["rcond"] == pytest.approx(np.sqrt(9 * np.finfo(float).eps), rel=1e-12)
+
+
+@pytest.mark.parametrize(("intercept", "least"), [(True, 10), (False, 9)])
+def test_lstsq_wants_as_many_rows_as_unknowns(intercept: bool, least: int, paired: type[Rows]) -> None:
+    with pytest.raises(ValueError, match=f"at least {least} rows, got {least - 1}; .*'ridge'"):
+        Lstsq(intercept=intercept).fit(paired.draw(least - 1, 9, 5).moments)
+    assert Lstsq(intercept=intercept).fit(paired.draw(least, 9, 5).moments).fitted["n"] == least
+
+
+# -- ridge
+
+
+@pytest.mark.parametrize("n", [300, 7])
+@pytest.mark.parametrize("ridge", [1e-3, 1.0, 1e3])
+def test_ridge_is_sklearns(ridge: float, n: int, paired: type[Rows]) -> None:
+    rows = paired.draw(n, 9, 5, mean=10.0)
+    matrix, bias = weights(Ridge(ridge=ridge).fit(rows.moments, DOUBLE))
+    expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y)
+    np.testing.assert_allclose(matrix, expected.coef_.T, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(bias, expected.intercept_, rtol=1e-8, atol=1e-8)
+
+
+def test_ridge_of_zero_is_least_squares(rows: Rows) -> None:
+    stitch = Ridge(ridge=0).fit(rows.moments, DOUBLE)
+    np.testing.assert_allclose(weights(stitch)[0], weights(Lstsq().fit(rows.moments, DOUBLE))[0], rtol=1e-12)
+    assert (stitch.fitted["ridge"], stitch.fitted["df"]) == (0.0, rows.x.shape[1] + 1)
+
+
+def gcv(x: np.ndarray, y: np.ndarray, ridge: float) -> tuple[float, float]:
+    """Generalised cross-validation and degrees of freedom from the dense hat matrix."""
+    n, dx = x.shape
+    centred = x - x.mean(0)
+    hat = np.full((n, n), 1 / n) + centred @ np.linalg.solve(centred.T @ centred + ridge * np.eye(dx), centred.T)
+    residual = y - hat @ y
+    return float((residual**2).sum() / n / (1 - np.trace(hat) / n) ** 2), float(np.trace(hat))
+
+
+@pytest.mark.parametrize(("n", "noise"), [(40, 1.0), (40, 8.0), (300, 0.5), (8, 1.0)])
+def test_gcv_finds_the_penalty_that_a_dense_search_finds(n: int, noise: float, paired: type[Rows]) -> None:
+    rows = paired.draw(n, 12, 5, noise=noise, mean=3.0)
+    stitch = Ridge(ridge="gcv").fit(rows.moments, DOUBLE)
+    ridge = stitch.fitted["ridge"]
+    least, df = gcv(rows.x, rows.y, ridge)
+    largest = np.linalg.svd(rows.centred[0], compute_uv=False)[0] ** 2
+    others = [gcv(rows.x, rows.y, penalty)[0] for penalty in largest * np.logspace(-9, 3, 241)]
+    assert least <= min(others) * 1.005  # the grid is ten to a decade
+    assert stitch.fitted["df"] == pytest.approx(df, rel=1e-6)
+    expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y)
+    np.testing.assert_allclose(weights(stitch)[0], expected.coef_.T, rtol=1e-7, atol=1e-8)
+
+
+def test_gcv_shrinks_more_where_there_is_more_noise(paired: type[Rows]) -> None:
+    quiet, loud = (Ridge().fit(paired.draw(60, 12, 5, noise=noise).moments).fitted for noise in (0.01, 10.0))
+    assert loud["ridge"] > 100 * quiet["ridge"]
+    assert loud["df"] < quiet["df"]
+
+
+# -- procrustes
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_procrustes_is_scipys(center: bool, paired: type[Rows]) -> None:
+    rows = paired.draw(300, 9, 9)
+    stitch = Procrustes(center=center).fit(rows.moments, DOUBLE)
+    x, y = rows.centred if center else rows
+    np.testing.assert_allclose(weights(stitch)[0], scipy.linalg.orthogonal_procrustes(x, y)[0], atol=1e-10)
+    assert (stitch.bias is None) != center
+
+
+def random_frames(dx: int, dy: int, count: int) -> list[np.ndarray]:
+    """Random semi-orthogonal maps (dx, dy)."""
+    g = np.random.default_rng(0)
+    frames = [np.linalg.qr(g.standard_normal((max(dx, dy), min(dx, dy))))[0] for _ in range(count)]
+    return [frame if dx >= dy else frame.T for frame in frames]
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_procrustes_is_the_optimum_that_it_says(rows: Rows, scale: bool) -> None:
+    stitch = Procrustes(scale=scale).fit(rows.moments, DOUBLE)
+    x, y = rows.centred
+    matrix, factor = weights(stitch)[0], stitch.fitted["scale"]
+    frame = matrix / factor
+    narrow = frame.T @ frame if x.shape[1] >= y.shape[1] else frame @ frame.T
+    np.testing.assert_allclose(narrow, np.eye(len(narrow)), atol=1e-12)
+    assert (factor == 1.0) != scale
+    g = np.random.default_rng(1)
+    nearby = [np.linalg.svd(frame + 0.05 * g.standard_normal(frame.shape), full_matrices=False) for _ in range(50)]
+    for other in [*random_frames(*frame.shape, 50), *(left @ right for left, _, right in nearby)]:
+        assert (x @ other * y).sum() <= (x @ frame * y).sum() + 1e-9
+        if x.shape[1] <= y.shape[1]:
+            best = (x @ other * y).sum() / ((x @ other) ** 2).sum() if scale else 1.0
+            assert error(x, y, matrix) <= error(x, y, best * other) + 1e-9
+    for change in (0.99, 1.01):
+        assert not scale or error(x, y, matrix) < error(x, y, change * matrix)
+
+
+def test_procrustes_recovers_a_rotation_scale_and_shift(paired: type[Rows]) -> None:
+    x = paired.draw(100, 6, 6).x
+    rotation = np.linalg.qr(np.random.default_rng(2).standard_normal((6, 6)))[0]
+    stitch = Procrustes(scale=True).fit(paired(x, 2.5 * x @ rotation + 7).moments, DOUBLE)
+    np.testing.assert_allclose(weights(stitch)[0], 2.5 * rotation, atol=1e-10)
+    assert stitch.fitted["scale"] == pytest.approx(2.5)
+    assert stitch.fitted["r2"] == pytest.approx(1.0)
+    assert stitch.fitted["xy_rank"] == 6
+
+
+def test_procrustes_says_when_the_rotation_is_not_unique(paired: type[Rows]) -> None:
+    assert Procrustes().fit(paired.draw(5, 9, 9).moments).fitted["xy_rank"] == 4
+
+
+# -- low rank
+
+
+def brute_force(x: np.ndarray, y: np.ndarray, rank: int) -> np.ndarray:
+    """M_LS V_k V_kᵀ with V from the SVD of the fitted values (Csiszárik et al. 2021, section 4.2)."""
+    least_squares = np.linalg.lstsq(x, y)[0]
+    right = np.linalg.svd(x @ least_squares, full_matrices=False)[2][:rank]
+    return least_squares @ right.T @ right
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5])
+def test_low_rank_is_the_truncated_fit(rows: Rows, rank: int) -> None:
+    stitch = LowRank(rank=rank).fit(rows.moments, DOUBLE)
+    expected = brute_force(*rows.centred, rank)
+    matrix, bias = weights(stitch)
+    np.testing.assert_allclose(matrix, expected, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(bias, rows.y.mean(0) - rows.x.mean(0) @ expected, rtol=1e-8, atol=1e-10)
+    assert np.linalg.matrix_rank(matrix) == rank
+
+
+def test_low_rank_truncates_the_fit_and_not_the_map(paired: type[Rows]) -> None:
+    rows = paired.draw(500, 6, 6)
+    rows.x[:, :3] *= 50  # directions of x that the truncated map and the truncated fit weigh differently
+    x, y = rows.centred
+    left, singular, right = np.linalg.svd(np.linalg.lstsq(x, y)[0])
+    truncated_map = left[:, :2] * singular[:2] @ right[:2]
+    assert error(x, y, weights(LowRank(rank=2).fit(rows.moments, DOUBLE))[0]) < 0.9 * error(x, y, truncated_map)
+
+
+def test_low_rank_of_full_rank_is_least_squares(rows: Rows) -> None:
+    stitch = LowRank(rank=5).fit(rows.moments, DOUBLE)
+    if min(rows.x.shape[1], rows.y.shape[1]) == 5:
+        np.testing.assert_allclose(weights(stitch)[0], weights(Lstsq().fit(rows.moments, DOUBLE))[0], atol=1e-10)
+    else:
+        assert stitch.fitted["r2"] < Lstsq().fit(rows.moments, DOUBLE).fitted["r2"]
+
+
+def test_low_rank_refuses_what_x_or_y_cannot_give(paired: type[Rows]) -> None:
+    x, y = paired.draw(100, 6, 4)
+    with pytest.raises(ValueError, match=r"rank must be <= 4, got 5: x has 6 features of numerical rank 6 .* y has 4"):
+        LowRank(rank=5).fit(paired(x, y).moments)
+    x[:, 3:] = x[:, :3]
+    with pytest.raises(ValueError, match="rank must be <= 3, got 4: x has 6 features of numerical rank 3"):
+        LowRank(rank=4).fit(paired(x, y).moments)
+    with pytest.raises(ValueError, match="at least 7 rows, got 6"):
+        LowRank(rank=2).fit(paired.draw(6, 6, 4).moments)

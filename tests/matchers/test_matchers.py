@@ -1,0 +1,215 @@
+"""What holds of every matcher: conformance, building by name, configs, R² and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import r2_score
+
+from hf_stitch.matchers import ClosedFormMatcher, Identity, LowRank, Lstsq, Matcher, Procrustes, Ridge, build_matcher
+from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch, Stitch
+from hf_stitch.testing import check_matcher
+
+if TYPE_CHECKING:
+    from conftest import Rows
+
+MATCHERS = [
+    Identity(),
+    Lstsq(),
+    Lstsq(intercept=False, rcond=1e-9),
+    Ridge(),
+    Ridge(ridge=0),
+    Ridge(ridge=3.5),
+    Procrustes(),
+    Procrustes(center=False, scale=True),
+    LowRank(rank=4),
+]
+
+
+@pytest.mark.parametrize("matcher", MATCHERS, ids=str)
+def test_conforms(matcher: Matcher) -> None:
+    check_matcher(matcher)
+
+
+@pytest.mark.parametrize("matcher", MATCHERS, ids=str)
+def test_r2_is_that_of_the_training_rows(matcher: ClosedFormMatcher, rows: Rows) -> None:
+    stitch = matcher.fit(rows.moments)
+    with torch.no_grad():
+        predicted = stitch.double()(torch.from_numpy(rows.x)).numpy()
+    expected = r2_score(rows.y, predicted, multioutput="variance_weighted")
+    assert stitch.fitted["n"] == 300
+    assert stitch.fitted["r2"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("mean", [30.0, 300.0])
+@pytest.mark.parametrize("matcher", [Lstsq(), Ridge(ridge=1.0), Procrustes(), LowRank(rank=3)], ids=str)
+def test_a_far_mean_costs_no_precision(matcher: ClosedFormMatcher, mean: float, paired: type[Rows]) -> None:
+    near, far = (paired.draw(400, 6, 6, mean=shift) for shift in (0.0, mean))
+    torch.testing.assert_close(
+        matcher.fit(far.moments, torch.float64).matrix(),
+        matcher.fit(near.moments, torch.float64).matrix(),
+        rtol=1e-8,
+        atol=1e-9,
+    )
+    stitch = matcher.fit(far.moments)
+    with torch.no_grad():
+        at_mean = stitch(torch.from_numpy(far.x.mean(0)).float()).numpy()
+    assert np.abs(at_mean - far.y.mean(0)).max() < 1e-6 * mean * 6
+
+
+@pytest.mark.parametrize("matcher", MATCHERS, ids=str)
+def test_a_fit_on_fewer_than_two_rows_is_refused(matcher: ClosedFormMatcher, paired: type[Rows]) -> None:
+    with pytest.raises(ValueError, match=r"at least \d+ rows, got 1"):
+        matcher.fit(paired.draw(1, 5, 5).moments)
+
+
+@pytest.mark.parametrize("matcher", MATCHERS, ids=str)
+@pytest.mark.parametrize("side", ["x", "y"])
+def test_rows_that_do_not_vary_are_refused(matcher: ClosedFormMatcher, side: str, paired: type[Rows]) -> None:
+    rows = paired.draw(300, 5, 5)
+    getattr(rows, side)[:] = 0.1 + np.arange(5)
+    with pytest.raises(ValueError, match=f"all 300 rows of {side} are equal"):
+        matcher.fit(rows.moments)
+
+
+@pytest.mark.parametrize("matcher", [m for m in MATCHERS if not isinstance(m, Identity)], ids=str)
+def test_a_failing_decomposition_raises(
+    monkeypatch: pytest.MonkeyPatch, matcher: ClosedFormMatcher, paired: type[Rows]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    monkeypatch.setattr(torch.linalg, "svd", fail)
+    with pytest.raises(torch.linalg.LinAlgError, match="did not converge"):
+        matcher.fit(paired.draw(50, 5, 5).moments)
+
+
+def test_weights_are_float32_unless_asked(rows: Rows) -> None:
+    assert Lstsq().fit(rows.moments).weight.dtype == torch.float32
+    assert Lstsq().fit(rows.moments, torch.float64).weight.dtype == torch.float64
+
+
+def test_a_matcher_passes_through() -> None:
+    matcher = Ridge(ridge=2.0)
+    assert build_matcher(matcher) is matcher
+    with pytest.raises(TypeError, match=r"built already, got the options \['ridge'\]"):
+        build_matcher(matcher, ridge=1.0)
+
+
+def test_to_dict_names_every_option() -> None:
+    assert Lstsq(rcond=1e-3).to_dict() == {"name": "lstsq", "intercept": True, "rcond": 1e-3}
+    assert build_matcher(**Lstsq(rcond=1e-3).to_dict()) == Lstsq(rcond=1e-3)
+
+
+def test_configs_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Ridge().ridge = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("rigde", {}, UnknownNameError, "did you mean 'ridge'"),
+        (
+            "lstsq",
+            {"intersept": False},
+            TypeError,
+            r"did you mean 'intercept'\? .* intercept, rcond",
+        ),
+        ("identity", {"scale": 2}, TypeError, "no option 'scale'. Its options: none"),
+        ("low_rank", {}, TypeError, "'low_rank' needs the option 'rank'"),
+        ("low_rank", {"rank": 0}, ValueError, "rank must be an integer >= 1, got 0"),
+        ("low_rank", {"rank": 2.0}, ValueError, "got 2.0"),
+        ("low_rank", {"rank": True}, ValueError, "got True"),
+        ("low_rank", {"rank": 2, "rcond": 1}, ValueError, r"rcond must be None or in \[0, 1\), got 1"),
+        ("lstsq", {"rcond": -1e-3}, ValueError, "got -0.001"),
+        ("lstsq", {"rcond": float("nan")}, ValueError, "got nan"),
+        ("lstsq", {"intercept": 1}, ValueError, "intercept must be True or False, got 1"),
+        ("ridge", {"ridge": -1}, ValueError, "ridge must be >= 0, got -1"),
+        ("ridge", {"ridge": "cv"}, ValueError, "ridge must be a finite number or 'gcv', got 'cv'"),
+        ("ridge", {"ridge": float("inf")}, ValueError, "got inf"),
+        ("procrustes", {"scale": "yes"}, ValueError, "scale must be True or False, got 'yes'"),
+    ],
+)
+def test_a_wrong_config_is_refused(name: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build_matcher(name, **options)
+
+
+def test_only_matchers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registries.matchers._registered, "odd", dict)
+    with pytest.raises(TypeError, match=r"'odd' is registered as .*dict.* no subclass of Matcher"):
+        build_matcher("odd")
+
+
+def test_a_fit_draws_no_random_numbers(rows: Rows) -> None:
+    before = torch.get_rng_state()
+    for matcher in MATCHERS:
+        matcher.fit(rows.moments)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(ClosedFormMatcher):
+    """A plugin's matcher for equal widths, with a defect to choose."""
+
+    name: ClassVar[str] = "diagonal"
+    unequal_widths: ClassVar[bool] = False
+
+    defect: str = ""
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
+        if moments.dx != moments.dy and self.defect != "any width":
+            raise ValueError(f"diagonal needs equal widths, got {moments.dx} and {moments.dy}")
+        if not moments.n and self.defect != "no rows":
+            raise ValueError("diagonal needs rows")
+        ratio = moments.sxy.diagonal()[:8] / moments.sxx.diagonal()[:8]
+        if self.defect == "random":
+            ratio = ratio * torch.rand(1)
+        if self.defect == "changes":
+            moments.sxx.zero_()
+        stitch = LinearStitch(moments.dx, moments.dy, dtype=dtype)
+        with torch.no_grad():
+            stitch.weight.zero_()
+            stitch.bias.zero_()
+            stitch.weight.diagonal()[:8] = ratio
+        stitch.fitted = {} if self.defect == "silent" else {"n": moments.n, "r2": 0.5}
+        return stitch
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        ("any width", r"fitting Moments\(dx=12, dy=8, .* must raise ValueError"),
+        ("no rows", r"fitting Moments\(dx=12, dy=12, n=0, .* must raise ValueError"),
+        ("random", "twice, the stitch differs"),
+        ("changes", "must leave the moments as they were"),
+        ("silent", "fitted must hold 'r2' and the 'n' of 200"),
+    ],
+)
+def test_the_check_finds_defects(monkeypatch: pytest.MonkeyPatch, defect: str, message: str) -> None:
+    monkeypatch.setitem(registries.matchers._registered, "diagonal", Diagonal)
+    check_matcher("diagonal")
+    with pytest.raises(AssertionError, match=message):
+        check_matcher("diagonal", defect=defect)
+
+
+def test_the_check_finds_dependence_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Fragile(Diagonal):
+        def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
+            stitch = super().fit(moments, dtype)
+            # What rounding leaves of the mean differs from one order of the rows to another.
+            stitch.bias.data += 1e6 * (moments.mean_x.sum() - round(moments.mean_x.sum().item(), 8))
+            return stitch
+
+    monkeypatch.setitem(registries.matchers._registered, "diagonal", Fragile)
+    with pytest.raises(AssertionError, match=r"fitted to the same rows .*, the stitch differs by .* > 1e-10"):
+        check_matcher("diagonal")

@@ -1,0 +1,218 @@
+"""Moments: streamed, merged and reduced, against dense float64 NumPy."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from hf_stitch.statistics import Moments
+from hf_stitch.statistics import moments as moments_module
+
+PARTS = ("mean_x", "mean_y", "sxx", "syy", "sxy")
+
+
+def rows(n: int, dx: int, dy: int, mean: float = 0.0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Related rows in float64, their means ``mean`` standard deviations away."""
+    draw = np.random.default_rng(seed).standard_normal((n, dx + dy))
+    x = draw[:, :dx] + mean
+    y = x[:, :1] - 0.5 * draw[:, dx:]
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def dense(x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
+    """The definition, in NumPy."""
+    a, b = x.double().numpy(), y.double().numpy()
+    mean_x, mean_y = a.mean(0), b.mean(0)
+    a, b = a - mean_x, b - mean_y
+    return {"mean_x": mean_x, "mean_y": mean_y, "sxx": a.T @ a, "syy": b.T @ b, "sxy": a.T @ b}
+
+
+def assert_close(moments: Moments, expected: dict[str, np.ndarray], relative: float) -> None:
+    for part in PARTS:
+        got = getattr(moments, part).cpu().numpy()
+        assert np.abs(got - expected[part]).max() <= relative * np.abs(expected[part]).max(), part
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_streamed_equals_dense_however_far_the_mean(mean: float, dtype: torch.dtype) -> None:
+    x, y = (side.to(dtype) for side in rows(500, 7, 4, mean))
+    moments = Moments(7, 4)
+    for start in range(0, 500, 33):
+        moments.update(x[start : start + 33], y[start : start + 33])
+    assert moments.n == 500
+    assert_close(moments, dense(x, y), 1e-10)
+    assert all(getattr(moments, part).dtype == torch.float64 for part in PARTS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.integers(0, 120), max_size=8), seed=st.integers(0, 2**16), merging=st.permutations(range(9)))
+def test_batching_merging_and_shuffling_change_nothing(cuts: list[int], seed: int, merging: list[int]) -> None:
+    x, y = rows(120, 3, 5, mean=30.0)
+    expected = dense(x, y)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(seed))
+    bounds = [0, *sorted(cuts), 120]
+    batches = [order[start:stop] for start, stop in pairwise(bounds)]
+    streamed = Moments(3, 5)
+    for batch in batches:
+        streamed.update(x[batch], y[batch])
+    merged = Moments(3, 5)
+    for index in merging:
+        if index < len(batches):
+            merged.merge(Moments(3, 5).update(x[batches[index]], y[batches[index]]))
+    for moments in (streamed, merged):
+        assert moments.n == 120
+        assert_close(moments, expected, 1e-10)
+
+
+def test_large_batches_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows(100, 4, 3, mean=10.0)
+    monkeypatch.setattr(moments_module, "_CHUNK", 32)
+    widest = []
+    gram = moments_module._gram
+    monkeypatch.setattr(moments_module, "_gram", lambda chunk: widest.append(len(chunk)) or gram(chunk))
+    assert_close(Moments(4, 3).update(x, y), dense(x, y), 1e-12)
+    assert widest == [32, 32, 32, 4]
+
+
+def test_input_is_neither_changed_nor_tracked() -> None:
+    x, y = rows(50, 3, 2)
+    x.requires_grad_()
+    before = x.detach().clone()
+    moments = Moments(3, 2).update(x, y)
+    assert torch.equal(x, before)
+    assert not moments.sxx.requires_grad
+
+
+def test_empty_batches_and_empty_merges_count_for_nothing() -> None:
+    x, y = rows(20, 3, 2)
+    moments = Moments(3, 2).update(x[:0], y[:0])
+    assert (moments.n, moments.sxx.abs().sum().item()) == (0, 0.0)
+    moments.update(x, y)
+    state = moments.state_dict()
+    moments.update(x[:0], y[:0]).merge(Moments(3, 2))
+    assert all(torch.equal(state[key], value) for key, value in moments.state_dict().items())
+
+
+def test_merge_leaves_the_other_as_it_was() -> None:
+    x, y = rows(20, 3, 2)
+    other = Moments(3, 2).update(x[:8], y[:8])
+    state = other.state_dict()
+    Moments(3, 2).merge(other).update(x[8:], y[8:])
+    assert all(torch.equal(state[key], value) for key, value in other.state_dict().items())
+
+
+def test_about_origin_is_the_raw_second_moments() -> None:
+    x, y = rows(40, 3, 2, mean=4.0)
+    moments = Moments(3, 2).update(x, y)
+    raw = moments.about_origin()
+    assert raw.n == 40
+    assert raw.mean_x.abs().sum() == raw.mean_y.abs().sum() == 0
+    for got, expected in ((raw.sxx, x.T @ x), (raw.syy, y.T @ y), (raw.sxy, x.T @ y)):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+    assert_close(moments, dense(x, y), 1e-12)
+
+
+@pytest.mark.parametrize("side", ["x_rows", "y_rows"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+def test_a_bad_row_is_named_and_nothing_is_taken(monkeypatch: pytest.MonkeyPatch, side: str, value: float) -> None:
+    monkeypatch.setattr(moments_module, "_CHUNK", 8)
+    batch = dict(zip(("x_rows", "y_rows"), rows(30, 3, 2), strict=True))
+    batch[side][21, 1] = value
+    moments = Moments(3, 2)
+    with pytest.raises(ValueError, match=rf"{side}: row 21 of 30 holds NaN, infinity or"):
+        moments.update(**batch)
+    assert moments.n == 0
+    assert moments.sxx.abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (torch.zeros(4, 2), torch.zeros(4, 2), ValueError, r"x_rows must have shape \(n, 3\), got \(4, 2\)"),
+        (torch.zeros(4, 3), torch.zeros(2, 2, 2), ValueError, r"y_rows must have shape \(n, 2\), got \(2, 2, 2\)"),
+        (torch.zeros(4, 3), torch.zeros(5, 2), ValueError, "got 4 and 5 rows"),
+        (torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, 2), TypeError, "x_rows .* got torch.int64"),
+        (torch.zeros(4, 3), torch.zeros(4, 2, dtype=torch.complex64), TypeError, "y_rows .* got torch.complex64"),
+        (np.zeros((4, 3)), torch.zeros(4, 2), TypeError, "x_rows must be a torch.Tensor, got ndarray"),
+    ],
+)
+def test_wrong_rows_are_refused(x: torch.Tensor, y: torch.Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Moments(3, 2).update(x, y)
+
+
+def test_wrong_widths_are_refused() -> None:
+    with pytest.raises(ValueError, match="got dx=0 and dy=2"):
+        Moments(0, 2)
+    with pytest.raises(ValueError, match="dx=3, dy=2 and dx=2, dy=3"):
+        Moments(3, 2).merge(Moments(2, 3))
+
+
+def test_state_survives_safetensors_and_goes_on(tmp_path: Path) -> None:
+    x, y = rows(40, 3, 2, mean=9.0)
+    moments = Moments(3, 2).update(x[:25], y[:25])
+    save_file(moments.state_dict(), tmp_path / "moments.safetensors")
+    loaded = Moments.from_state_dict(load_file(tmp_path / "moments.safetensors"))
+    moments.update(x[25:], y[25:])
+    loaded.update(x[25:], y[25:])
+    assert loaded.n == 40
+    assert all(torch.equal(getattr(loaded, part), getattr(moments, part)) for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sxy": torch.zeros(2, 3, dtype=torch.float64)}, r"sxy .* shape \(3, 2\), got .* shape \(2, 3\)"),
+        ({"sxx": torch.zeros(3, 3)}, "sxx .* float64 .* got torch.float32"),
+        ({"mean_y": torch.full((2,), torch.nan, dtype=torch.float64)}, "mean_y .* with NaN or infinity"),
+        ({"extra": torch.zeros(1)}, "got .*'extra'"),
+    ],
+)
+def test_a_wrong_state_is_refused(change: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Moments.from_state_dict(Moments(3, 2).state_dict() | change)
+
+
+def _reduce(rank: int, folder: str, sizes: tuple[int, ...]) -> None:
+    """One of the processes of the test below."""
+    # accelerate wants an address even where the processes have met already.
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(sizes))}
+    os.environ.update(ranks, MASTER_ADDR="localhost", MASTER_PORT="0")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(sizes))
+    from accelerate import Accelerator
+
+    x, y = rows(sum(sizes), 4, 3, mean=30.0)
+    start = sum(sizes[:rank])
+    mine = Moments(4, 3).update(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == len(sizes)
+    save_file(mine.all_reduce(accelerator).state_dict(), f"{folder}/{rank}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_end_with_the_same_bits(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_reduce, (str(tmp_path), (70, 50)), nprocs=2)
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    x, y = rows(120, 4, 3, mean=30.0)
+    in_order = Moments(4, 3).update(x[:70], y[:70]).merge(Moments(4, 3).update(x[70:], y[70:]))
+    assert all(torch.equal(first[key], value) for key, value in in_order.state_dict().items())
+    assert_close(Moments.from_state_dict(first), dense(x, y), 1e-10)
+
+
+def test_one_process_reduces_to_itself() -> None:
+    moments = Moments(3, 2).update(*rows(20, 3, 2))
+    state = moments.state_dict()
+    assert moments.all_reduce(SimpleNamespace(num_processes=1)) is moments
+    assert all(torch.equal(state[key], value) for key, value in moments.state_dict().items())

@@ -1,0 +1,177 @@
+"""The vector maps between two networks, and the conformance check that ours and a plugin's must pass."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch, Stitch, build_stitch
+from hf_stitch.testing import check_stitch
+
+STITCHES = [
+    IdentityStitch(4, 4),
+    IdentityStitch(4, 6),
+    IdentityStitch(6, 4),
+    LinearStitch(4, 6),
+    LinearStitch(6, 4, bias=False),
+    LinearStitch(4, 6, dtype=torch.float64),
+    LowRankStitch(4, 6, rank=2),
+    LowRankStitch(6, 4, rank=4, bias=False, dtype="float64"),
+]
+
+
+@pytest.mark.parametrize("stitch", STITCHES, ids=str)
+def test_conforms(stitch: Stitch) -> None:
+    check_stitch(stitch)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.sampled_from([torch.float16, torch.float32, torch.int64, torch.bool]))
+def test_identity_keeps_every_bit(inside: int, outside: int, dtype: torch.dtype) -> None:
+    x = torch.randint(-9, 9, (5, inside)).to(dtype)
+    out = IdentityStitch(inside, outside)(x)
+    kept = min(inside, outside)
+    assert out.dtype == dtype
+    assert torch.equal(out[:, :kept], x[:, :kept])
+    assert not out[:, kept:].any()
+    assert not list(IdentityStitch(inside, outside).parameters())
+
+
+def test_identity_keeps_nan_infinity_and_negative_zero() -> None:
+    x = torch.tensor([[float("nan"), -0.0, float("inf"), 1e-45]])
+    for width in (2, 4, 6):
+        out = IdentityStitch(4, width)(x)[:, :4]
+        assert torch.equal(out.view(torch.int32), x[:, : out.shape[1]].contiguous().view(torch.int32))
+
+
+def test_linear_is_the_affine_map_of_its_weights() -> None:
+    stitch = LinearStitch(3, 2, dtype=torch.float64)
+    x = torch.randn(5, 4, 3, dtype=torch.float64)
+    expected = torch.einsum("bni,oi->bno", x, stitch.weight) + stitch.bias
+    torch.testing.assert_close(stitch(x), expected)
+    assert stitch.matrix() is stitch.weight
+
+
+def test_low_rank_is_a_linear_stitch_of_that_rank() -> None:
+    thin = LowRankStitch(7, 5, rank=2, dtype=torch.float64)
+    full = LinearStitch(7, 5, dtype=torch.float64)
+    full.load_state_dict({"weight": thin.matrix().detach(), "bias": thin.bias.detach()})
+    x = torch.randn(11, 7, dtype=torch.float64)
+    torch.testing.assert_close(thin(x), full(x))
+    assert torch.linalg.matrix_rank(thin.matrix()) == 2
+
+
+@pytest.mark.parametrize("stitch", STITCHES, ids=str)
+def test_matrix_is_the_map_without_its_bias(stitch: IdentityStitch | LinearStitch | LowRankStitch) -> None:
+    dtype = next((parameter.dtype for parameter in stitch.parameters()), torch.float32)
+    origin = stitch(torch.zeros(1, stitch.in_features, dtype=dtype))
+    images = stitch(torch.eye(stitch.in_features, dtype=dtype)) - origin
+    torch.testing.assert_close(stitch.matrix(), images.T, rtol=1e-4, atol=1e-6)
+
+
+def test_fitted_travels_beside_the_config() -> None:
+    stitch = LinearStitch(3, 2)
+    stitch.fitted = {"n": 10, "r2": 0.5}
+    assert "fitted" not in stitch.config()
+    twin = build_stitch(stitch.to_dict())
+    assert twin.fitted == stitch.fitted
+    twin.fitted["n"] = 11
+    assert stitch.fitted["n"] == 10
+
+
+def test_a_cast_stitch_describes_its_new_dtype(tmp_path: Any) -> None:
+    stitch = LowRankStitch(4, 3, rank=2).to(torch.bfloat16)
+    assert stitch.config()["dtype"] == "bfloat16"
+    save_file(stitch.state_dict(), tmp_path / "stitch.safetensors")
+    twin = build_stitch(stitch.to_dict())
+    twin.load_state_dict(load_file(tmp_path / "stitch.safetensors"), strict=True)
+    x = torch.randn(5, 4, dtype=torch.bfloat16)
+    assert torch.equal(twin(x), stitch(x))
+
+
+def test_exports() -> None:
+    stitch = LinearStitch(4, 3)
+    x = torch.randn(2, 5, 4)
+    assert torch.equal(torch.export.export(stitch, (x,)).module()(x), stitch(x))
+
+
+@pytest.mark.parametrize("stitch", STITCHES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 5), (5, 2, 1), ()])
+def test_a_wrong_width_is_refused(stitch: Stitch, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"maps {stitch.in_features} features to {stitch.out_features}, got an input"):
+        stitch(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: LinearStitch(0, 3), "widths >= 1, got 0 -> 3"),
+        (lambda: LinearStitch(3, 2, dtype="float31"), "dtype must be a floating-point torch.dtype .* got 'float31'"),
+        (lambda: LinearStitch(3, 2, dtype=torch.int64), "got torch.int64"),
+        (lambda: LowRankStitch(3, 2, rank=3), "rank must be from 1 to 2 for widths 3 -> 2, got 3"),
+        (lambda: LowRankStitch(3, 2, rank=0), "got 0"),
+        (lambda: build_stitch({"in_features": 3}), "needs a 'type', one of: .*identity"),
+    ],
+)
+def test_a_wrong_config_is_refused(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
+        build_stitch({"type": "linaer", "in_features": 3, "out_features": 3})
+    with pytest.raises(TypeError, match="rank"):
+        build_stitch({"type": "linear", "in_features": 3, "out_features": 3, "rank": 2})
+
+
+class Shifted(Stitch):
+    """A plugin's stitch, with a defect to choose."""
+
+    type: ClassVar[str] = "shifted"
+
+    def __init__(self, in_features: int, out_features: int, defect: str = "") -> None:
+        super().__init__(in_features, out_features)
+        self.defect = defect
+        self.register_buffer("shift", torch.linspace(1, 2, in_features), persistent=defect != "lost buffer")
+
+    def transform(self, x: torch.Tensor) -> torch.Tensor:
+        x = x - x.mean(tuple(range(x.ndim - 1))) if self.defect == "batch" and x.ndim > 1 else x
+        x = x.detach() if self.defect == "gradient" else x
+        return (x + self.shift).float() if self.defect == "dtype" else x + self.shift
+
+    def config(self) -> dict[str, Any]:
+        return {"in_features": self.in_features, "out_features": self.out_features, "defect": self.defect}
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        ("", None),
+        ("lost buffer", "shift is no part of the state dict"),
+        ("batch", "whatever vectors come with it"),
+        ("gradient", "no gradient reaches the input"),
+        ("dtype", "must compute in float64"),
+    ],
+)
+def test_the_check_finds_defects(monkeypatch: pytest.MonkeyPatch, defect: str, message: str | None) -> None:
+    monkeypatch.setitem(registries.stitches._registered, "shifted", Shifted)
+    stitch = Shifted(3, 3, defect)
+    if message is None:
+        check_stitch(stitch)
+        return
+    with pytest.raises(AssertionError, match=message):
+        check_stitch(stitch)
+
+
+def test_the_check_wants_a_registered_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownNameError, match="shifted"):
+        check_stitch(Shifted(3, 3))
+    monkeypatch.setitem(registries.stitches._registered, "shifted", LinearStitch)
+    with pytest.raises(AssertionError, match="'shifted' is registered as"):
+        check_stitch(Shifted(3, 3))

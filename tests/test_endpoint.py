@@ -1,0 +1,193 @@
+"""Endpoints: what people write to name a model, records of it, and the hash of its weights."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_stitch.endpoint import Endpoint, weights_hash
+
+
+@pytest.mark.parametrize(
+    ("text", "id", "library", "revision"),
+    [
+        ("gpt2", "gpt2", "transformers", None),
+        ("openai-community/gpt2", "openai-community/gpt2", "transformers", None),
+        (" openai-community/gpt2@main ", "openai-community/gpt2", "transformers", "main"),
+        ("owner/name@refs/pr/1", "owner/name", "transformers", "refs/pr/1"),
+        ("timm/rexnet_100.nav_in1k", "timm/rexnet_100.nav_in1k", "timm", None),
+        ("timm/rexnet_100.nav_in1k@607a30d", "timm/rexnet_100.nav_in1k", "timm", "607a30d"),
+        ("timm:rexnet_100", "timm:rexnet_100", "timm", None),
+    ],
+)
+def test_parse(text, id, library, revision):
+    endpoint = Endpoint.parse(text, task="image-classification")
+    assert endpoint == Endpoint(id, library, revision=revision, task="image-classification")
+    assert not endpoint.is_local
+    assert str(endpoint) == text.strip()
+    assert Endpoint.parse(str(endpoint), task="image-classification") == endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("  \n", "empty"),
+        ("owner/name@", "nothing behind '@'"),
+        ("@main", "nothing before '@'"),
+        ("timm:resnet18@main", "architecture and has no revision"),
+    ],
+)
+def test_parse_refuses(text, message):
+    with pytest.raises(ValueError, match=message):
+        Endpoint.parse(text)
+
+
+def test_a_revision_has_one_place():
+    with pytest.raises(ValueError, match="write the revision behind the id: owner/name@main"):
+        Endpoint.parse("owner/name", revision="main")
+
+
+@pytest.mark.parametrize("text", ["./nowhere", "/no/where", "~/nowhere-at-all", "a/b/c"])
+def test_a_path_that_is_not_there(text):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        Endpoint.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("config", "library"),
+    [
+        ({"model_type": "bert"}, "transformers"),
+        ({"architecture": "resnet18", "pretrained_cfg": {}}, "timm"),
+        ({"model_type": "timm_wrapper", "architecture": "resnet18"}, "transformers"),
+    ],
+)
+def test_a_local_folder_tells_its_library(tmp_path, monkeypatch, config, library):
+    folder = tmp_path / "my@model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    for text in (str(folder), "my@model", "./my@model"):
+        endpoint = Endpoint.parse(text)
+        assert endpoint == Endpoint(str(folder.resolve()), library)
+        assert endpoint.is_local and endpoint.revision is None
+    with pytest.raises(ValueError, match="no revision; leave out '@main'"):
+        Endpoint.parse("my@model@main")
+
+
+def test_a_local_folder_without_a_model(tmp_path):
+    with pytest.raises(ValueError, match=r"no config\.json.*found: nothing"):
+        Endpoint.parse(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"a": 1, "b": 2}')
+    with pytest.raises(ValueError, match=r"neither 'model_type'.*found: a, b"):
+        Endpoint.parse(str(tmp_path))
+
+
+def test_relative_paths_of_live_models_are_local_too(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "out").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert Endpoint("runs/out", "transformers").is_local
+    assert Endpoint(f"..{os.sep}gone", "transformers").is_local
+    assert not Endpoint("owner/name", "transformers").is_local
+    assert not Endpoint(None, "torch").is_local
+
+
+def test_record_round_trip_through_json():
+    endpoint = Endpoint.parse(
+        "owner/name@main", task="text-generation", dtype=torch.bfloat16, num_labels=3, size=(2, 3)
+    )
+    record = json.loads(json.dumps(endpoint.to_dict()))
+    assert record["kwargs"] == {"dtype": "bfloat16", "num_labels": 3, "size": [2, 3]}
+    assert Endpoint.from_dict(record) == endpoint
+    assert hash(Endpoint.from_dict(record)) == hash(endpoint)
+
+
+def test_record_of_a_newer_version():
+    record = {**Endpoint("owner/name", "timm").to_dict(), "quantum": 1, "bits": 2}
+    with pytest.warns(UserWarning, match="owner/name.*has bits, quantum, which this version does not know"):
+        assert Endpoint.from_dict(record) == Endpoint("owner/name", "timm")
+
+
+def test_record_that_lacks_something():
+    with pytest.raises(ValueError, match="lacks id and library; it has task"):
+        Endpoint.from_dict({"task": "x"})
+
+
+def test_what_cannot_be_recorded_is_refused_at_once():
+    with pytest.raises(TypeError, match=r"loading option config=.* cannot be recorded"):
+        Endpoint.parse("owner/name", config=object())
+    with pytest.raises(TypeError, match="max_memory"):
+        Endpoint.parse("owner/name", max_memory={0: "10GB"})
+    with pytest.raises(ValueError, match="library must be one of transformers, timm, torch, got 'keras'"):
+        Endpoint("x", "keras")
+
+
+def test_str_of_a_live_module():
+    assert str(Endpoint(None, "torch")) == "live torch module"
+    assert str(Endpoint(None, "torch", weights_hash="sha256:0123456789")) == "live torch module sha256:01234567"
+
+
+def holding(**buffers: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for name, value in buffers.items():
+        module.register_buffer(name, value)
+    return module
+
+
+def test_weights_hash_is_stable():
+    """A literal: hashes in published artefacts must still be found by later versions."""
+    module = holding(b=torch.arange(6, dtype=torch.float32).reshape(2, 3), a=torch.tensor(True))
+    assert weights_hash(module) == "sha256:1ba7efcfa4e48eadb9c8d0b1ad1ed3093963a05cecdef4251642d401727f3669"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64]
+)
+def test_weights_hash_of_any_dtype(dtype):
+    value = torch.tensor([[0, 1], [0, 0]], dtype=torch.float32).to(dtype)
+    hashes = {weights_hash(holding(a=v)) for v in (value, value.T[:, :1], value.flatten(), value[0, 0], value[:0])}
+    assert len(hashes) == 5
+    assert weights_hash(holding(a=value.clone())) == weights_hash(holding(a=value))
+
+
+def test_weights_hash_sees_names_dtypes_and_persistent_buffers_only():
+    zeros = torch.zeros(4)
+    hashes = [
+        weights_hash(holding(**b)) for b in ({"a": zeros}, {"b": zeros}, {"a": zeros.int()}, {"a": zeros, "b": zeros})
+    ]
+    assert len(set(hashes)) == 4
+    module = holding(a=zeros)
+    module.register_buffer("cache", torch.ones(3), persistent=False)
+    assert weights_hash(module) == hashes[0]
+
+
+@given(st.permutations(["a", "b", "c"]))
+def test_weights_hash_does_not_depend_on_order_or_memory_layout(names):
+    tensors = {name: torch.arange(6.0).reshape(2, 3) + ord(name) for name in "abc"}
+    shuffled = holding(**{name: tensors[name].t().contiguous().t() for name in names})
+    assert weights_hash(shuffled) == weights_hash(holding(**tensors))
+
+
+def test_weights_hash_refuses_what_has_no_bytes():
+    with torch.device("meta"):
+        module = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="bias of Linear is on the meta device"):
+        weights_hash(module)
+
+    class Extra(torch.nn.Module):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    with pytest.raises(TypeError, match="_extra_state of Extra must be a tensor to be hashed, got dict"):
+        weights_hash(Extra())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_weights_hash_does_not_depend_on_the_device():
+    module = torch.nn.Linear(3, 4)
+    assert weights_hash(module.cuda()) == weights_hash(module.cpu())
