@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hf_stitch import stitches as stitches
     from hf_stitch import testing as testing
     from hf_stitch.adapters import Adapter as Adapter
+    from hf_stitch.adapters import NotACutError as NotACutError
     from hf_stitch.adapters import load as load
     from hf_stitch.analysis.evaluation import evaluate as evaluate
     from hf_stitch.data import Samples as Samples
@@ -42,6 +43,7 @@ _PUBLIC = {
     "Adapter": "hf_stitch.adapters",
     "Endpoint": "hf_stitch.endpoint",
     "Moments": "hf_stitch.statistics",
+    "NotACutError": "hf_stitch.adapters",
     "Representation": "hf_stitch.representation",
     "Samples": "hf_stitch.data",
     "StitchConfig": "hf_stitch.models",

@@ -246,7 +246,7 @@ class Samples:
         Raises:
             ValueError: If a part would be empty.
         """
-        count = round(test_size * len(self)) if isinstance(test_size, float) else test_size
+        count = round(test_size * len(self)) if isinstance(test_size, float) else operator.index(test_size)
         if not 0 < count < len(self):
             raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
         strata: dict[int, list[int]] = {}
@@ -421,15 +421,7 @@ class _Listed:
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self.columns = columns
-        self.kinds = {name: _kind(values[0]) for name, values in columns.items()}
-        for name, values in columns.items():
-            # Arrays are of one kind by themselves.
-            for place, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
-                if self.kinds[name] in get_args(Modality) and _kind(value) != self.kinds[name]:
-                    first, other = type(values[0]).__name__, type(value).__name__
-                    raise ValueError(
-                        f"{name} must be of one kind, but sample 0 is a {first} and sample {place} a {other}"
-                    )
+        self.kinds = {name: _common_kind(values) for name, values in columns.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -544,6 +536,16 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, (np.ndarray, torch.Tensor)) else type(value).__name__
 
 
+def _common_kind(values: Sequence[Any]) -> str:
+    """The kind of all values; where one differs, a text that is no kind and says which."""
+    first = _kind(values[0])
+    # Arrays are of one kind by themselves.
+    for place, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
+        if _kind(value) != first:
+            return f"{first}, but {_kind(value)} at place {place}"
+    return first
+
+
 def _feature_kind(feature: Any) -> str:
     """A modality, ``class``, ``integer``, or the name of the feature's type."""
     import datasets
@@ -635,7 +637,7 @@ def _as_ids(values: Iterable[Any]) -> list[Id]:
     return ids
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
+# -- holding samples out -----------------------------------------------------------------------------------------------
 
 
 def _chance(seed: int, id_: Id) -> bytes:
@@ -651,6 +653,9 @@ def _apportion(count: int, sizes: Sequence[int]) -> list[int]:
     for i in by_remainder[: count - sum(quotas)]:
         quotas[i] += 1
     return quotas
+
+
+# -- data sets by name -------------------------------------------------------------------------------------------------
 
 
 def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str | None) -> datasets.Dataset:

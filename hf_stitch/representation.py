@@ -69,7 +69,8 @@ class Representation:
         layout: ``bd``, ``bnd``, ``bchw`` or ``bhwc``.
         mask: For ``bnd``: (batch, tokens) bool, true where a token is real. ``None``: all are.
         prefix_tokens: For ``bnd``: number of leading tokens that belong to no position.
-        grid: For ``bnd`` of an image model: height and width of the grid that the tokens after the prefix form.
+        grid: For ``bnd`` of an image model: height and width of the grid that the tokens after the prefix form; such
+            tokens have no mask.
         context: What the rest of the network needs beside the values: the keyword arguments of its forward, with the
             content of the input erased.
 
@@ -99,10 +100,18 @@ class Representation:
             object.__setattr__(self, "grid", (int(self.values.shape[h]), int(self.values.shape[h + 1])))
         if self.layout != "bnd" and (self.mask is not None or self.prefix_tokens):
             raise ValueError(f"mask and prefix tokens exist in the layout bnd only, not in {self.layout}")
-        if self.mask is not None and self.mask.shape != self.values.shape[:2]:
+        if self.mask is not None and (self.mask.shape != self.values.shape[:2] or self.mask.dtype != torch.bool):
             raise ValueError(
-                f"mask must have the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got {tuple(self.mask.shape)}"
+                f"mask must be bool of the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got {self.mask.dtype} of "
+                f"{tuple(self.mask.shape)}"
             )
+        if self.layout == "bnd":
+            tokens = self.values.shape[1] - self.prefix_tokens
+            if tokens < 0 or (self.grid is not None and tokens != self.grid[0] * self.grid[1]):
+                form = f" and a grid of {self.grid[0]}x{self.grid[1]}" if self.grid else ""
+                raise ValueError(f"{self.values.shape[1]} tokens do not hold {self.prefix_tokens} prefix tokens{form}")
+            if self.grid is not None and self.mask is not None:
+                raise ValueError("a mask belongs to texts, and these tokens form a grid: every position of an image is real")
 
     # -- what it is -----------------------------------------------------------------------------------------------
     @property
@@ -139,7 +148,8 @@ class Representation:
 
         Raises:
             ValueError: For an unknown policy, or one that this representation does not have (``cls`` of a grid,
-                ``flatten`` of texts of different lengths, ``mean`` of a sample without a single real token).
+                ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without a single
+                real token).
         """
         if policy not in ROWS_POLICIES:
             raise ValueError(f"rows policy must be one of {', '.join(ROWS_POLICIES)}, got {policy!r}")
@@ -156,11 +166,9 @@ class Representation:
             return tokens.flatten(1)
         if mask is None:
             return tokens.mean(1)
-        count = mask.sum(1, keepdim=True)
-        if bool((count == 0).any()):
-            bad = int((count == 0).flatten().nonzero()[0])
-            raise ValueError(f"sample {bad} of the batch is masked entirely: it has no mean")
-        return torch.where(mask.unsqueeze(-1), tokens, 0).sum(1) / count
+        _check_none_empty(mask)
+        total = torch.where(mask.unsqueeze(-1), tokens, 0).sum(1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+        return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
     def row_samples(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
         """For each row of :meth:`rows`, the index in the batch of the sample it belongs to: (n,) int64."""
@@ -193,18 +201,14 @@ class Representation:
     def _one_token(self, policy: str) -> Tensor:
         if self.layout != "bnd":
             raise ValueError(f"rows policy {policy!r} needs tokens (layout bnd); layout {self.layout} has 'positions', 'flatten', 'mean'")
-        if policy == "cls":
-            if self.grid is not None and self.prefix_tokens == 0:
-                raise ValueError("rows policy 'cls' needs a prefix token, and this representation has none; use 'mean'")
-            if self.mask is not None and not bool(self.mask[:, 0].all()):
-                first = self.mask.int().argmax(1)  # left padding
-                return self.values[torch.arange(self.batch, device=self.values.device), first]
-            return self.values[:, 0]
+        if policy == "cls" and self.grid is not None and self.prefix_tokens == 0:
+            raise ValueError("rows policy 'cls' needs a prefix token, and this representation has none; use 'mean'")
         if self.mask is None:
-            return self.values[:, -1]
-        n = self.mask.shape[1]
-        last = n - 1 - self.mask.flip(1).int().argmax(1)
-        return self.values[torch.arange(self.batch, device=self.values.device), last]
+            return self.values[:, 0 if policy == "cls" else -1]
+        _check_none_empty(self.mask)
+        # argmax finds the first of the real tokens, wherever padding is
+        place = self.mask.int().argmax(1) if policy == "cls" else self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(1)
+        return self.values[torch.arange(self.batch, device=self.values.device), place]
 
     # -- in another shape -----------------------------------------------------------------------------------------
     def to_layout(self, layout: Layout) -> Representation:
@@ -244,3 +248,9 @@ class Representation:
         if self.grid is None:
             raise ValueError(f"these positions (layout {self.layout}) form no grid: they come from a text or are vectors")
         return self.grid
+
+
+def _check_none_empty(mask: Tensor) -> None:
+    empty = ~mask.any(1)
+    if bool(empty.any()):
+        raise ValueError(f"sample {int(empty.nonzero()[0])} of the batch is masked entirely: it has no real token")

@@ -140,6 +140,7 @@ def test_dictionaries():
     samples = Samples.of(rows, id="key")
     assert (samples.modality, samples.labels, samples.ids) == ("image", [0, 1, 2], ("k0", "k1", "k2"))
     assert shades(samples) == [0, 1, 2]
+    assert read(Samples.of([{"text": "a", "note": "x"}, {"text": "b", "note": None}])) == ["a", "b"]
     pairs = Samples.of([{"a": "x", "b": "y"}], text="b", text_pair="a")
     assert read(pairs) == [("y", "x")]
     with pytest.raises(ValueError, match="sample 1 must be a dictionary with the keys of sample 0: text"):
@@ -153,8 +154,8 @@ def test_dictionaries():
         (np.zeros((0, 3)), {}, "data is empty"),
         ([1, 2], {}, "no column is an image, a text or a tensor"),
         ([("a", 1)], {}, "Labels are passed by label="),
-        (["a", None], {}, "sample 0 is a str and sample 1 a NoneType"),
-        (["a", picture(0)], {}, "must be of one kind"),
+        (["a", None], {}, "text, but NoneType at place 1"),
+        (["a", picture(0)], {}, "text, but image at place 1"),
         (["a", "b"], {"text": "sentence"}, r"text='sentence' is no column; there are: 'samples' \(text\)"),
         (["a", "b"], {"label": [0]}, "label must have one value for each of 2 samples, got 1"),
         (["a", "b"], {"id": ["x", "x"]}, "ids must be unique, but 'x' occurs 2 times"),

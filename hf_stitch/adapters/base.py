@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint, weights_hash
 from ..representation import Form, Representation
 from . import _tree
-from .cut import Back, Cut, Front, Interface, Plan, run_after
+from .cut import Back, Cut, Front, Interface, Plan, in_context, run_after
 from .preprocess import preprocess
 from .surgery import CutReached, swapped
 from .survey import NotACutError, Survey
@@ -137,27 +137,24 @@ class Adapter:
 
         In models of up to 20 million parameters each is verified here; in larger ones at its first use.
         """
-        survey = self._survey()
-        with evaluating(self.model):
-            if sum(p.numel() for p in self.model.parameters()) > SMALL:
-                return survey.blocks
-            return tuple(name for name in survey.blocks if self.explain(name).status == "verified")
+        blocks = self._survey().blocks
+        if sum(p.numel() for p in self.model.parameters()) > SMALL:
+            return blocks
+        return tuple(name for name in blocks if self.explain(name).status == "verified")
 
     def explain(self, layer: str) -> Explanation:
         """Verify a layer as a cut and tell what came out; refusals are told, not raised."""
         survey = self._survey()
-        with evaluating(self.model):
-            try:
-                plan, cut = survey.plan(layer), survey.cut(layer)
-            except NotACutError as error:
-                return Explanation(layer, "refused", reason=str(error))
+        try:
+            plan, cut = survey.plan(layer), survey.cut(layer)
+        except NotACutError as error:
+            return Explanation(layer, "refused", reason=str(error))
         return Explanation(layer, "verified", cut.form, cut.cost, plan.kind)
 
     def describe(self, layer: str) -> Explanation:
         """What is known of a layer without verifying it."""
         survey = self._survey()
-        with evaluating(self.model):
-            cut = survey.cut(layer)
+        cut = survey.cut(layer)
         plan = survey.plan(layer).kind if survey.status(layer) == "verified" else None
         return Explanation(layer, survey.status(layer), cut.form, cut.cost, plan)
 
@@ -172,14 +169,12 @@ class Adapter:
             NotACutError: If the layer is no cut.
         """
         survey = self._survey()
-        with evaluating(self.model):
-            return survey.cut(layer), survey.plan(layer)
+        return survey.cut(layer), survey.plan(layer)
 
     # -- running -----------------------------------------------------------------------------------------------------------
     def forward(self, inputs: Any) -> Any:
         """The model's own output, in eval mode, with the same options that cuts are verified with."""
-        with evaluating(self.model):
-            return self._run(self.inputs(inputs))
+        return self._run(self.inputs(inputs))
 
     def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
         """The representations of a batch at some layers; the forward ends at the deepest of them.
@@ -199,11 +194,10 @@ class Adapter:
             raise ValueError("encode needs at least one layer, got none")
         arguments = self.inputs(inputs)
         survey = self._survey(arguments)
-        with evaluating(self.model):
-            for name in names:
-                survey.plan(name)
-            deepest = max(names, key=lambda name: survey.trace.calls[name].exited)
-            values = self._capture(arguments, {name: survey.cut(name) for name in names}, None if self._offloaded else deepest)
+        for name in names:
+            survey.plan(name)
+        deepest = max(names, key=lambda name: survey.trace.calls[name].exited)
+        values = self._capture(arguments, {name: survey.cut(name) for name in names}, None if self._offloaded else deepest)
         return {name: survey.cut(name).represent(values[name], arguments, self.interface) for name in names}
 
     def decode(self, representation: Representation, layer: str) -> Any:
@@ -216,30 +210,22 @@ class Adapter:
         Returns:
             What the model itself returns.
         """
-        if not representation.context:
-            mask = representation.mask
-            if mask is None and self.interface.modality == "text":
-                mask = torch.ones(representation.values.shape[:2], dtype=torch.bool, device=representation.values.device)
-            blank = self.interface.blank(representation.batch, mask, representation.values.device)
-            representation = representation.replace(context=blank)
+        representation = in_context(representation, self.interface)
         survey = self._survey(representation.context)
-        with evaluating(self.model):
-            cut, plan = survey.cut(layer), survey.plan(layer)
-            if representation.layout != cut.form.layout or representation.width != cut.form.width:
-                raise ValueError(
-                    f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
-                    f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
-                )
-            return run_after(self.model, self._run, cut, plan, self.interface, representation)
+        cut, plan = survey.cut(layer), survey.plan(layer)
+        if representation.layout != cut.form.layout or representation.width != cut.form.width:
+            raise ValueError(
+                f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
+                f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
+            )
+        return run_after(self.model, self._run, cut, plan, self.interface, representation)
 
     # -- halves -----------------------------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:
         """The part up to a cut as a module of its own, with copies of the weights that run and of no others."""
         cut, _ = self.cut(layer)
         gone = {name: nn.Module() for name in cut.after}
-        with swapped(self.model, gone):
-            twin = copy.deepcopy(self.model)
-        return Front(twin.eval(), cut, self.interface)
+        return Front(self._copy(gone), cut, self.interface)
 
     def back(self, layer: str) -> Back:
         """The part after a cut as a module of its own, with copies of the weights that run and of no others."""
@@ -247,9 +233,7 @@ class Adapter:
         gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
             gone[layer] = _hollow(self.model.get_submodule(layer))
-        with swapped(self.model, gone):
-            twin = copy.deepcopy(self.model)
-        return Back(twin.eval(), cut, plan, self.interface)
+        return Back(self._copy(gone), cut, plan, self.interface)
 
     # -- inside -------------------------------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
@@ -275,22 +259,34 @@ class Adapter:
         return any(place in ("cpu", "disk") for place in places) and len(set(places)) > 1
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:
-        return self.model(**inputs, **{k: v for k, v in self.interface.options.items() if k not in inputs})
+        """Every forward of the model goes through here: in eval mode, with the interface's options."""
+        with evaluating(self.model):
+            return self.model(**{**self.interface.options, **inputs})
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
         """The survey for inputs of a size: one for all texts, one for each size of image."""
-        example = self._example if inputs is None else inputs
-        key: Any = ()
+        example, content = self._example, self.interface.content
+        size: Any = ()
         if self.interface.modality != "text":
-            key = tuple(tuple(example[name].shape[1:]) for name in self.interface.content)
-            if key == tuple(tuple(self._example[name].shape[1:]) for name in self.interface.content):
-                example = self._example
-        else:
-            example = self._example
-        if key not in self._surveys:
-            resized = {**self._example, **{n: _noise_like(example[n]) for n in self.interface.content}} if example is not self._example else example
-            self._surveys[key] = Survey(self.model, self._run, self.interface, resized)
-        return self._surveys[key]
+            size = tuple(tuple((inputs or example)[name].shape[1:]) for name in content)
+            if inputs is not None and size != tuple(tuple(example[name].shape[1:]) for name in content):
+                example = {**example, **{name: _noise_like(inputs[name]) for name in content}}
+        if size not in self._surveys:
+            self._surveys[size] = Survey(self.model, self._run, self.interface, example)
+        return self._surveys[size]
+
+    def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:
+        """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied."""
+        with swapped(self.model, without):
+            twin = copy.deepcopy(self.model)
+        if hasattr(twin, "hf_device_map"):
+            from accelerate.hooks import remove_hook_from_module
+
+            remove_hook_from_module(twin, recurse=True)
+        for module in twin.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks):
+                hooks.clear()
+        return twin.eval()
 
     def _capture(self, inputs: Mapping[str, Any], cuts: Mapping[str, Cut], deepest: str | None) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}

@@ -162,6 +162,16 @@ class Cut:
         )
 
 
+def in_context(representation: Representation, interface: Interface) -> Representation:
+    """The representation with a context: its own, or a blank one where it comes from another network."""
+    if representation.context:
+        return representation
+    values, mask = representation.values, representation.mask
+    if mask is None and interface.modality == "text":
+        mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    return representation.replace(context=interface.blank(representation.batch, mask, values.device))
+
+
 def size_of(representation: Representation, interface: Interface) -> tuple[int, int]:
     """Batch size and, for text, number of tokens of a representation."""
     if interface.modality != "text":
@@ -209,7 +219,7 @@ class Front(nn.Module):
     def forward(self, **inputs: Any) -> Representation:
         """The representation at the cut of the network's inputs."""
         try:
-            self.model(**inputs, **{k: v for k, v in self.interface.options.items() if k not in inputs})
+            self.model(**{**self.interface.options, **inputs})
         except CutReached as reached:
             return self.cut.represent(reached.values, inputs, self.interface)
         raise RuntimeError(f"the forward ended without passing layer {self.cut.layer!r}")
@@ -242,17 +252,10 @@ class Back(nn.Module):
             representation: What enters; without a context of its own a blank one is made.
             **options: Further arguments of the network (a cache).
         """
-        values = representation.values
-        context = dict(representation.context)
-        if not context:
-            mask = representation.mask
-            if mask is None and self.interface.modality == "text":
-                mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
-            context = self.interface.blank(representation.batch, mask, values.device)
-            representation = representation.replace(context=context)
-        fill(self._slot, values, size_of(representation, self.interface))
+        representation = in_context(representation, self.interface)
+        fill(self._slot, representation.values, size_of(representation, self.interface))
         try:
-            return self.model(**context, **{**self.interface.options, **options})
+            return self.model(**{**self.interface.options, **representation.context, **options})
         finally:
             self._slot.values = None
 

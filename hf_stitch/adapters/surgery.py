@@ -162,7 +162,8 @@ class Entry(_StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Ignore the input, but for what must be computed from positions."""
         output = self.inner(*args, **kwargs) if self.inner is not None else _build(self._rule or {}, self._slot, False)
-        return _tree.put(output, self._path, self._slot.values)
+        assert self._slot.values is not None
+        return _tree.put(output, self._path, self._slot.values.clone())  # an in-place operation may follow
 
 
 class CutReached(Exception):  # noqa: N818 - a signal, not an error

@@ -35,8 +35,8 @@ class Survey:
     """What is known of the cuts of one model for inputs of one size.
 
     Args:
-        model: The model, in eval mode while anything here runs.
-        run: Calls the model with a mapping of inputs.
+        model: The model.
+        run: Calls the model with a mapping of inputs, in eval mode.
         interface: How it takes its input.
         example: A batch of inputs (any number of samples).
     """
@@ -122,7 +122,7 @@ class Survey:
         listed = [name for name in self.trace.calls if name and self._dominates(name)]
         composite = [n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
-        chosen = repeated or composite or [n for n in listed if not any(m.startswith(n + ".") for m in listed)]
+        chosen = repeated or composite or [n for n in listed if not self._is_output(n)]
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
@@ -138,12 +138,14 @@ class Survey:
         return any(classes[type(element)] > 1 for element in elements)
 
     def _dominates(self, name: str) -> bool:
-        """Whether a module is a candidate: runs once, everything passes through one of its outputs, and something follows."""
+        """Whether a module is a candidate: runs once, and everything passes through one of its outputs."""
         call = self.trace.calls[name]
-        if len(call.outputs) != 1:
-            return False
+        return len(call.outputs) == 1 and any(s.edge in self._dominating and 2 <= len(s.shape) <= 4 for s in call.seen().values())
+
+    def _is_output(self, name: str) -> bool:
+        """Whether what a module returns is what the model returns."""
         final = {leaf.edge for _, leaf in _tree.leaves(self.trace.output) if isinstance(leaf, Seen)}
-        return any(s.edge in self._dominating and s.edge not in final and 2 <= len(s.shape) <= 4 for s in call.seen().values())
+        return any(s.edge in final for s in self.trace.calls[name].seen().values() if s.edge)
 
     # -- one cut ----------------------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:

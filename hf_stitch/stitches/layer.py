@@ -174,7 +174,7 @@ def check_forms(source: Form, target: Form, rows: RowsPolicy) -> None:
     if rows in POOLED or (source.layout == target.layout == "bd"):
         return
     if rows == "flatten":
-        if "bd" not in (source.layout, target.layout) and (source.grid is None or target.grid is None):
+        if any(form.layout == "bnd" and form.grid is None for form in (source, target)):
             raise ValueError(
                 "rows policy 'flatten' needs samples of one length: texts have none; use 'positions' or 'mean'"
             )
@@ -205,10 +205,8 @@ def source_positions(representation: Representation, source: Form, target: Form,
     """What ``body`` maps: (batch, n, d) under ``positions``, (batch, d) otherwise; masked positions are there too."""
     if source.layout == "bd":
         return representation.values
-    if rows in POOLED:
+    if rows != "positions":
         return representation.rows(rows)
-    if rows == "flatten":
-        return representation.rows("flatten")
     return (representation.resize(target.grid) if target.grid else representation).positions()
 
 
@@ -234,9 +232,10 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
         )):  # fmt: skip
             raise ValueError(
                 f"rows policy 'positions' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} or other masks: two "
-                "tokenizers cut the texts differently; use rows='mean', 'cls' or 'last'"
+                "tokenizers cut or pad the texts differently; use rows='mean', 'cls' or 'last'"
             )
-        mask = None if source.mask is None else source.mask[:, source.prefix_tokens :]
+        side = target if source.mask is None else source
+        mask = None if side.mask is None else side.mask[:, side.prefix_tokens :].to(x.device)
         pairs = {"body": (x.flatten(0, 1), y.flatten(0, 1)) if mask is None else (x[mask], y[mask.to(y.device)])}
     else:
         pairs = {"body": (x, target.rows(rows))}

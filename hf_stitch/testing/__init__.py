@@ -1,6 +1,7 @@
 """Conformance checks that ours and a plugin's must pass alike. Each raises AssertionError."""
 
+from hf_stitch.testing.adapters import check_adapter
 from hf_stitch.testing.matchers import check_matcher
 from hf_stitch.testing.stitches import check_stitch
 
-__all__ = ["check_matcher", "check_stitch"]
+__all__ = ["check_adapter", "check_matcher", "check_stitch"]

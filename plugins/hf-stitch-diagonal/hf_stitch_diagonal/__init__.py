@@ -18,7 +18,8 @@ __all__ = ["Diagonal"]
 class Diagonal(ClosedFormMatcher):
     """Feature by feature, the least-squares line from x to y.
 
-    Its slope is ``sxy / sxx``, and it goes through ``(mean_x, mean_y)``. A feature that is constant in x gets the scale 0, and so the mean of y.
+    Its slope is ``sxy / sxx``, and it goes through ``(mean_x, mean_y)``. A feature that is constant in x gets the
+    scale 0, and so the mean of y.
 
     Example:
         >>> x = torch.randn(50, 2)

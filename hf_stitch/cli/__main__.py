@@ -1,0 +1,5 @@
+"""``python -m hf_stitch.cli``."""
+
+from . import main
+
+main()

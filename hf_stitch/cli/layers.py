@@ -1,0 +1,55 @@
+"""``hf-stitch layers``: where a network can be cut."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from .options import AsJson, Task
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..adapters import Explanation
+
+
+def layers(
+    model: Annotated[str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")],
+    task: Task = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Verify every cut, of large models too.")] = False,
+    json: AsJson = False,
+) -> None:
+    """List the layers where a network can be cut, and what its representation is there."""
+    import hf_stitch
+
+    output = Output(json)
+    adapter = hf_stitch.load(model, task=task)
+    look = adapter.explain if verify else adapter.describe
+    found = [look(layer) for layer in adapter.layers]
+    if not found:
+        raise ValueError(f"{model} has no layer that everything flows through, so it cannot be cut between its blocks")
+    output.say(_table(model, found))
+    output.record({"model": model, "task": adapter.task, "layers": [_record(e) for e in found]})
+
+
+def _table(model: str, found: list[Explanation]) -> Table:
+    table = Table("layer", "layout", title=f"Cuts of {model}", title_justify="left")
+    for column in ("width", "grid", "cost before"):
+        table.add_column(column, justify="right")
+    for column in ("status", "plan"):
+        table.add_column(column)
+    for e in found:
+        if e.form is None:
+            table.add_row(e.layer, *[""] * 4, e.status, e.reason)
+            continue
+        grid = "×".join(map(str, e.form.grid)) if e.form.grid else "–"
+        prefix = f" +{e.form.prefix_tokens}" if e.form.prefix_tokens else ""
+        cost = "–" if e.cost is None else f"{e.cost:.0%}"
+        table.add_row(e.layer, e.form.layout, str(e.form.width), grid + prefix, cost, e.status, e.plan or "–")
+    return table
+
+
+def _record(e: Explanation) -> dict[str, Any]:
+    return {key: value for key, value in asdict(e).items() if value != ""}

@@ -1,0 +1,45 @@
+"""``hf-stitch list``: what there is to choose from, ours and that of plugins."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..registry import Registry, UnknownNameError, registries
+from .options import AsJson
+from .output import Output
+
+
+def _known(kind: str) -> str:
+    try:
+        registries[kind]
+    except UnknownNameError as error:
+        raise typer.BadParameter(str(error)) from error
+    return kind
+
+
+def listing(
+    kind: Annotated[str, typer.Argument(metavar=f"[{'|'.join(registries)}]", callback=_known, help="Which registry.")],
+    json: AsJson = False,
+) -> None:
+    """List what a registry offers; a broken plugin is shown as broken."""
+    output = Output(json)
+    entries = [_entry(registries[kind], name) for name in registries[kind]]
+    table = Table("name", "origin", "source", "what it is", title=kind.capitalize(), title_justify="left")
+    for entry in entries:
+        table.add_row(*entry.values(), style="red" if entry["source"] == "broken" else "")
+    output.say(table if entries else f"there are no {kind} yet")
+    output.record(entries)
+
+
+def _entry(registry: Registry, name: str) -> dict[str, str]:
+    entry = {"name": name, "origin": registry.origin(name)}
+    try:
+        factory = registry.get(name)
+    except (ImportError, AttributeError) as error:
+        return {**entry, "source": "broken", "summary": str(error)}
+    summary = (inspect.getdoc(factory) or "").partition("\n")[0]
+    return {**entry, "source": f"{factory.__module__}:{factory.__qualname__}", "summary": summary}

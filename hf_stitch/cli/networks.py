@@ -1,0 +1,113 @@
+"""The quickstart's networks: two small architectures, trained from scratch on images of 32 × 32 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.models
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+import hf_stitch
+
+from ..adapters import Adapter
+from ..data import Samples
+
+SIZE = 32
+BATCH = 32
+LEARNING_RATE = 2e-3
+
+
+def residual_network(channels: int, classes: int) -> Adapter:
+    """A slim ResNet of four stages, by timm."""
+    norm = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
+    model = timm.create_model(
+        "resnet10t", channels=(16, 32, 64, 128), stem_width=8, in_chans=channels, num_classes=classes,
+        pretrained_cfg_overlay={**norm, "input_size": (channels, SIZE, SIZE), "crop_pct": 1.0, "interpolation": "bilinear"},
+    )  # fmt: skip
+    return hf_stitch.load(model)
+
+
+def vision_transformer(channels: int, classes: int) -> Adapter:
+    """A small ViT of four blocks, by transformers."""
+    config = ViTConfig(
+        image_size=SIZE, patch_size=8, num_channels=channels, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
+        intermediate_size=128, num_labels=classes,
+    )  # fmt: skip
+    processor = ViTImageProcessor(
+        size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * channels, image_std=[0.5] * channels
+    )
+    return hf_stitch.load(ViTForImageClassification(config), processor=processor)
+
+
+ARCHITECTURES: dict[str, Callable[[int, int], Adapter]] = {"cnn": residual_network, "vit": vision_transformer}
+
+
+def build(architecture: str, seed: int, samples: Samples) -> Adapter:
+    """A network with random weights, for images like these.
+
+    Args:
+        architecture: ``cnn`` or ``vit``.
+        seed: Of the weights.
+        samples: Images with labels.
+    """
+    image = next(samples.batches(1)).samples[0]
+    torch.manual_seed(seed)
+    return ARCHITECTURES[architecture](1 if image.mode == "L" else 3, samples.num_classes or 0)
+
+
+def train(network: Adapter, samples: Samples, epochs: int, seed: int, on_epoch: Callable[[], object]) -> None:
+    """Train all weights in place: AdamW, one cycle of the learning rate.
+
+    Args:
+        network: Of :func:`build`.
+        samples: Images with labels.
+        epochs: Passes over the samples.
+        seed: Of their order.
+        on_epoch: Called after each pass.
+    """
+    model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
+    steps = epochs * len(_batches(len(labels), seed))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+    model.train()
+    for epoch in range(epochs):
+        for batch in _batches(len(labels), seed * epochs + epoch):
+            loss = functional.cross_entropy(_logits(model(inputs[batch])), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        on_epoch()
+    model.eval()
+
+
+def save(network: Adapter, folder: Path) -> None:
+    """Save a network as its own library does, so that :func:`hf_stitch.load` finds it by the folder."""
+    if network.library == "timm":
+        arguments = network.blueprint()["arguments"]
+        timm.models.save_for_hf(network.model, str(folder), model_args=arguments, safe_serialization=True)
+    else:
+        network.model.save_pretrained(folder)  # type: ignore[operator]
+        network.processor.save_pretrained(folder)
+
+
+def _inputs(network: Adapter, samples: Samples) -> Tensor:
+    """All images, preprocessed once."""
+    batches = (network.preprocess(batch.samples) for batch in samples.batches(256))
+    return torch.cat([next(iter(batch.values())) for batch in batches])
+
+
+def _batches(n: int, seed: int) -> tuple[Tensor, ...]:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).split(BATCH)
+
+
+def _logits(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits
+
+

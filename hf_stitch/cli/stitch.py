@@ -1,0 +1,109 @@
+"""``hf-stitch stitch``: join two networks, score the result, save it."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
+from .output import Output, as_json
+
+if TYPE_CHECKING:
+    from ..matchers import Matcher
+    from ..models import StitchedModel
+
+
+def stitch(
+    source: Annotated[str, typer.Argument(help="Gives the front half: a Hub id, timm/…, timm:name, or a local folder.")],
+    target: Annotated[str, typer.Argument(help="Gives the back half.")],
+    source_layer: Annotated[str, typer.Option(help="Where the source is cut; see hf-stitch layers.")],
+    target_layer: Annotated[str, typer.Option(help="Where the target is cut.")],
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)],
+    matcher: Annotated[str, typer.Option(help="What finds the map; see hf-stitch list matchers.")] = "lstsq",
+    option: Annotated[list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")] = None,
+    rows: Annotated[str, typer.Option(help="Which vectors are mapped: positions, flatten, mean, cls or last.")] = "positions",
+    data_dir: DataDir = None,
+    split: Split = None,
+    samples: Count = None,
+    test_size: Annotated[float, typer.Option(help="Held out to score: a share below 1, or a number.", min=0.0)] = 0.2,
+    seed: Seed = 0,
+    task: Task = None,
+    json: AsJson = False,
+) -> None:
+    """Join two networks by a fitted map, score the result beside its baselines, and save it."""
+    output = Output(json)
+    held_out = _test_size(test_size)
+    _check_rows(rows)
+    fitted_by = _matcher(matcher, option or [])
+    out.mkdir(parents=True, exist_ok=True)
+    read = read_samples(data, data_dir, split, samples, seed)
+
+    import hf_stitch
+
+    networks = [hf_stitch.load(name, task=task) for name in (source, target)]
+    stitched = hf_stitch.stitch(
+        networks[0], source_layer, networks[1], target_layer, fitted_by,
+        data=read, rows=rows, test_size=held_out, seed=seed,  # type: ignore[arg-type]
+    )  # fmt: skip
+    saved = save(stitched, out)
+    output.say(stitched.evaluation or f"{target} has no head that could be scored")
+    output.say("saved " + ", ".join(map(str, saved.values())))
+    output.record({
+        "evaluation": stitched.evaluation.to_dict() if stitched.evaluation else None,
+        "recipe": stitched.config.recipe,
+        "saved": {what: str(path) for what, path in saved.items()},
+    })  # fmt: skip
+
+
+def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
+    """Save the whole model, the small artefact, and what was measured, each under its name in a folder.
+
+    Returns:
+        What was saved -> where.
+    """
+    saved = {"model": folder / "model", "stitcher": folder / "stitcher"}
+    stitched.save_pretrained(saved["model"])
+    stitched.stitcher.save_pretrained(saved["stitcher"])
+    if stitched.evaluation is not None:
+        saved |= {"evaluation": folder / "evaluation.json", "plot": folder / "evaluation.png"}
+        saved["evaluation"].write_text(as_json(stitched.evaluation.to_dict()) + "\n", encoding="utf-8")
+        stitched.evaluation.plot().savefig(saved["plot"], dpi=150)
+    return saved
+
+
+def _test_size(size: float) -> float | int:
+    if size < 1:
+        return size
+    if not size.is_integer():
+        raise typer.BadParameter(f"a share is below 1 and a number whole, got {size}", param_hint="--test-size")
+    return int(size)
+
+
+def _check_rows(rows: str) -> None:
+    from ..representation import ROWS_POLICIES
+
+    if rows not in ROWS_POLICIES:
+        raise typer.BadParameter(f"must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}", param_hint="--rows")
+
+
+def _matcher(name: str, options: list[str]) -> Matcher:
+    """The matcher; values are read as JSON (``0.1``, ``true``, ``null``), and as text where they are none."""
+    from ..matchers import build_matcher
+
+    values: dict[str, Any] = {}
+    for option in options:
+        key, equals, text = option.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"write key=value, got {option!r}", param_hint="--option")
+        try:
+            values[key] = json_.loads(text)
+        except json_.JSONDecodeError:
+            values[key] = text
+    try:
+        return build_matcher(name, **values)
+    except TypeError as error:  # an option that the matcher does not have, or one that it lacks
+        raise typer.BadParameter(str(error), param_hint="--option") from error

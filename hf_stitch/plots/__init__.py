@@ -1,0 +1,10 @@
+"""Figures from plain arrays and labels; matplotlib is imported when the first one is drawn.
+
+Every function returns a ``matplotlib.figure.Figure`` that belongs to no window and no pyplot state: save it by
+``figure.savefig("name.png")``, or let a notebook show it.
+"""
+
+from .heatmap import heatmap
+from .intervals import intervals
+
+__all__ = ["heatmap", "intervals"]

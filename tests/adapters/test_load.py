@@ -1,0 +1,99 @@
+"""Loading: names, folders, tasks, processors; nothing is unpickled and no code of a repository is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from families import BERT, VIT, images, make
+from PIL import Image
+
+import hf_stitch
+
+
+def test_a_live_module_of_user_code_asks_for_example_inputs() -> None:
+    with pytest.raises(ValueError, match="pass example_inputs"):
+        hf_stitch.load(make("user-code"))
+
+
+def test_timm_by_name_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match="did you mean 'rexnet_100'"):
+        hf_stitch.load("timm:rexnt_100")
+
+
+def test_a_transformers_folder_with_its_image_processor(tmp_path: Path) -> None:
+    model = hf.ViTForImageClassification(hf.ViTConfig(**VIT)).eval()
+    model.save_pretrained(tmp_path)
+    hf.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    adapter = hf_stitch.load(str(tmp_path))
+    assert type(adapter.model) is hf.ViTForImageClassification
+    assert adapter.task == "image-classification"
+    inputs = adapter.preprocess([Image.new("L", (50, 40), 128), Image.new("RGB", (8, 8))])
+    assert inputs["pixel_values"].shape == (2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(adapter.forward(inputs).logits, model(**inputs).logits)
+
+
+def test_the_task_picks_the_head(tmp_path: Path) -> None:
+    hf.BertForMaskedLM(hf.BertConfig(**BERT)).save_pretrained(tmp_path)
+    assert type(hf_stitch.load(str(tmp_path)).model) is hf.BertForMaskedLM
+    assert type(hf_stitch.load(str(tmp_path), task="text-classification").model) is hf.BertForSequenceClassification
+    with pytest.raises(ValueError, match="task must be one of"):
+        hf_stitch.load(str(tmp_path), task="poetry")
+
+
+def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:
+    model = timm.create_model("resnet10t", num_classes=3, in_chans=1).eval()
+    timm.models.save_for_hf(model, tmp_path, model_args={"in_chans": 1}, safe_serialization=True)
+    adapter = hf_stitch.load(str(tmp_path))
+    assert adapter.endpoint.library == "timm"
+    inputs = adapter.preprocess([Image.new("RGB", (50, 40))])
+    assert inputs["x"].shape[1] == 1
+    with torch.no_grad():
+        assert torch.equal(adapter.forward(inputs), model(inputs["x"]))
+
+
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, library: str) -> None:
+    if library == "timm":
+        model: torch.nn.Module = timm.create_model("resnet10t", num_classes=3)
+        timm.models.save_for_hf(model, tmp_path, safe_serialization=False)
+        (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    else:
+        model = hf.BertModel(hf.BertConfig(**BERT))
+        model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises((ValueError, OSError), match="safetensors"):
+        hf_stitch.load(str(tmp_path))
+
+
+def test_an_encoder_decoder_says_how_to_load_its_encoder() -> None:
+    model = hf.T5ForConditionalGeneration(hf.T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, d_kv=8, vocab_size=50))
+    with pytest.raises(ValueError, match="task='text-encoding'"):
+        hf_stitch.load(model)
+
+
+def test_loading_options_go_with_names_only() -> None:
+    with pytest.raises(TypeError, match="takes no loading options, got num_classes"):
+        hf_stitch.load(make("timm-resnet"), num_classes=3)
+
+
+def test_raw_images_need_a_processor_and_say_so() -> None:
+    adapter = hf_stitch.load(make("user-code"), example_inputs=images(2))
+    with pytest.raises(ValueError, match="pass processor="):
+        adapter.preprocess([Image.new("RGB", (32, 32))])
+    with pytest.raises(ValueError, match="one shape"):
+        adapter.preprocess([torch.zeros(3, 32, 32), torch.zeros(3, 16, 16)])
+
+
+def test_texts_over_the_limit_are_cut_with_a_warning(tokenizer: hf.PreTrainedTokenizerFast) -> None:
+    model = hf.RobertaModel(hf.RobertaConfig(**BERT, max_position_embeddings=12, pad_token_id=0))
+    adapter = hf_stitch.load(model, processor=tokenizer)
+    assert adapter.interface.max_tokens == 11
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 11 tokens"):
+        inputs = adapter.preprocess(["a b", " ".join("abcdefghijklmn")])
+    assert inputs["input_ids"].shape == (2, 11)
+    adapter.forward(inputs)

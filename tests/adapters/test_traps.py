@@ -1,0 +1,215 @@
+"""What goes wrong silently elsewhere (bypasses, padding, in-place operations, leaks) and must not here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+from families import BERT, GPT2, FlatNet, images, make, texts
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch.adapters.survey import same
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x))
+
+
+class Skipping(nn.Module):
+    """Blocks, with a path from the stem to the head around them, through a gate."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.gate = nn.Parameter(torch.tensor(gate))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x)
+        return self.head(self.blocks(stem) + self.gate * stem)
+
+
+@pytest.mark.parametrize("gate", [1.0, 0.0])
+def test_a_bypass_is_refused_by_name_also_through_zero_weights(gate: float) -> None:
+    adapter = hf_stitch.load(Skipping(gate), example_inputs=torch.randn(2, 4))
+    assert not any(layer.startswith("blocks") for layer in adapter.layers)
+    with pytest.raises(hf_stitch.NotACutError, match=r"blocks\.1.*the output of 'stem' bypasses it"):
+        adapter.encode(torch.randn(2, 4), "blocks.1")
+
+
+def test_a_layer_inside_a_residual_branch_is_refused_and_what_bypasses_it_named() -> None:
+    adapter = hf_stitch.load(make("timm-resnet"), example_inputs=images(2))
+    explanation = adapter.explain("layer2.0.conv1")
+    assert explanation.status == "refused"
+    assert "layer1.0" in str(explanation)
+    assert "bypasses" in str(explanation)
+
+
+def test_an_integer_path_that_autograd_cannot_see_is_found_by_verification() -> None:
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block(), Block())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(x) * (x[:, :1] > 0)
+
+    adapter = hf_stitch.load(Leaky(), example_inputs=torch.randn(4, 8))
+    assert adapter.layers == ()
+    with pytest.raises(hf_stitch.NotACutError, match="another way than through it"):
+        adapter.encode(torch.randn(4, 8), "blocks.1")
+
+
+def test_a_layer_that_fires_twice_is_refused() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.block(x)).sum(1)
+
+    adapter = hf_stitch.load(Shared(), example_inputs=torch.randn(2, 8))
+    with pytest.raises(hf_stitch.NotACutError, match="fires 2 times"):
+        adapter.encode(torch.randn(2, 8), "block")
+
+
+def test_an_unknown_layer_gets_the_nearest_name() -> None:
+    adapter = hf_stitch.load(make("timm-resnet"), example_inputs=images(2))
+    with pytest.raises(hf_stitch.NotACutError, match=r"did you mean 'layer2\.0'"):
+        adapter.encode(images(2), "layer2.00")
+
+
+def test_an_in_place_operation_after_the_cut_does_not_reach_what_was_captured() -> None:
+    model = make("user-code")
+    adapter = hf_stitch.load(model, example_inputs=images(2))
+    with torch.no_grad():
+        captured = adapter.encode(images(2), ["bn1", "bn2"])
+        assert captured["bn1"].values.min() < 0
+        assert torch.equal(captured["bn1"].values, model.bn1(model.conv1(images(2))))
+
+
+def test_the_content_of_padding_does_not_matter() -> None:
+    adapter = hf_stitch.load(make("bert"))
+    inputs = texts(3, 8, "right")
+    other = {**inputs, "input_ids": torch.where(inputs["attention_mask"].bool(), inputs["input_ids"], 7)}
+    with torch.no_grad():
+        a, b = (adapter.encode(x, adapter.layers[1])[adapter.layers[1]].rows("positions") for x in (inputs, other))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_head_that_looks_for_the_last_token_finds_it_without_the_ids(side: str) -> None:
+    """GPT-2's classifier reads input_ids, which decode never sees: the context must tell where texts end, also if pad is eos."""
+    torch.manual_seed(0)
+    model = hf.GPT2ForSequenceClassification(hf.GPT2Config(**{**GPT2, "pad_token_id": 2})).eval()
+    adapter = hf_stitch.load(model)
+    inputs = texts(4, 9, side)
+    inputs["input_ids"] = torch.where(inputs["attention_mask"].bool(), inputs["input_ids"], 2)
+    inputs["input_ids"][0, -1] = 2  # a real end of text, equal to padding
+    layer = adapter.layers[0]
+    with torch.no_grad():
+        representation = adapter.encode(inputs, layer)[layer]
+        assert torch.equal(adapter.decode(representation, layer).logits, adapter.forward(inputs).logits)
+        assert set(representation.context["input_ids"].unique().tolist()) == {0, 2}
+
+
+def test_hooks_and_modules_are_restored_when_the_model_raises() -> None:
+    class Fragile(FlatNet):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] == 7:
+                raise RuntimeError("seven")
+            return super().forward(x)
+
+    model = Fragile().train()
+    adapter = hf_stitch.load(model, example_inputs=images(2))
+    assert "bn1" in adapter.layers
+    with pytest.raises(RuntimeError, match="seven"):
+        adapter.encode(images(7), "bn1")
+    with torch.no_grad():
+        representation = adapter.encode(images(2), "bn1")["bn1"]
+    with pytest.raises(RuntimeError, match="size|shape"):
+        adapter.decode(representation.replace(values=torch.randn(2, 8, 1, 1)), "bn1")
+    assert type(model.bn1) is nn.BatchNorm2d
+    assert model.training
+    assert model.bn1.training
+    assert model.bn1.num_batches_tracked == 0
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_model_that_is_random_in_eval_mode_is_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(x) + torch.randn_like(x)
+
+    with pytest.raises(ValueError, match="different outputs for the same input"):
+        _ = hf_stitch.load(Noisy(), example_inputs=torch.randn(2, 8)).layers
+
+
+def test_tuple_outputs_are_rebuilt_as_they_were() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Block()
+
+        def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, None]:
+            bias = torch.arange(8.0) if bias is None else bias
+            return self.inner(x) + bias, bias, None
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Pair(), Pair(), Pair()])
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            bias = None
+            for block in self.blocks:
+                x, bias, _ = block(x, bias)
+            return {"logits": self.head(x)}
+
+    adapter = hf_stitch.load(Net(), example_inputs=torch.randn(2, 8))
+    assert adapter.layers == ("blocks.0", "blocks.1", "blocks.2")
+    x = torch.randn(3, 8)
+    assert same(adapter.decode(adapter.encode(x, "blocks.1")["blocks.1"], "blocks.1"), adapter.forward(x))
+
+
+def test_attention_that_ignores_padding_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stitch of halves with other attention than the parent's would differ on padded batches; the halves keep it."""
+    model = hf.BertModel(hf.BertConfig(**BERT, attn_implementation="eager")).eval()
+    adapter = hf_stitch.load(model)
+    assert adapter.back(adapter.layers[1]).model.config._attn_implementation == "eager"
+
+
+def test_encode_stops_at_the_deepest_layer_and_decode_skips_what_precedes() -> None:
+    model = make("timm-resnet")
+    adapter = hf_stitch.load(model, example_inputs=images(2))
+    ran: list[str] = []
+    handles = [m.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, m in model.named_modules() if n in adapter.layers]
+    with torch.no_grad():
+        representation = adapter.encode(images(2), ["layer1.0", "layer2.0"])["layer2.0"]
+        assert ran == ["layer1.0", "layer2.0"]
+        ran.clear()
+        adapter.decode(representation, "layer2.0")
+    for handle in handles:
+        handle.remove()
+    assert ran == ["layer3.0", "layer4.0"]
+
+
+def test_a_compiled_model_is_unwrapped() -> None:
+    model = make("user-code")
+    adapter = hf_stitch.load(torch.compile(model), example_inputs=images(2))
+    assert adapter.model is model
