@@ -12,8 +12,8 @@ PLUGINS := $(wildcard plugins/*)
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-quickstart: $(READY) ## stitch two networks in a minute
-	$(BIN)/python examples/quickstart.py
+quickstart: $(READY) ## train, stitch, score, save and load small networks
+	$(BIN)/hf-stitch quickstart
 
 # One thread to a worker: more would fight over the same cores.
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")

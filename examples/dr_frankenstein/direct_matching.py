@@ -1,7 +1,7 @@
 """Direct matching of two Tiny-10 networks at every BatchNorm (Csiszárik et al. 2021, section 4.2).
 
-An affine least-squares stitch per layer, positions as rows, fitted on training images without augmentation, all layers in one pass over
-the data; relative accuracy on the test images.
+An affine least-squares stitch per layer, positions as rows, fitted on training images without augmentation, all layers
+in one pass over the data; relative accuracy on the test images.
 
     python examples/dr_frankenstein/direct_matching.py --data-dir DATA --networks NETWORKS
 """
@@ -23,9 +23,13 @@ from hf_stitch.models.stitching import collect, fit_layer, join
 def main() -> None:
     """Parse the arguments, match, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=Path, required=True, help="folder of safetensors files of trained Tiny-10 networks")
+    parser.add_argument(
+        "--networks", type=Path, required=True, help="folder of safetensors files of trained Tiny-10 networks"
+    )
     parser.add_argument("--data-dir", help="local folder that holds cifar10/{train,test}.parquet; default: the Hub")
-    parser.add_argument("--pair", nargs=2, type=int, default=(0, 1), help="source and target: positions of two files, by name")
+    parser.add_argument(
+        "--pair", nargs=2, type=int, default=(0, 1), help="source and target: positions of two files, by name"
+    )
     parser.add_argument("--matcher", default="lstsq")
     parser.add_argument("--train", type=int, default=5000, help="number of training images to fit on")
     parser.add_argument("--test", type=int, default=10000, help="number of test images to score on")
@@ -41,8 +45,16 @@ def main() -> None:
     layers = [f"bn{i}" for i in range(1, len(networks.TINY10) + 1)]
     matcher = build_matcher(arguments.matcher)
     found = collect(source, target, [(layer, layer) for layer in layers], train, batch_size=500)
-    table = Table("layer", "relative accuracy", "identity", "mean only", "accuracy", "R²", title=f"{files[arguments.pair[0]].stem} → "
-                  f"{files[arguments.pair[1]].stem}, {matcher.name}, {len(train)} training and {len(test)} test images")  # fmt: skip
+    table = Table(
+        "layer",
+        "relative accuracy",
+        "identity",
+        "mean only",
+        "accuracy",
+        "R²",
+        title=f"{files[arguments.pair[0]].stem} → "
+        f"{files[arguments.pair[1]].stem}, {matcher.name}, {len(train)} training and {len(test)} test images",
+    )
     figures = {}
     for layer in layers:
         stitch = fit_layer(matcher, found[layer, layer], source.form(layer), target.form(layer))
@@ -51,9 +63,12 @@ def main() -> None:
         relative = {who: scores[who]["relative_accuracy"] for who in ("stitched", "identity", "mean only")}
         figures[layer] = {who: score.value for who, score in relative.items()}
         table.add_row(
-            layer, str(relative["stitched"]).replace("[", "\\["), *(f"{relative[w].value:.3f}" for w in ("identity", "mean only")),
-            f"{scores['stitched']['accuracy'].value:.4f} of {scores['target']['accuracy'].value:.4f}", f"{stitch.body.fitted.get('r2', float('nan')):.3f}",
-        )  # fmt: skip
+            layer,
+            str(relative["stitched"]).replace("[", "\\["),
+            *(f"{relative[w].value:.3f}" for w in ("identity", "mean only")),
+            f"{scores['stitched']['accuracy'].value:.4f} of {scores['target']['accuracy'].value:.4f}",
+            f"{stitch.body.fitted.get('r2', float('nan')):.3f}",
+        )
     Console().print(table)
     if arguments.out:
         arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
@@ -62,7 +77,9 @@ def main() -> None:
 def _load(path: Path) -> hf_stitch.Adapter:
     import torch
 
-    return hf_stitch.load(networks.Tiny10.from_file(path), example_inputs=torch.randn(2, 3, 32, 32), processor=networks.normalise)
+    return hf_stitch.load(
+        networks.Tiny10.from_file(path), example_inputs=torch.randn(2, 3, 32, 32), processor=networks.normalise
+    )
 
 
 if __name__ == "__main__":

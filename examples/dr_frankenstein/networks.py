@@ -11,12 +11,24 @@ from torch.nn import functional
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
-TINY10 = ((3, 16, 3, 1), (16, 16, 3, 1), (16, 32, 3, 2), (32, 32, 3, 1), (32, 32, 3, 1), (32, 64, 3, 2), (64, 64, 3, 1), (64, 64, 1, 1))
+TINY10 = (
+    (3, 16, 3, 1),
+    (16, 16, 3, 1),
+    (16, 32, 3, 2),
+    (32, 32, 3, 1),
+    (32, 32, 3, 1),
+    (32, 64, 3, 2),
+    (64, 64, 3, 1),
+    (64, 64, 1, 1),
+)
 """Channels in and out, kernel and stride of the eight convolutions."""
 
 
 class Tiny10(nn.Module):
-    """Eight convolutions without padding, each with BatchNorm and ReLU; mean over space; one linear layer. 86,778 parameters."""
+    """Eight convolutions without padding, each with BatchNorm and ReLU; mean over space; one linear layer.
+
+    86,778 parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..endpoint import Endpoint
+from ..endpoint import Endpoint, Library
 from ..registry import registries
 from .base import Adapter, Explanation
 from .cut import Back, Cut, Front, Interface, Plan
@@ -17,18 +17,24 @@ __all__ = ["Adapter", "Back", "Cut", "Explanation", "Front", "Interface", "NotAC
 
 
 def load(
-    model: str | nn.Module | Adapter, task: str | None = None, *, example_inputs: Any = None, processor: Any = None, **options: Any
+    model: str | nn.Module | Adapter,
+    task: str | None = None,
+    *,
+    example_inputs: Any = None,
+    processor: Any = None,
+    **options: Any,
 ) -> Adapter:
     """A model, ready to be cut: from the Hub, a local folder, by timm's name, or live.
 
     Args:
-        model: ``"org/name"``, ``"org/name@revision"``, ``"timm/…"`` (through timm), ``"timm:name"``, a local folder, or a live module.
-            An adapter is returned as it is.
-        task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``, ``fill-mask``,
-            ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
+        model: ``"org/name"``, ``"org/name@revision"``, ``"timm/…"`` (through timm), ``"timm:name"``, a local folder,
+            or a live module. An adapter is returned as it is.
+        task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``,
+            ``fill-mask``, ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
         example_inputs: For modules of user code: a batch of inputs by which cuts are found and verified.
         processor: What turns raw samples into inputs, where the model's own is not wanted or not found.
-        **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``, ``device_map``, ``num_classes``, …).
+        **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``,
+            ``device_map``, ``num_classes``, …).
 
     Returns:
         The adapter.
@@ -54,7 +60,9 @@ def load(
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = _unwrap(model)
     endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
-    return registries.adapters.get(endpoint.library).of(module, endpoint, example_inputs=example_inputs, processor=processor)
+    return registries.adapters.get(endpoint.library).of(
+        module, endpoint, example_inputs=example_inputs, processor=processor
+    )
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
@@ -68,7 +76,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def _library(module: nn.Module) -> str:
+def _library(module: nn.Module) -> Library:
     """Which library a live module comes from: by its base class or by what the factory left on it."""
     from transformers import PreTrainedModel
 

@@ -29,7 +29,10 @@ def tensors(value: Any) -> dict[Path, Tensor]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a tree is made of tuples, lists, dicts, tensors, numbers, text and None only, so that JSON can hold its outline."""
+    """Whether a tree is made of tuples, lists, dicts, tensors, numbers, text and None only.
+
+    So that JSON can hold its outline.
+    """
     if type(value) in (tuple, list):
         return all(map(is_plain, value))
     if type(value) is dict:

@@ -23,7 +23,10 @@ from .surgery import CutReached, swapped
 from .survey import NotACutError, Survey
 
 SMALL = 20_000_000
-"""Models of up to this many parameters have their cuts verified when they are listed; larger ones, when each is first used."""
+"""Models of up to this many parameters have their cuts verified when they are listed.
+
+Larger ones, when each is first used.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Explanation:
         status: ``verified``, ``pending`` (listed, to be verified at first use) or ``refused``.
         form: Layout, width, grid and prefix tokens there; ``None`` if refused.
         cost: Share of the network's floating-point operations up to the cut: what decoding from it saves.
-        plan: ``stubs`` (what precedes is left out) or ``full`` (the model's code insists on running it); ``None`` if not verified.
+        plan: ``stubs`` (what precedes is left out) or ``full`` (the model's code insists on running it); ``None`` if
+            not verified.
         reason: Why it is no cut; empty otherwise.
     """
 
@@ -57,7 +61,8 @@ class Explanation:
 class Adapter:
     """Runs a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
 
-    Made by :func:`hf_stitch.load`. The model is used, never changed: mode, gradients, hooks and buffers are left as they were.
+    Made by :func:`hf_stitch.load`. The model is used, never changed: mode, gradients, hooks and buffers are left as
+    they were.
 
     Args:
         model: The network.
@@ -80,7 +85,12 @@ class Adapter:
     library: ClassVar[str]
 
     def __init__(
-        self, model: nn.Module, interface: Interface, example: Mapping[str, Any], endpoint: Endpoint, processor: Any = None
+        self,
+        model: nn.Module,
+        interface: Interface,
+        example: Mapping[str, Any],
+        endpoint: Endpoint,
+        processor: Any = None,
     ) -> None:
         """Nothing runs yet."""
         self.model = model
@@ -106,10 +116,13 @@ class Adapter:
         """The endpoint with the hash of the weights as they were when first asked for."""
         return dataclasses.replace(self.endpoint, weights_hash=weights_hash(self.model))
 
-    # -- what a library must provide -----------------------------------------------------------------------------------
+    # -- what a library must provide --------------------------------------------------------------------------------
     @property
     def task(self) -> str | None:
-        """What the model's head does: ``image-classification``, ``text-classification``, ``text-generation``, or none of these."""
+        """What the model's head does.
+
+        ``image-classification``, ``text-classification``, ``text-generation``, or none of these.
+        """
         raise NotImplementedError
 
     def blueprint(self) -> dict[str, Any]:
@@ -130,7 +143,7 @@ class Adapter:
         """The processor for a network of a :meth:`blueprint`, whose files are in a folder."""
         raise NotImplementedError
 
-    # -- cuts ------------------------------------------------------------------------------------------------------------
+    # -- cuts ------------------------------------------------------------------------------------
     @property
     def layers(self) -> tuple[str, ...]:
         """The ordered names of the cuts: outputs of blocks that everything flows through.
@@ -171,7 +184,7 @@ class Adapter:
         survey = self._survey()
         return survey.cut(layer), survey.plan(layer)
 
-    # -- running -----------------------------------------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------------
     def forward(self, inputs: Any) -> Any:
         """The model's own output, in eval mode, with the same options that cuts are verified with."""
         return self._run(self.inputs(inputs))
@@ -197,14 +210,17 @@ class Adapter:
         for name in names:
             survey.plan(name)
         deepest = max(names, key=lambda name: survey.trace.calls[name].exited)
-        values = self._capture(arguments, {name: survey.cut(name) for name in names}, None if self._offloaded else deepest)
+        values = self._capture(
+            arguments, {name: survey.cut(name) for name in names}, None if self._offloaded else deepest
+        )
         return {name: survey.cut(name).represent(values[name], arguments, self.interface) for name in names}
 
     def decode(self, representation: Representation, layer: str) -> Any:
         """The model's own output for a representation at a layer; runs only what follows, and never sees the input.
 
         Args:
-            representation: From :meth:`encode`, or made elsewhere; without a context, a blank one of the native size is made.
+            representation: From :meth:`encode`, or made elsewhere; without a context, a blank one of the native size
+                is made.
             layer: Name of the cut.
 
         Returns:
@@ -220,7 +236,7 @@ class Adapter:
             )
         return run_after(self.model, self._run, cut, plan, self.interface, representation)
 
-    # -- halves -----------------------------------------------------------------------------------------------------------
+    # -- halves ------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:
         """The part up to a cut as a module of its own, with copies of the weights that run and of no others."""
         cut, _ = self.cut(layer)
@@ -235,16 +251,20 @@ class Adapter:
             gone[layer] = _hollow(self.model.get_submodule(layer))
         return Back(self._copy(gone), cut, plan, self.interface)
 
-    # -- inside -------------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
         """Inputs as keyword arguments, checked: a mapping of the model's arguments, or the one tensor that it takes."""
         if isinstance(inputs, Tensor):
             return {self.interface.content[0]: inputs}
         if not isinstance(inputs, Mapping):
-            raise TypeError(f"inputs must be a tensor or a mapping of the model's arguments, got {type(inputs).__name__}")
+            raise TypeError(
+                f"inputs must be a tensor or a mapping of the model's arguments, got {type(inputs).__name__}"
+            )
         missing = [name for name in self.interface.content if name not in inputs]
         if missing:
-            raise ValueError(f"inputs of {type(self.model).__name__} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}")
+            raise ValueError(
+                f"inputs of {type(self.model).__name__} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}"
+            )
         return {name: value for name, value in inputs.items() if value is not None}
 
     @property
@@ -284,7 +304,12 @@ class Adapter:
 
             remove_hook_from_module(twin, recurse=True)
         for module in twin.modules():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks):
+            for hooks in (
+                module._forward_hooks,
+                module._forward_pre_hooks,
+                module._backward_hooks,
+                module._backward_pre_hooks,
+            ):
                 hooks.clear()
         return twin.eval()
 

@@ -57,8 +57,8 @@ class Interface:
     def erase(self, inputs: Mapping[str, Any], *, poison: bool = False) -> dict[str, Any]:
         """The context of an input: its arguments with the content erased.
 
-        Values become zeros of the same shape that take no memory (NaN with ``poison``); token ids become one filler id, but for the special
-        ones.
+        Values become zeros of the same shape that take no memory (NaN with ``poison``); token ids become one filler
+        id, but for the special ones.
         """
         context = dict(inputs)
         for name in self.content:
@@ -72,7 +72,10 @@ class Interface:
         return context
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
-        """A context for representations that come from elsewhere: of ``batch`` samples, for text with this (batch, tokens) mask."""
+        """A context for representations that come from elsewhere.
+
+        Of ``batch`` samples, for text with this (batch, tokens) mask.
+        """
         if self.modality == "text":
             assert mask is not None
             ids = torch.full(mask.shape, self.filler_id, device=device)
@@ -80,7 +83,9 @@ class Interface:
                 ids = torch.where(mask, ids, self.pad_id)
             return {**dict.fromkeys(self.content, ids), MASK: mask.long()}
         return {
-            name: torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(batch, *self.shapes[name])
+            name: torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(
+                batch, *self.shapes[name]
+            )
             for name in self.content
         }
 
@@ -90,8 +95,8 @@ class Plan:
     """How the part of a network after a cut runs without the part before.
 
     Attributes:
-        kind: ``stubs`` everything before the cut that depends on the input is left out; ``full`` only its sources are, and
-            the rest runs on nothing (where the model's own code would not have it otherwise).
+        kind: ``stubs`` everything before the cut that depends on the input is left out; ``full`` only its sources are,
+            and the rest runs on nothing (where the model's own code would not have it otherwise).
         stubs: Outline of each module that is left out, by name.
         entry: Outline of the cut's output, or ``None`` where the cut also computes something from positions alone.
         materialise: Whether stubs return real memory (where code writes into it).
@@ -109,7 +114,8 @@ class Plan:
     def replacements(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins that this plan puts into a model."""
         stand_ins: dict[str, nn.Module] = {
-            name: Stub(name, model.get_submodule(name), rule, slot, self.materialise) for name, rule in self.stubs.items()
+            name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
+            for name, rule in self.stubs.items()
         }
         stand_ins[cut.layer] = Entry(model.get_submodule(cut.layer), self.entry, cut.path, slot)
         return stand_ins
@@ -142,9 +148,9 @@ class Cut:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Cut:
         """Read :meth:`to_dict`."""
-        return cls(**{
-            **config, "path": tuple(config["path"]), "form": Form(**config["form"]), "after": tuple(config["after"])
-        })  # fmt: skip
+        return cls(
+            **{**config, "path": tuple(config["path"]), "form": Form(**config["form"]), "after": tuple(config["after"])}
+        )
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
         """The values captured at this cut as a representation, with its mask and context."""
@@ -186,10 +192,19 @@ def fill(slot: Slot, values: Tensor, size: tuple[int, int], poison: bool = False
 
 
 def run_after(
-    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], cut: Cut, plan: Plan, interface: Interface,
-    representation: Representation, *, poison: bool = False,
-) -> Any:  # fmt: skip
-    """Run what follows the cut on a representation; nothing before it is computed, and the model is as it was afterwards."""
+    model: nn.Module,
+    run: Callable[[Mapping[str, Any]], Any],
+    cut: Cut,
+    plan: Plan,
+    interface: Interface,
+    representation: Representation,
+    *,
+    poison: bool = False,
+) -> Any:
+    """Run what follows the cut on a representation.
+
+    Nothing before it is computed, and the model is as it was afterwards.
+    """
     slot = Slot()
     fill(slot, representation.values, size_of(representation, interface), poison)
     context = representation.context

@@ -17,12 +17,14 @@ def preprocess(samples: Sequence[Any], processor: Any, interface: Interface, mod
 
     Args:
         samples: Texts (or pairs of texts), images, arrays or tensors. Tensors are taken as preprocessed.
-        processor: A tokenizer or image processor of transformers, or a function from one sample to one tensor; ``None`` for tensors.
+        processor: A tokenizer or image processor of transformers, or a function from one sample to one tensor;
+            ``None`` for tensors.
         interface: How the model takes its input.
         model: The model (or a part of it) that the inputs are for.
 
     Returns:
-        The keyword arguments of its forward. Texts are padded together; those over the model's limit are cut, with a warning that counts them.
+        The keyword arguments of its forward. Texts are padded together; those over the model's limit are cut, with a
+        warning that counts them.
 
     Raises:
         ValueError: If there are no samples, no processor for their kind, or they do not stack.
@@ -35,7 +37,9 @@ def preprocess(samples: Sequence[Any], processor: Any, interface: Interface, mod
     elif processor is not None and hasattr(processor, "image_mean") and not isinstance(samples[0], Tensor):
         (name,) = interface.content
         mode = "L" if interface.shapes[name][0] == 1 else "RGB"
-        inputs = processor(images=[s.convert(mode) if hasattr(s, "convert") else s for s in samples], return_tensors="pt")
+        inputs = processor(
+            images=[s.convert(mode) if hasattr(s, "convert") else s for s in samples], return_tensors="pt"
+        )
     else:
         inputs = {interface.content[0]: _stack(samples, processor)}
     dtype = parameter.dtype
@@ -52,7 +56,10 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface) -> d
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
         long = int((inputs[MASK].sum(1) > limit).sum())
-        warnings.warn(f"{long} of {len(samples)} texts are longer than the {limit} tokens that the model takes and were cut", stacklevel=3)
+        warnings.warn(
+            f"{long} of {len(samples)} texts are longer than the {limit} tokens that the model takes and were cut",
+            stacklevel=3,
+        )
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
     return {n: v for n, v in inputs.items() if n in interface.content or n in interface.arguments}
 
@@ -68,7 +75,8 @@ def _stack(samples: Sequence[Any], processor: Any) -> Tensor:
             tensors.append(torch.as_tensor(sample))
         else:
             raise ValueError(
-                f"this model has no processor for a sample of type {type(sample).__name__}: pass processor=, a function from one sample "
+                f"this model has no processor for a sample of type {type(sample).__name__}: pass processor=, a "
+                "function from one sample "
                 "to one tensor, to hf_stitch.load, or give tensors"
             )
     if len({t.shape for t in tensors}) > 1:

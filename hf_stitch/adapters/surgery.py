@@ -1,9 +1,9 @@
 """Taking a network apart without touching its code: modules that stand in for others, and their exchange.
 
 To run only what follows a cut, the modules before it are replaced by a :class:`Stub` each, which returns an empty
-tensor of the right shape, and the cut itself by an :class:`Entry`, which returns the given representation. To run only what
-precedes it, the cut is replaced by an :class:`Exit` and the modules after it by :class:`Gone`. The exchange is temporary in
-an adapter (:func:`swapped`) and final in the halves of a stitched model: the same modules serve both.
+tensor of the right shape, and the cut itself by an :class:`Entry`, which returns the given representation. To run only
+what precedes it, the cut is replaced by an :class:`Exit` and the modules after it by :class:`Gone`. The exchange is
+temporary in an adapter (:func:`swapped`) and final in the halves of a stitched model: the same modules serve both.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class StubReadError(AttributeError):
 
 
 class _StandIn(nn.Module):
-    """A module with the plain attributes of another (``attention_type`` and the like, which the code around it may read)."""
+    """A module with the plain attributes of another (``attention_type`` and the like.
+
+    Which the code around it may read).
+    """
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -150,7 +153,8 @@ class Stub(_StandIn):
 class Entry(_StandIn):
     """Stands in for the cut: returns the given representation, in the structure that the cut returns.
 
-    Where the cut also returns what does not depend on the input (a position bias), the part of it that computes this runs.
+    Where the cut also returns what does not depend on the input (a position bias), the part of it that computes this
+    runs.
     """
 
     def __init__(self, original: nn.Module, rule: Outline | None, path: _tree.Path, slot: Slot) -> None:
@@ -166,7 +170,7 @@ class Entry(_StandIn):
         return _tree.put(output, self._path, self._slot.values.clone())  # an in-place operation may follow
 
 
-class CutReached(Exception):  # noqa: N818 - a signal, not an error
+class CutReached(Exception):
     """Carries the representation out of a forward that has reached its cut."""
 
     def __init__(self, values: Tensor) -> None:

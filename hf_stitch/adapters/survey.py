@@ -1,8 +1,8 @@
 """Where a network can be cut: candidates from a watched forward, plans, and their verification.
 
-A plan is believed only after it was tried: the part after the cut must give the model's own output bit for bit while everything
-that comes from before the cut is NaN, on other batch sizes, other lengths, and with padding on either side. A bypass through
-weights that happen to be zero shows only so.
+A plan is believed only after it was tried: the part after the cut must give the model's own output bit for bit while
+everything that comes from before the cut is NaN, on other batch sizes, other lengths, and with padding on either side.
+A bypass through weights that happen to be zero shows only so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Survey:
         self._refused: dict[str, str] = {}
         self._read: set[str] = set()  # modules that the code around them looks into: they stay
 
-    # -- what ran ---------------------------------------------------------------------------------------------------
+    # -- what ran ------------------------------------------------------------------------------------
     @cached_property
     def _name_of(self) -> dict[int, str]:
         return {id(module): name for name, module in self.model.named_modules()}
@@ -60,19 +60,21 @@ class Survey:
         """The watched forward of two samples.
 
         Raises:
-            ValueError: If the model is random in eval mode, or nothing of its output depends on the content of its input.
+            ValueError: If the model is random in eval mode, or nothing of its output depends on the content of its
+                input.
         """
         inputs = self._vary(2)
         watched = trace(self.model, self.run, inputs, self.interface.content)
         with torch.no_grad():
             if not same(self.run(inputs), self.run(inputs)):
                 raise ValueError(
-                    f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network that is random "
-                    "cannot be cut exactly; switch the randomness off"
+                    f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network "
+                    "that is random cannot be cut exactly; switch the randomness off"
                 )
         if not watched._leaves:
             raise ValueError(
-                f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so it cannot be "
+                f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so it "
+                "cannot be "
                 "seen what depends on the input; pass floating-point inputs or use an embedding module"
             )
         return watched
@@ -88,9 +90,11 @@ class Survey:
             return [(2, 0, self.trace), (3, 0, self._trace(3))]
         n = self._tokens
         return [
-            (2, n, self.trace), (3, n, self._trace(3)),
-            (2, n + 1, self._trace(2, n + 1)), (3, n + 1, self._trace(3, n + 1)),
-        ]  # fmt: skip
+            (2, n, self.trace),
+            (3, n, self._trace(3)),
+            (2, n + 1, self._trace(2, n + 1)),
+            (3, n + 1, self._trace(3, n + 1)),
+        ]
 
     def _trace(self, batch: int, tokens: int | None = None) -> Trace:
         return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content)
@@ -111,16 +115,18 @@ class Survey:
             varied[name] = value
         return varied
 
-    # -- candidates -------------------------------------------------------------------------------------------------
+    # -- candidates ------------------------------------------------------------------------------------
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """The outputs of blocks that everything flows through, in order.
 
-        Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first, and of stacks
-        within stacks the innermost. A model without any has its plain layers listed.
+        Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first,
+        and of stacks within stacks the innermost. A model without any has its plain layers listed.
         """
         listed = [name for name in self.trace.calls if name and self._dominates(name)]
-        composite = [n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())]
+        composite = [
+            n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())
+        ]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
         chosen = repeated or composite or [n for n in listed if not self._is_output(n)]
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
@@ -131,7 +137,10 @@ class Survey:
         return isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
-        """Whether a class repeats among the elements, or for a single element, among those of all stacks (a stage of one block)."""
+        """Whether a class repeats among the elements, or for a single element.
+
+        Among those of all stacks (a stage of one block).
+        """
         elements = list(self.model.get_submodule(parent).children())
         pool = elements if len(elements) > 1 else [self.model.get_submodule(n) for n in composite]
         classes = Counter(map(type, pool))
@@ -140,14 +149,16 @@ class Survey:
     def _dominates(self, name: str) -> bool:
         """Whether a module is a candidate: runs once, and everything passes through one of its outputs."""
         call = self.trace.calls[name]
-        return len(call.outputs) == 1 and any(s.edge in self._dominating and 2 <= len(s.shape) <= 4 for s in call.seen().values())
+        return len(call.outputs) == 1 and any(
+            s.edge in self._dominating and 2 <= len(s.shape) <= 4 for s in call.seen().values()
+        )
 
     def _is_output(self, name: str) -> bool:
         """Whether what a module returns is what the model returns."""
         final = {leaf.edge for _, leaf in _tree.leaves(self.trace.output) if isinstance(leaf, Seen)}
         return any(s.edge in final for s in self.trace.calls[name].seen().values() if s.edge)
 
-    # -- one cut ----------------------------------------------------------------------------------------------------
+    # -- one cut ------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:
         """The cut at a layer, not yet verified.
 
@@ -163,22 +174,34 @@ class Survey:
         what = f"layer {layer!r} of {type(self.model).__name__}"
         if layer not in names:
             hint = did_you_mean(layer, self.blocks) or did_you_mean(layer, names)
-            raise NotACutError(f"{what} does not exist{f'; did you mean {hint!r}?' if hint else '.'} Cuts: {_short(self.blocks)}")
+            raise NotACutError(
+                f"{what} does not exist{f'; did you mean {hint!r}?' if hint else '.'} Cuts: {_short(self.blocks)}"
+            )
         call = self.trace.calls.get(layer)
         if call is None:
             raise NotACutError(f"{what} does not run in a forward; cuts: {_short(self.blocks)}")
         if len(call.outputs) > 1:
-            raise NotACutError(f"{what} fires {len(call.outputs)} times in one forward: its output is no single representation")
+            raise NotACutError(
+                f"{what} fires {len(call.outputs)} times in one forward: its output is no single representation"
+            )
         dependent = {path: s for path, s in call.seen().items() if s.edge}
         if not dependent:
             raise NotACutError(f"{what} returns nothing that depends on the input")
-        path, seen = next(((p, s) for p, s in dependent.items() if s.edge in self._dominating), next(iter(dependent.items())))
+        path, seen = next(
+            ((p, s) for p, s in dependent.items() if s.edge in self._dominating), next(iter(dependent.items()))
+        )
         if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
-            raise NotACutError(f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid")
+            raise NotACutError(
+                f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid"
+            )
         return Cut(
-            layer, path, self._form(call, seen), str(seen.dtype).removeprefix("torch."),
-            call.flops / self.trace.flops if self.trace.flops else 0.0, tuple(self._after(call)),
-        )  # fmt: skip
+            layer,
+            path,
+            self._form(call, seen),
+            str(seen.dtype).removeprefix("torch."),
+            call.flops / self.trace.flops if self.trace.flops else 0.0,
+            tuple(self._after(call)),
+        )
 
     def _form(self, call: Call, seen: Seen) -> Form:
         shape = seen.shape
@@ -216,7 +239,7 @@ class Survey:
         side = math.isqrt(tokens)
         return (side, side) if side * side == tokens else None
 
-    # -- how the rest runs alone --------------------------------------------------------------------------------------
+    # -- how the rest runs alone ------------------------------------------------------------------------------------
     def plan(self, layer: str) -> Plan:
         """The verified plan for what follows a cut.
 
@@ -279,7 +302,10 @@ class Survey:
         return [self._name_of[id(child)] for child in self.model.get_submodule(name).children()]
 
     def _outline(self, name: str, cut: Cut) -> Outline | None:
-        """The outline of a module's output; ``None`` if it has none, or part of the output does not depend on the input."""
+        """The outline of a module's output.
+
+        ``None`` if it has none, or part of the output does not depend on the input.
+        """
         examples = []
         for batch, tokens, watched in self._examples:
             call = watched.calls.get(name)
@@ -304,7 +330,7 @@ class Survey:
 
         return walk("")
 
-    # -- verification ---------------------------------------------------------------------------------------------------
+    # -- verification ------------------------------------------------------------------------------------
     def _verified(self, cut: Cut, plan: Plan) -> bool:
         """Whether a plan gives the model's own outputs, with NaN in place of all that it leaves out."""
         for inputs in self._probes():
@@ -317,7 +343,7 @@ class Survey:
             except StubReadError as error:
                 self._read.add(error.stub)
                 return False
-            except Exception:  # noqa: BLE001 - the model's own code refuses what the plan gives it: the next plan is tried
+            except Exception:
                 return False
             if not same(expected, got):
                 return False
@@ -337,7 +363,9 @@ class Survey:
             for left in (False, True):
                 real = torch.arange(n)[None] < lengths[:, None]
                 real = (real.flip(1) if left else real).to(full[MASK].device)
-                padded = {name: torch.where(real, full[name], self.interface.pad_id or 0) for name in self.interface.content}
+                padded = {
+                    name: torch.where(real, full[name], self.interface.pad_id or 0) for name in self.interface.content
+                }
                 yield {**full, **padded, MASK: real.long()}
 
     @contextmanager
@@ -351,7 +379,8 @@ class Survey:
 
         def poison(module: nn.Module, args: Any, output: Any) -> Any:
             return _tree.transform(
-                output, lambda t: torch.full_like(t, float("nan")) if isinstance(t, Tensor) and t.is_floating_point() else t
+                output,
+                lambda t: torch.full_like(t, float("nan")) if isinstance(t, Tensor) and t.is_floating_point() else t,
             )
 
         handles = [self.model.get_submodule(cut.layer).register_forward_hook(at_cut)]

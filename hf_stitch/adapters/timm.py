@@ -35,7 +35,9 @@ class TimmAdapter(Adapter):
         pretrained = options.pop("pretrained", True)
         if endpoint.is_local:
             if pretrained and not (Path(endpoint.id) / "model.safetensors").is_file():
-                raise ValueError(f"{endpoint.id} has no model.safetensors; other weight files would have to be unpickled")
+                raise ValueError(
+                    f"{endpoint.id} has no model.safetensors; other weight files would have to be unpickled"
+                )
             name = f"local-dir:{endpoint.id}"
         elif endpoint.id.startswith("timm:"):
             name = endpoint.id.removeprefix("timm:")
@@ -61,7 +63,9 @@ class TimmAdapter(Adapter):
         size = _native_size(model) or config["input_size"][1:]
         if example_inputs is None:
             generator = torch.Generator().manual_seed(0)
-            example_inputs = torch.randn(2, config["input_size"][0], *size, generator=generator).to(parameter.device, parameter.dtype)
+            example_inputs = torch.randn(2, config["input_size"][0], *size, generator=generator).to(
+                parameter.device, parameter.dtype
+            )
         example = {"x": example_inputs}
         return cls(model, interface_of(example), example, endpoint, processor)
 
@@ -75,13 +79,26 @@ class TimmAdapter(Adapter):
         cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
         if not cfg.get("architecture"):
             raise ValueError(
-                f"{type(self.model).__name__} was not made by timm.create_model, so its architecture is unknown: create it by name"
+                f"{type(self.model).__name__} was not made by timm.create_model, so its architecture is unknown: "
+                "create it by name"
             )
-        keep = ("architecture", "input_size", "fixed_input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std", "num_classes")
+        keep = (
+            "architecture",
+            "input_size",
+            "fixed_input_size",
+            "interpolation",
+            "crop_pct",
+            "crop_mode",
+            "mean",
+            "std",
+            "num_classes",
+        )
         return {
             "library": self.library,
             "architecture": cfg["architecture"],
-            "arguments": {k: v for k, v in getattr(self.model, "_model_args", {}).items() if k != "pretrained_cfg_overlay"},
+            "arguments": {
+                k: v for k, v in getattr(self.model, "_model_args", {}).items() if k != "pretrained_cfg_overlay"
+            },
             "pretrained_cfg": {k: cfg[k] for k in keep if k in cfg},
         }
 
@@ -91,14 +108,16 @@ class TimmAdapter(Adapter):
         import timm
 
         model = timm.create_model(
-            blueprint["architecture"], pretrained=False,
-            pretrained_cfg=dict(blueprint.get("pretrained_cfg", {})), **blueprint.get("arguments", {}),
-        )  # fmt: skip
+            blueprint["architecture"],
+            pretrained=False,
+            pretrained_cfg=dict(blueprint.get("pretrained_cfg", {})),
+            **blueprint.get("arguments", {}),
+        )
         return model.eval()
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """timm's evaluation transform for the network of a blueprint."""
+        """Timm's evaluation transform for the network of a blueprint."""
         import timm.data
 
         return _Transform(timm.data.resolve_data_config(pretrained_cfg=dict(blueprint["pretrained_cfg"])))

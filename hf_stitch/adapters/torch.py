@@ -26,7 +26,9 @@ class TorchAdapter(Adapter):
     library: ClassVar[str] = "torch"
 
     @classmethod
-    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> TorchAdapter:
+    def of(
+        cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None
+    ) -> TorchAdapter:
         """Wrap a live module.
 
         Raises:
@@ -55,7 +57,8 @@ class TorchAdapter(Adapter):
     def blueprint(self) -> dict[str, Any]:
         """Refused: no config rebuilds user code."""
         raise ValueError(
-            f"{type(self.model).__name__} is a class of user code and cannot be rebuilt from a config. Save the Stitcher "
+            f"{type(self.model).__name__} is a class of user code and cannot be rebuilt from a config. Save the "
+            "Stitcher "
             "(stitched.stitcher.save_pretrained) and attach it to live modules: Stitcher.attach(source=…, target=…)"
         )
 
@@ -69,7 +72,8 @@ def interface_of(example: Mapping[str, Any]) -> Interface:
     modality = "text" if not first.is_floating_point() else "image" if first.dim() == 4 else "tensor"
     values = {n: example[n] for n in content if example[n].is_floating_point()}
     return Interface(
-        content, modality,
+        content,
+        modality,
         shapes={n: tuple(v.shape[1:]) for n, v in values.items()},
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
-    )  # fmt: skip
+    )

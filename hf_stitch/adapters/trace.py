@@ -1,4 +1,6 @@
-"""One forward pass, watched: which modules ran, in which order, what they returned, and which outputs everything flows through.
+"""One forward pass, watched.
+
+Which modules ran, in which order, what they returned, and through which outputs everything flows.
 
 Dependence on the input is read off autograd: parameters are frozen and the input alone requires a gradient, so a tensor
 depends on the input exactly if it requires one, and a module's output is a candidate cut exactly if every path of the
@@ -25,7 +27,10 @@ Edge = tuple[Node, int]
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor that a module returned: its shape and dtype, and its place in the graph (``None``: independent of the input)."""
+    """A tensor that a module returned: its shape and dtype, and its place in the graph (``None``.
+
+    Independent of the input).
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -62,7 +67,8 @@ class Trace:
     Attributes:
         calls: By module name, in the order of first entry; modules that did not run are absent.
         output: The model's output, tensors replaced by :class:`Seen`.
-        sources: Names of the modules that turn the content of the input (token ids) into the first differentiable values.
+        sources: Names of the modules that turn the content of the input (token ids) into the first differentiable
+            values.
         flops: Floating-point operations of the whole forward.
     """
 
@@ -191,7 +197,11 @@ def trace(
         for handle in handles:
             handle.remove()
     return Trace(
-        calls, _tree.transform(output, _see), sources, counter.get_total_flops(), [get_gradient_edge(s).node for s in sprouts]
+        calls,
+        _tree.transform(output, _see),
+        sources,
+        counter.get_total_flops(),
+        [get_gradient_edge(s).node for s in sprouts],
     )
 
 

@@ -42,8 +42,8 @@ class TransformersAdapter(Adapter):
     def load(cls, endpoint: Endpoint, **options: Any) -> TransformersAdapter:
         """Load a model by its endpoint: a Hub id or a local folder.
 
-        The class is that of ``endpoint.task``, else the one that the config names. Weights come from safetensors only, and code from the
-        repository runs only with ``trust_remote_code=True``.
+        The class is that of ``endpoint.task``, else the one that the config names. Weights come from safetensors only,
+        and code from the repository runs only with ``trust_remote_code=True``.
 
         Raises:
             ValueError: For an unknown task.
@@ -51,9 +51,12 @@ class TransformersAdapter(Adapter):
         """
         import transformers
 
+        assert endpoint.id is not None
         options.setdefault("trust_remote_code", False)
         hub = {"revision": endpoint.revision} if endpoint.revision else {}
-        config = transformers.AutoConfig.from_pretrained(endpoint.id, trust_remote_code=options["trust_remote_code"], **hub)
+        config = transformers.AutoConfig.from_pretrained(
+            endpoint.id, trust_remote_code=options["trust_remote_code"], **hub
+        )
         if endpoint.task is not None:
             if endpoint.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
@@ -64,18 +67,22 @@ class TransformersAdapter(Adapter):
         return cls.of(model.eval(), endpoint, processor=_processor(endpoint.id, model.main_input_name, hub))
 
     @classmethod
-    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> TransformersAdapter:
+    def of(
+        cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None
+    ) -> TransformersAdapter:
         """Wrap a live transformers model.
 
         Raises:
-            ValueError: If it takes neither text nor images and no ``example_inputs`` are given, or is an encoder-decoder.
+            ValueError: If it takes neither text nor images and no ``example_inputs`` are given, or is an
+                encoder-decoder.
         """
         config: Any = model.config
         name = getattr(model, "main_input_name", "input_ids")
         arguments = inspect.signature(model.forward).parameters
         if "decoder_input_ids" in arguments:
             raise ValueError(
-                f"{type(model).__name__} has an encoder and a decoder with an input each; load its encoder: task='text-encoding'"
+                f"{type(model).__name__} has an encoder and a decoder with an input each; load its encoder: "
+                "task='text-encoding'"
             )
         if example_inputs is not None:
             example = dict(example_inputs) if isinstance(example_inputs, Mapping) else {name: example_inputs}
@@ -102,7 +109,8 @@ class TransformersAdapter(Adapter):
         model: Any = self.model
         if not type(model).__module__.startswith("transformers."):
             raise ValueError(
-                f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and cannot be rebuilt "
+                f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
+                "cannot be rebuilt "
                 "from a config. Save the Stitcher and attach it to live modules: Stitcher.attach(source=…, target=…)"
             )
         config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
@@ -119,7 +127,7 @@ class TransformersAdapter(Adapter):
         import transformers
 
         kind = getattr(transformers, blueprint["class"], None)
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
         config = kind.config_class.from_dict(copy.deepcopy(dict(blueprint["config"])))
         if blueprint.get("attention"):
@@ -147,9 +155,15 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     special = _special_ids(config)
     filler = next(i for i in range(len(special) + 1) if i not in special)
     return Interface(
-        (name,), "text", options=options, special_ids=special, filler_id=filler, pad_id=_text(config).pad_token_id,
-        arguments=tuple(n for n in (MASK, "token_type_ids") if n in arguments), max_tokens=_max_tokens(model, config, processor),
-    )  # fmt: skip
+        (name,),
+        "text",
+        options=options,
+        special_ids=special,
+        filler_id=filler,
+        pad_id=_text(config).pad_token_id,
+        arguments=tuple(n for n in (MASK, "token_type_ids") if n in arguments),
+        max_tokens=_max_tokens(model, config, processor),
+    )
 
 
 def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:

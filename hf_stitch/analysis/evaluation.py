@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..adapters import Adapter, load
-from ..data import Samples, check_same_order
+from ..adapters.base import evaluating
+from ..data import Batch, Samples, check_same_order
 from ..endpoint import Endpoint
-from ..models.modeling import StitchedModel
+from ..models.modeling import StitchedModel, logits_of
 
 if TYPE_CHECKING:
     import pandas
@@ -67,13 +69,20 @@ class Evaluation:
         return self.scores["stitched"][figure]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        return asdict(self)
+        """As JSON values (a figure that is not finite as text); :meth:`from_dict` gives it back."""
+        record = asdict(self)
+        for figures in record["scores"].values():
+            for score in figures.values():
+                score |= {key: str(value) for key, value in score.items() if not math.isfinite(value)}
+        return record
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
         """Read :meth:`to_dict`."""
-        scores = {who: {what: Score(**s) for what, s in figures.items()} for who, figures in record["scores"].items()}
+        scores = {
+            who: {what: Score(**{key: float(value) for key, value in score.items()}) for what, score in figures.items()}
+            for who, figures in record["scores"].items()
+        }
         return cls(**{**record, "scores": scores})
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -122,9 +131,10 @@ def evaluate(
     Baselines share both halves: ``identity`` (no map; widths that differ are padded with zeros or cut), ``mean only`` (the target's mean
     whatever the source says), the ``target`` alone, and ``chance`` (the share of the most frequent class; for language, all tokens equally likely).
 
-    Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021, section 4); ``cross_entropy`` with the true
+    Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021, section 4; NaN where the
+    target has none right); ``cross_entropy`` with the true
     labels, in nats; ``agreement`` (share of samples on which the prediction is the target's). Of language models: ``perplexity``, ``relative_perplexity``,
-    ``cross_entropy`` per token in nats, ``agreement`` on the next token. Without labels, classifiers have ``agreement`` only.
+    ``cross_entropy`` per token in nats, ``agreement`` on the next token; tokens that have no real token before them do not count. Without labels, classifiers have ``agreement`` only.
 
     Args:
         stitched: The model, with a head.
@@ -152,11 +162,11 @@ def evaluate(
     measure = _measure_tokens if stitched.task == "text-generation" else _measure_classes
     parts: dict[str, list[Mapping[str, Array]]] = {}
     for batch, twin in zip(samples.batches(batch_size, progress="scoring" if progress else None), other.batches(batch_size), strict=True):
-        inputs = stitched.preprocess(batch.samples)
-        representation = stitched.source(**stitched.source_inputs(inputs))
-        reference = whole.preprocess(twin.samples)
-        logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
-        logits["target"] = _logits_of(whole.forward(reference))
+        inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
+        with evaluating(stitched):
+            representation = stitched.source(**stitched.source_inputs(inputs))
+            logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
+        logits["target"] = logits_of(whole.forward(reference))
         for name, measured in measure(logits, batch, reference).items():
             parts.setdefault(name, []).append(measured)
     collected = {name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()}
@@ -177,23 +187,26 @@ def _target(stitched: StitchedModel, target: Any) -> Adapter:
     return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
 
 
-def _logits_of(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output.logits
+def check_labels(samples: Samples | Batch, classes: int) -> None:
+    """Make sure that labels are classes that the target predicts; unlabelled samples pass.
+
+    Raises:
+        ValueError: If a label is missing or no class; the message names the sample.
+    """
+    for id_, label in zip(samples.ids, samples.labels or (), strict=False):
+        if not 0 <= label < classes:
+            raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
 
 
-def _measure_classes(logits: Mapping[str, Tensor], batch: Any, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
+def _measure_classes(logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
     """For each predictor and sample: its class, whether it agrees with the target, and with labels, whether it is right and the cross-entropy."""
     predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
     measured: dict[str, dict[str, Array]] = {}
     for name, values in logits.items():
         row = {"class": _array(predicted[name]), "agreement": _array(predicted[name] == predicted["target"])}
         if batch.labels is not None:
+            check_labels(batch, values.shape[-1])
             labels = torch.as_tensor(batch.labels, device=values.device)
-            if int(labels.min()) < 0 or int(labels.max()) >= values.shape[-1]:
-                i = int(((labels < 0) | (labels >= values.shape[-1])).nonzero()[0])
-                raise ValueError(
-                    f"sample {batch.ids[i]!r} has label {int(labels[i])}, and the target predicts classes 0 to {values.shape[-1] - 1}"
-                )
             row["label"] = _array(labels)
             row["right"] = _array(predicted[name] == labels)
             row["cross_entropy"] = _array(functional.cross_entropy(values.float(), labels, reduction="none"))
@@ -201,13 +214,19 @@ def _measure_classes(logits: Mapping[str, Tensor], batch: Any, inputs: Mapping[s
     return measured
 
 
-def _measure_tokens(logits: Mapping[str, Tensor], batch: Any, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
+def _measure_tokens(logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
     """For each predictor and sample: number of tokens predicted, their summed cross-entropy, and on how many the target agrees."""
     labels = inputs["input_ids"][:, 1:]
-    real = inputs["attention_mask"][:, 1:].bool() if "attention_mask" in inputs else torch.ones_like(labels, dtype=torch.bool)
+    mask = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(inputs["input_ids"], dtype=torch.bool)
+    real = mask[:, :-1] & mask[:, 1:]  # a text's first token has nothing before it, whichever side is padded
     best = logits["target"][:, :-1].argmax(-1)
     measured = {}
     for name, values in logits.items():
+        if values.shape[:2] != inputs["input_ids"].shape:
+            raise ValueError(
+                f"the {name} model gives {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: both need one tokenizer and "
+                "rows='positions'"
+            )
         ahead = values[:, :-1].float()
         loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
         measured[name] = {
@@ -240,8 +259,7 @@ def _class_figures(own: Mapping[str, Array], target: Mapping[str, Array], weight
     figures = {"agreement": weights @ own["agreement"]}
     if "right" in own:
         accuracy, reference = weights @ own["right"], weights @ target["right"]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = accuracy / reference
+        relative = np.divide(accuracy, reference, out=np.full_like(accuracy, np.nan), where=reference > 0)
         figures = {
             "accuracy": accuracy, "relative_accuracy": relative, "cross_entropy": weights @ own["cross_entropy"], **figures,
         }  # fmt: skip
@@ -268,8 +286,9 @@ def _intervals(
 ) -> dict[str, Score]:
     found = {}
     for name, values in figures(own, collected["target"], weights).items():
-        drawn = values[1:][~np.isnan(values[1:])]  # a ratio is undefined where a resample holds none that the target has right
-        low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
+        low, high = np.nan, np.nan
+        if not np.isnan(values[0]):
+            low, high = np.nanquantile(values[1:], [0.025, 0.975])  # a resample may hold none that the target has right
         found[name] = Score(float(values[0]), float(low), float(high))
     return found
 

@@ -1,4 +1,4 @@
-"""The command ``hf-stitch``. Its help needs neither torch nor transformers: commands import what they use when they run."""
+"""The command ``hf-stitch``. Its help needs no torch: commands import what they use when they run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def hf_stitch(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Compare, connect and exchange neural networks: what one knows inside, another can use."""

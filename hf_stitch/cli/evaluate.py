@@ -15,32 +15,54 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="FOLDER", help="A saved stitched model (or its Hub id), or a saved stitcher.")],
+    model: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A saved stitched model (or its Hub id), or a saved stitcher.")
+    ],
     data: Data,
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    target: Annotated[str | None, typer.Option(help="The whole target network. [default: the one that the model names]")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="For a stitcher whose source was in a local folder: that folder.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The whole target, if it was in a local folder: that folder.")
+    ] = None,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
     """Score a saved stitched model beside its baselines, on samples that its map was not fitted on."""
     output = Output(json)
     read = read_samples(data, data_dir, split, samples, seed)
-    stitched = _load(model)
+    stitched = _load(model, source, target)
 
     import hf_stitch
 
     if read.fingerprint == (stitched.config.recipe or {}).get("data"):
-        typer.secho("warning: the map was fitted on part of these samples; score it on others", fg="yellow", err=True)
-    evaluation = hf_stitch.evaluate(stitched, read, target=hf_stitch.load(target) if target else None, seed=seed)
+        typer.secho("warning: the map was fitted on some of these samples; score it on others", fg="yellow", err=True)
+    evaluation = hf_stitch.evaluate(stitched, read, target=None if stitched.parents else target, seed=seed)
     output.say(evaluation)
     output.record(evaluation.to_dict())
 
 
-def _load(name: str) -> StitchedModel:
+def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
+    """The model; networks that it needs and does not name must be given."""
     import hf_stitch
 
     if (Path(name) / "stitcher.json").is_file():
-        return hf_stitch.Stitcher.from_pretrained(name).attach()
-    return hf_stitch.StitchedModel.from_pretrained(name)
+        stitcher = hf_stitch.Stitcher.from_pretrained(name)
+        _require("--source", source or stitcher.source.id)
+        _require("--target", target or stitcher.target.id)
+        return stitcher.attach(source, target)
+    if source is not None:
+        raise typer.BadParameter(f"{name} is no stitcher: it holds its source", param_hint="--source")
+    stitched = hf_stitch.StitchedModel.from_pretrained(name)
+    _require("--target", target or (stitched.config.target or {})["endpoint"]["id"])
+    return stitched
+
+
+def _require(option: str, network: str | None) -> None:
+    if network is None:
+        raise typer.BadParameter(
+            "that network was in a local folder, which is not recorded: give it", param_hint=option
+        )

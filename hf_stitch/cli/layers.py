@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def layers(
-    model: Annotated[str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")],
+    model: Annotated[
+        str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")
+    ],
     task: Task = None,
     verify: Annotated[bool, typer.Option("--verify", help="Verify every cut, of large models too.")] = False,
     json: AsJson = False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,30 +62,33 @@ def build(architecture: str, seed: int, samples: Samples) -> Adapter:
     return ARCHITECTURES[architecture](1 if image.mode == "L" else 3, samples.num_classes or 0)
 
 
-def train(network: Adapter, samples: Samples, epochs: int, seed: int, on_epoch: Callable[[], object]) -> None:
+def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterator[float]:
     """Train all weights in place: AdamW, one cycle of the learning rate.
 
     Args:
         network: Of :func:`build`.
         samples: Images with labels.
         epochs: Passes over the samples.
-        seed: Of their order.
-        on_epoch: Called after each pass.
+        seed: Of their order, of dropout.
+
+    Yields:
+        After each pass the loss of its last batch.
     """
     model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
+    torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
-    steps = epochs * len(_batches(len(labels), seed))
+    steps = epochs * math.ceil(len(labels) / BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
-    model.train()
-    for epoch in range(epochs):
-        for batch in _batches(len(labels), seed * epochs + epoch):
+    for _ in range(epochs):
+        model.train()
+        for batch in torch.randperm(len(labels)).split(BATCH):
             loss = functional.cross_entropy(_logits(model(inputs[batch])), labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-        on_epoch()
-    model.eval()
+        model.eval()
+        yield loss.item()
 
 
 def save(network: Adapter, folder: Path) -> None:
@@ -103,11 +107,5 @@ def _inputs(network: Adapter, samples: Samples) -> Tensor:
     return torch.cat([next(iter(batch.values())) for batch in batches])
 
 
-def _batches(n: int, seed: int) -> tuple[Tensor, ...]:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).split(BATCH)
-
-
 def _logits(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
-
-

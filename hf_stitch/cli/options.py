@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and everything else on stderr.")]
 Data = Annotated[str, typer.Option(help="Data set: a Hub id, a local folder, or sklearn:digits.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder that holds a copy of the data set as <name>/<split>.parquet.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder that holds a copy of the data set as <name>/<split>.parquet.")
+]
 Split = Annotated[str | None, typer.Option(help="Split of the data set; may be left out where there is one only.")]
-Count = Annotated[int | None, typer.Option("--samples", min=1, help="Use this many samples, drawn at random. [default: all]")]
+Count = Annotated[
+    int | None, typer.Option("--samples", min=1, help="Use this many samples, drawn at random. [default: all]")
+]
 Seed = Annotated[int, typer.Option(help="Of every random choice.")]
-Task = Annotated[str | None, typer.Option(help="Head to load where the model's config does not say it, as image-classification.")]
+Task = Annotated[
+    str | None, typer.Option(help="Head to load where the model's config does not say it, as image-classification.")
+]
 
 
 def read_samples(data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int) -> Samples:

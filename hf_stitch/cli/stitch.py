@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 
 
 def stitch(
-    source: Annotated[str, typer.Argument(help="Gives the front half: a Hub id, timm/…, timm:name, or a local folder.")],
+    source: Annotated[
+        str, typer.Argument(help="Gives the front half: a Hub id, timm/…, timm:name, or a local folder.")
+    ],
     target: Annotated[str, typer.Argument(help="Gives the back half.")],
     source_layer: Annotated[str, typer.Option(help="Where the source is cut; see hf-stitch layers.")],
     target_layer: Annotated[str, typer.Option(help="Where the target is cut.")],
     data: Data,
-    out: Annotated[Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)],
+    out: Annotated[
+        Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
+    ],
     matcher: Annotated[str, typer.Option(help="What finds the map; see hf-stitch list matchers.")] = "lstsq",
-    option: Annotated[list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")] = None,
-    rows: Annotated[str, typer.Option(help="Which vectors are mapped: positions, flatten, mean, cls or last.")] = "positions",
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="Which vectors are mapped: positions, flatten, mean, cls or last.")
+    ] = "positions",
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,

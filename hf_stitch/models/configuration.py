@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 
 class StitchConfig(PreTrainedConfig):
@@ -32,3 +32,7 @@ class StitchConfig(PreTrainedConfig):
     stitch: dict[str, Any] | None = None
     recipe: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None
+
+
+# So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.
+AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)

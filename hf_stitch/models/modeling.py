@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..adapters.base import Adapter
 from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
 from ..endpoint import Endpoint
-from ..registry import registries
+from ..registry import UnknownNameError, registries
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from .configuration import StitchConfig
@@ -63,6 +64,7 @@ class StitchedModel(PreTrainedModel):
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
     task: ClassVar[str | None] = None
+    accepts_loss_kwargs = False  # the loss is a mean over the batch; Trainer would pass its number of items to the source
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -73,8 +75,9 @@ class StitchedModel(PreTrainedModel):
         processor: Any = None,
     ) -> None:  # fmt: skip
         """Join the given parts, or build them from the config, weights not loaded."""
+        if not (config.source and config.target and config.stitch):
+            raise ValueError("this config describes no stitched model: stitch two networks by hf_stitch.stitch")
         super().__init__(config)
-        assert config.source and config.target and config.stitch
         self.source = source if source is not None else _build_front(config.source)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
         self.target = target if target is not None else _build_back(config.target)
@@ -210,7 +213,7 @@ class StitchedModel(PreTrainedModel):
 
         Raises:
             FileNotFoundError: If config or weights are missing.
-            ValueError: If weights and config disagree; the message names the weights.
+            ValueError: If weights and config disagree (the message names the weights), or another class was saved.
         """
         place = str(pretrained_model_name_or_path)
         folder = Path(place)
@@ -222,11 +225,10 @@ class StitchedModel(PreTrainedModel):
             ))  # fmt: skip
         if config is None:
             config = _read_config(folder)
-        kind = _class_of(config) if cls is StitchedModel else cls
-        from accelerate import init_empty_weights
-
-        with init_empty_weights(include_buffers=False):
-            model = kind(config)
+        kind = _class_of(config)
+        if not issubclass(kind, cls):
+            raise ValueError(f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained")
+        model = _skeleton(kind, config, folder)
         _load_strictly(model, folder)
         half = config.source
         model.processor = registries.adapters.get(half["blueprint"]["library"]).processor_of(half["blueprint"], str(folder))
@@ -246,7 +248,7 @@ class StitchedModelForImageClassification(StitchedModel):
     task: ClassVar[str | None] = "image-classification"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
-        logits = _logits(output)
+        logits = logits_of(output)
         return ImageClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
 
 
@@ -256,7 +258,7 @@ class StitchedModelForSequenceClassification(StitchedModel):
     task: ClassVar[str | None] = "text-classification"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
-        logits = _logits(output)
+        logits = logits_of(output)
         return SequenceClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
 
 
@@ -266,7 +268,7 @@ class StitchedModelForCausalLM(StitchedModel):
     task: ClassVar[str | None] = "text-generation"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
-        logits = _logits(output)
+        logits = logits_of(output)
         loss = None
         if labels is not None:
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
@@ -297,6 +299,7 @@ def join(
         task: Which head; ``None``: the target's own output.
         recipe: How the layer was found.
     """
+    kind = class_for(task)
     front, back = source.front(source_layer), target.back(target_layer)
     (source_cut, _), (target_cut, plan) = source.cut(source_layer), target.cut(target_layer)
     config = StitchConfig(
@@ -310,7 +313,20 @@ def join(
         config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
     elif task == "image-classification" and getattr(target.model, "num_classes", None):
         config.num_labels = target.model.num_classes
-    return CLASSES[task](config, front, layer, back, processor=source.processor)
+    stitched = kind(config, front, layer, back, processor=source.processor)
+    stitched.parents = (source, target)
+    return stitched
+
+
+def class_for(task: str | None) -> type[StitchedModel]:
+    """The class with the head for a task.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if task not in CLASSES:
+        raise ValueError(f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}")
+    return CLASSES[task]
 
 
 def _half(adapter: Adapter) -> dict[str, Any]:
@@ -318,7 +334,10 @@ def _half(adapter: Adapter) -> dict[str, Any]:
         blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
     except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
         blueprint = {"blueprint": None, "why": str(error)}
-    return {**blueprint, "interface": adapter.interface.to_dict(), "endpoint": adapter.pinned.to_dict()}
+    endpoint = adapter.pinned
+    if endpoint.is_local:  # a path means nothing elsewhere and is not to be published
+        endpoint = dataclasses.replace(endpoint, id=None)
+    return {**blueprint, "interface": adapter.interface.to_dict(), "endpoint": endpoint.to_dict()}
 
 
 def _build_front(half: Mapping[str, Any]) -> Front:
@@ -331,7 +350,8 @@ def _build_back(half: Mapping[str, Any]) -> Back:
     return Back(model, Cut.from_dict(half["cut"]), Plan(**half["plan"]), Interface.from_dict(half["interface"]))
 
 
-def _logits(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model with a head returns: the tensor itself, an output's ``logits``, or the first of a tuple."""
     return output if isinstance(output, Tensor) else output.logits if isinstance(output, ModelOutput) else output[0]
 
 
@@ -345,7 +365,7 @@ def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every weight with memory of its own: what the parents tied must not be dropped when saving."""
     seen: set[tuple[Any, ...]] = set()
     for name, tensor in weights.items():
-        key = (tensor.device, tensor.data_ptr())
+        key = (tensor.device, tensor.untyped_storage().data_ptr())
         if tensor.numel() and key in seen:
             weights[name] = tensor.clone()
         seen.add(key)
@@ -360,6 +380,8 @@ def _read_config(folder: Path) -> StitchConfig:
         values = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is no valid JSON ({error}); the folder is damaged: save or download it again") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}; save or download it again")
     if values.get("model_type") != StitchConfig.model_type:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
     return StitchConfig.from_dict(values)
@@ -371,6 +393,21 @@ def _class_of(config: StitchConfig) -> type[StitchedModel]:
     if name not in by_name:
         raise ValueError(f"the config names the class {name!r}; this version has {', '.join(by_name)}")
     return by_name[name]
+
+
+def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> StitchedModel:
+    """The model of a config without its weights."""
+    from accelerate import init_empty_weights
+
+    try:
+        with init_empty_weights(include_buffers=False):
+            return kind(config)
+    except UnknownNameError:  # what it names is missing here, a plugin perhaps
+        raise
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / 'config.json'} is damaged or was written by another version ({type(error).__name__}: {error}); save or download it again"
+        ) from error
 
 
 def _load_strictly(model: nn.Module, folder: Path) -> None:

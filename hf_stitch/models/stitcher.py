@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ..adapters import Adapter, load
 from ..endpoint import Endpoint
+from ..registry import UnknownNameError
 from ..stitches import StitchingLayer
 
 if TYPE_CHECKING:
@@ -96,8 +97,12 @@ class Stitcher:
                 raise FileNotFoundError(f"{folder} has no {name}: it is no saved stitcher, or an incomplete one")
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            if config["format"] != FORMAT:
+                raise ValueError(f"{folder / CONFIG} has format {config['format']}, and this version reads {FORMAT}; a newer one may read it")
             stitch = StitchingLayer.from_dict(config["stitch"])
             ends = {side: (Endpoint.from_dict(config[side]["endpoint"]), config[side]["layer"]) for side in ("source", "target")}
+        except UnknownNameError:  # what it names is missing here, a plugin perhaps
+            raise
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{folder / CONFIG} is damaged ({type(error).__name__}: {error}); save or download it again") from error
         try:
@@ -125,7 +130,7 @@ class Stitcher:
             The stitched model.
 
         Raises:
-            ValueError: If a parent has other weights than those that the stitch was fitted to, or must be given live and is not.
+            ValueError: If a parent has other weights than those that the stitch was fitted to, or must be given and is not.
         """
         from .modeling import join
 
@@ -140,7 +145,7 @@ class Stitcher:
     def _parent(self, side: str, given: Any, endpoint: Endpoint, options: Mapping[str, Any]) -> Adapter:
         if given is None:
             if endpoint.id is None:
-                raise ValueError(f"the {side} is a live module that has no name: pass it, as in attach({side}=module)")
+                raise ValueError(f"the {side} was a live module or in a local folder: pass it, as in attach({side}=…)")
             given = str(endpoint)
             options = {**endpoint.kwargs, **options}
         adapter = load(given, task=endpoint.task, **(options if isinstance(given, str) else {}))

@@ -11,17 +11,15 @@ import torch
 from torch import nn
 
 from ..adapters import Adapter, load
-from ..data import Samples, check_same_order
+from ..data import Batch, Samples, check_same_order
 from ..matchers import Matcher, build_matcher
 from ..representation import Form, Representation, RowsPolicy
 from ..statistics import Moments
-from ..stitches import Stitch, StitchingLayer
-from ..stitches.layer import paired_rows, part_widths
-from .modeling import StitchedModel, join
+from ..stitches import IdentityStitch, Stitch, StitchingLayer
+from ..stitches.layer import POOLED, paired_rows, part_widths
+from .modeling import StitchedModel, class_for, join, logits_of
 
-if TYPE_CHECKING:
-    from ..analysis.evaluation import Evaluation
-
+CLASSIFIES = ("image-classification", "text-classification")
 Statistics = dict[str, Moments]
 """Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
 
@@ -60,7 +58,8 @@ def stitch(
 
     Raises:
         NotACutError: If a layer is no cut.
-        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond, or are too few.
+        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond or are too few, or
+            labels are no classes of the target. All but the number of samples is found out with a single sample, before the data are read.
 
     Example:
         >>> import torch, hf_stitch
@@ -75,41 +74,82 @@ def stitch(
         raise ValueError(f"matcher {fitted_by.name!r} is trained on a task and not fitted in closed form; hf_stitch.stitch takes the latter")
     check_meet(a, b, rows)
     task = b.task if task == "auto" else task
+    class_for(task)
+    if task == "text-generation" and rows in POOLED:
+        raise ValueError(f"rows={rows!r} gives the target one token for a text, and no next token could be predicted; use rows='positions'")
     samples, other = Samples.of(data), None if target_data is None else Samples.of(target_data)
-    if test_data is None:
-        train, test = samples.split(test_size, seed)
-        split = {"test_size": test_size, "seed": seed}
-    else:
-        train, test = samples, Samples.of(test_data)
-        split = {"test_data": test.fingerprint}
-    other_train = other_test = None
+    recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint}
     if other is not None:
-        check_same_order(samples, other)
         if test_data is not None:
             raise ValueError("target_data goes with a split of data: leave out test_data")
-        other_train, other_test = other.split(test_size, seed)
-        check_same_order(train, other_train)
+        check_same_order(samples, other)
+        recipe["target_data"] = other.fingerprint
+    if test_data is None:
+        train, test = samples.split(test_size, seed)
+        recipe |= {"test_size": test_size, "seed": seed}
+    else:
+        train, test = samples, Samples.of(test_data)
+        recipe["test_data"] = test.fingerprint
+    recipe |= {"samples": len(train), "batch_size": batch_size, "versions": versions()}
+    other_train, other_test = (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
+    _rehearse(a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None)
+
     pair = (source_layer, target_layer)
     statistics = collect(a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress)[pair]
     layer = fit_layer(fitted_by, statistics, a.form(source_layer), b.form(target_layer), rows)
-    recipe = {
-        "matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint, "samples": len(train), **split,
-        "batch_size": batch_size, "versions": versions(),
-    }  # fmt: skip
     stitched = join(a, source_layer, layer, b, target_layer, task=task, recipe=recipe)
-    stitched.parents = (a, b)
     if task is not None:
-        stitched.evaluation = _score(stitched, test, other_test, b, batch_size, seed, progress)
+        from ..analysis.evaluation import evaluate
+
+        stitched.evaluation = evaluate(
+            stitched, test, target=b, target_data=other_test, batch_size=batch_size, seed=seed, progress=progress
+        )
         stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
 
 
-def _score(
-    stitched: StitchedModel, test: Samples, other: Samples | None, target: Adapter, batch_size: int, seed: int, progress: bool
-) -> Evaluation:
-    from ..analysis.evaluation import evaluate
+def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:
+    """The samples of the target's own data with the ids of a part of the source's, in its order."""
+    place = {id_: index for index, id_ in enumerate(samples.ids)}
+    return other.select(place[id_] for id_ in part.ids)
 
-    return evaluate(stitched, test, target=target, target_data=other, batch_size=batch_size, seed=seed, progress=progress)
+
+@torch.no_grad()
+def _rehearse(
+    source: Adapter, source_layer: str, target: Adapter, target_layer: str, samples: Samples, target_samples: Samples, rows: RowsPolicy,
+    labelled: Samples | None,
+) -> None:  # fmt: skip
+    """Take one sample all the way, so that what cannot work fails before all data are read.
+
+    Raises:
+        ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that cannot run on what the
+            policy gives it; labels (of ``labelled``) that are no classes of the target.
+    """
+    forms = source.form(source_layer), target.form(target_layer)
+    first, twin = (next(iter(side.batches(1))) for side in (samples, target_samples))
+    inputs = target.preprocess(twin.samples)
+    x = source.encode(source.preprocess(first.samples), source_layer)[source_layer]
+    y = target.encode(inputs, target_layer)[target_layer]
+    for side, layer, found, form in (("source", source_layer, x, forms[0]), ("target", target_layer, y, forms[1])):
+        if found.form != form:
+            raise ValueError(
+                f"the samples give layer {layer!r} of the {side} the form {found.form}, and the network is cut for {form}: load it with "
+                "example_inputs of the size of the samples, or resize these"
+            )
+    paired_rows(x, y, rows)
+    maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*forms, rows).items()}
+    layer = StitchingLayer(*forms, rows, maps["body"], maps.get("prefix"))
+    try:
+        target.decode(layer(x), target_layer)
+    except Exception as error:
+        raise ValueError(
+            f"the target cannot run from layer {target_layer!r} on what rows={rows!r} gives it ({type(error).__name__}: {error}); "
+            "use another rows policy or layer"
+        ) from error
+    if labelled is not None:
+        from ..analysis.evaluation import check_labels
+
+        check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])
 
 
 def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:
@@ -159,8 +199,9 @@ def collect(
     for batch, other in zip(samples.batches(batch_size, progress="fitting" if progress else None), others, strict=True):
         x = source.encode(source.preprocess(batch.samples), layers_a)
         y = target.encode(target.preprocess(other.samples), layers_b)
-        for name, side, which in ((n, s, w) for s, w in ((x, "source"), (y, "target")) for n in s):
-            _check_finite(side[name], f"layer {name!r} of the {which}", batch.ids)
+        for side, representations in (("source", x), ("target", y)):
+            for name, representation in representations.items():
+                _check_finite(representation, f"layer {name!r} of the {side}", batch)
         for pair in pairs:
             for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], rows).items():
                 if part not in found[pair]:
@@ -186,15 +227,15 @@ def fit_layer(matcher: Matcher, statistics: Statistics, source: Form, target: Fo
     return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"), means).eval()
 
 
-def _check_finite(representation: Representation, what: str, ids: Any) -> None:
+def _check_finite(representation: Representation, what: str, batch: Batch) -> None:
     values = representation.values
     if bool(torch.isfinite(values).all()):
         return
     real = values if representation.mask is None else torch.where(representation.mask[..., None], values, 0)
     bad = ~torch.isfinite(real).flatten(1).all(1)
     if bool(bad.any()):
-        sample = ids[int(bad.nonzero()[0])]
-        raise ValueError(f"{what} is NaN or infinite for sample {sample!r} and {int(bad.sum()) - 1} more of its batch")
+        sample = batch.ids[int(bad.nonzero()[0])]
+        raise ValueError(f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is {sample!r}")
 
 
 def versions() -> Mapping[str, str]:

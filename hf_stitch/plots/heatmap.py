@@ -68,15 +68,18 @@ def heatmap(
     axes = figure.add_subplot()
     colours = colormaps[COLOURS].with_extremes(bad=UNDEFINED)
     image = axes.imshow(np.ma.masked_invalid(matrix), cmap=colours, norm=Normalize(low, high), aspect="auto")
-    slant = {} if max(map(len, column_labels)) <= 11 else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(matrix.shape[1]), column_labels, **slant)
+    axes.set_xticks(range(matrix.shape[1]), column_labels)
+    if max(map(len, column_labels)) > 11:
+        axes.tick_params(axis="x", rotation=35)
+        for tick in axes.get_xticklabels():
+            tick.set(ha="right", rotation_mode="anchor")
     axes.set_yticks(range(matrix.shape[0]), row_labels)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if matrix.shape[1] <= MOST_COLUMNS:
         _write_numbers(axes, matrix, image)
     _draw_frames(axes, frames)
-    figure.colorbar(image, label=label).outline.set_visible(False)  # type: ignore[operator]
+    figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure
 
@@ -98,9 +101,9 @@ def _size(row_labels: Sequence[str], column_labels: Sequence[str]) -> tuple[floa
 
 
 def _write_numbers(axes: Axes, matrix: NDArray[np.float64], image: ScalarMappable) -> None:
+    colours = image.to_rgba(np.ma.masked_invalid(matrix))
     for (row, column), value in np.ndenumerate(matrix):
-        *rgb, _ = image.to_rgba(value)
-        bright = np.dot(rgb, [0.299, 0.587, 0.114]) > 0.5
+        bright = np.dot(colours[row, column, :3], [0.299, 0.587, 0.114]) > 0.5
         text = "–" if np.isnan(value) else f"{value:.2f}"
         axes.text(column, row, text, ha="center", va="center", fontsize=9, color="black" if bright else "white")
 

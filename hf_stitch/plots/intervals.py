@@ -47,7 +47,9 @@ def intervals(scores: Mapping[str, tuple[float, float, float]], label: str) -> F
     axes.plot(values, places, "o", color=COLOUR, markersize=7)
     for place, value, high in zip(places, values, highs, strict=True):
         if np.isfinite(value):
-            axes.annotate(f"{value:.3f}", (max(value, high), place), (8, 0), textcoords="offset points", va="center", fontsize=9)
+            axes.annotate(
+                f"{value:.3f}", (max(value, high), place), (8, 0), textcoords="offset points", va="center", fontsize=9
+            )
     axes.set_yticks(places, list(scores))
     axes.set_ylim(len(scores) - 0.4, -0.6)
     axes.set_xlabel(label)

@@ -86,8 +86,9 @@ class StitchingLayer(nn.Module):
     # -- running -------------------------------------------------------------------------------------------------------------
     def forward(self, representation: Representation) -> Representation:
         """The target's representation; the context is left to the target, the mask of positions kept."""
-        _check(representation, self.source, "the stitch takes")
-        batch = representation.batch
+        got, batch = representation.form, representation.batch
+        if (got.layout, got.width, got.prefix_tokens) != (self.source.layout, self.source.width, self.source.prefix_tokens):
+            raise ValueError(f"the stitch takes a representation of the form {self.source}, got {got}")
         mapped = self._map("body", source_positions(representation, self.source, self.target, self.rows))
         form = self.target
         if form.layout == "bd":
@@ -97,8 +98,8 @@ class StitchingLayer(nn.Module):
         elif self.rows in POOLED:
             mapped = mapped[:, None]
         if form.layout != "bnd":
-            h, w = (1, 1) if self.rows in POOLED else form.grid or (1, 1)
-            grid = mapped.reshape(batch, h, w, form.width)
+            assert form.grid is not None
+            grid = mapped.reshape(batch, *((1, 1) if self.rows in POOLED else form.grid), form.width)
             return Representation(grid if form.layout == "bhwc" else grid.permute(0, 3, 1, 2).contiguous(), form.layout)
         if self.prefix is not None:
             tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (form.prefix_tokens, form.width))
@@ -243,8 +244,3 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
         pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))
     return pairs
 
-
-def _check(representation: Representation, form: Form, what: str) -> None:
-    got = representation.form
-    if (got.layout, got.width, got.prefix_tokens) != (form.layout, form.width, form.prefix_tokens):
-        raise ValueError(f"{what} a representation of the form {form}, got {got}")

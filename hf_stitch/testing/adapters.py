@@ -17,9 +17,10 @@ from hf_stitch.testing._require import require, require_error
 def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> None:
     """Check that an adapter keeps the contract of ``Adapter`` on batches of inputs.
 
-    At every listed cut: ``decode(encode(x))`` is the model's own output bit for bit; the context holds nothing of the content; several
-    layers encoded at once are those encoded alone; both halves as modules of their own give the same, hold no hook and are smaller
-    than the model. The model is left as it was: mode, gradients, hooks, parameters, buffers, random state. What is no cut is refused.
+    At every listed cut: ``decode(encode(x))`` is the model's own output bit for bit; the context holds nothing of the
+    content; several layers encoded at once are those encoded alone; both halves as modules of their own give the same,
+    hold no hook and are smaller than the model. The model is left as it was: mode, gradients, hooks, parameters,
+    buffers, random state. What is no cut is refused.
 
     Args:
         adapter: The adapter.
@@ -53,16 +54,24 @@ def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], repres
     require(explanation.status == "verified", f"{layer} is listed and must be a cut: {explanation}")
     form = adapter.form(layer)
     got = representation.form
-    require((got.layout, got.width, got.prefix_tokens) == (form.layout, form.width, form.prefix_tokens), f"{layer}: form {form}, got {got}")
+    require(
+        (got.layout, got.width, got.prefix_tokens) == (form.layout, form.width, form.prefix_tokens),
+        f"{layer}: form {form}, got {got}",
+    )
     alone = adapter.encode(inputs, layer)[layer]
     require(torch.equal(alone.values, representation.values), f"{layer}: encoded alone and with others must agree")
-    require(same(adapter.decode(representation, layer), output), f"{layer}: decode(encode(x)) must be the model's own output")
+    require(
+        same(adapter.decode(representation, layer), output),
+        f"{layer}: decode(encode(x)) must be the model's own output",
+    )
     for name in adapter.interface.content:
         erased, value = representation.context[name], inputs[name]
         values = erased.unique().tolist() if not value.is_floating_point() else []
         allowed = {adapter.interface.filler_id, *adapter.interface.special_ids}
         require(erased.shape == value.shape, f"{layer}: the context must keep the shape of {name}")
-        require(set(values) <= allowed if values else not bool(erased.any()), f"{layer}: the context must not hold {name}")
+        require(
+            set(values) <= allowed if values else not bool(erased.any()), f"{layer}: the context must not hold {name}"
+        )
     front, back = adapter.front(layer), adapter.back(layer)
     passed = front(**inputs)
     require(torch.equal(passed.values, representation.values), f"{layer}: the front half must give the representation")
@@ -70,7 +79,10 @@ def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], repres
     sizes = [sum(p.numel() for p in part.parameters()) for part in (front, back, adapter.model)]
     require(max(sizes[:2]) <= sizes[2], f"{layer}: halves must not be larger than the model, got {sizes}")
     for half in (front, back):
-        require(not any(m._forward_hooks or m._forward_pre_hooks for m in half.modules()), f"{layer}: halves must hold no hooks")
+        require(
+            not any(m._forward_hooks or m._forward_pre_hooks for m in half.modules()),
+            f"{layer}: halves must hold no hooks",
+        )
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
@@ -79,6 +91,8 @@ def _state(model: nn.Module) -> dict[str, Any]:
         "gradients": [(p.requires_grad, p.grad is None) for p in model.parameters()],
         "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
         "modules": [(name, id(module)) for name, module in model.named_modules()],
-        "values": [(name, value._version, value.data_ptr()) for name, value in model.state_dict(keep_vars=True).items()],
+        "values": [
+            (name, value._version, value.data_ptr()) for name, value in model.state_dict(keep_vars=True).items()
+        ],
         "random numbers": torch.get_rng_state().tolist(),
     }

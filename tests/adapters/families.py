@@ -12,13 +12,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BERT: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100,
-}  # fmt: skip
-GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+}
+GPT2: dict[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "vocab_size": 100,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 T5: dict[str, Any] = {"d_model": 32, "num_layers": 3, "num_heads": 4, "d_ff": 64, "d_kv": 8, "vocab_size": 100}
 VIT: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 class FlatNet(nn.Module):
@@ -43,7 +60,9 @@ TEXT: dict[str, Callable[[], nn.Module]] = {
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
     "gpt2-classifier": lambda: hf.GPT2ForSequenceClassification(hf.GPT2Config(**GPT2)),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**BERT, num_key_value_heads=2)),
-    "llama-classifier": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**BERT, num_key_value_heads=2, pad_token_id=0)),
+    "llama-classifier": lambda: hf.LlamaForSequenceClassification(
+        hf.LlamaConfig(**BERT, num_key_value_heads=2, pad_token_id=0)
+    ),
     "t5-encoder": lambda: hf.T5EncoderModel(hf.T5Config(**T5)),
 }
 IMAGE: dict[str, Callable[[], nn.Module]] = {
@@ -51,8 +70,12 @@ IMAGE: dict[str, Callable[[], nn.Module]] = {
     "hf-resnet": lambda: hf.ResNetForImageClassification(
         hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 24], depths=[1, 2, 1], layer_type="basic")
     ),
-    "hf-resnet-bottleneck": lambda: hf.ResNetForImageClassification(hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2])),
-    "timm-vit": lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=48, num_heads=3),
+    "hf-resnet-bottleneck": lambda: hf.ResNetForImageClassification(
+        hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2])
+    ),
+    "timm-vit": lambda: timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=48, num_heads=3
+    ),
     "timm-deit-distilled": lambda: timm.create_model(
         "deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=48, num_heads=3
     ),
@@ -78,7 +101,10 @@ LAYERS = {
 
 
 def make(name: str) -> nn.Module:
-    """The network of a family, weights random but for BatchNorm's statistics and zero-initialised weights, which are drawn too."""
+    """The network of a family, weights random but for BatchNorm's statistics and zero-initialised weights.
+
+    Which are drawn too.
+    """
     torch.manual_seed(0)
     model = {**TEXT, **IMAGE}[name]()
     with torch.no_grad():

@@ -52,17 +52,27 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
         assert same(adapter.decode(representation, middle), adapter.forward(inputs))
 
 
-@pytest.mark.parametrize(("name", "form"), [
-    ("bert", "bnd 32"), ("hf-vit", "bnd 32 4x4 +1"), ("timm-deit-distilled", "bnd 48 4x4 +2"), ("timm-swin", "bhwc 24 8x8"),
-    ("timm-convnext", "bchw 8 8x8"), ("hf-resnet", "bchw 8 8x8"), ("user-code", "bchw 8 30x30"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("bert", "bnd 32"),
+        ("hf-vit", "bnd 32 4x4 +1"),
+        ("timm-deit-distilled", "bnd 48 4x4 +2"),
+        ("timm-swin", "bhwc 24 8x8"),
+        ("timm-convnext", "bchw 8 8x8"),
+        ("hf-resnet", "bchw 8 8x8"),
+        ("user-code", "bchw 8 30x30"),
+    ],
+)
 def test_forms(name: str, form: str) -> None:
     adapter = hf_stitch.load(make(name), example_inputs=None if name in TEXT else images(2))
     assert str(adapter.form(adapter.layers[0])) == form
 
 
 def test_square_grids_with_as_many_channels_as_positions_tell_their_layout_by_the_kind_of_layers() -> None:
-    first = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Flatten())
+    first = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Flatten()
+    )
     assert hf_stitch.load(first, example_inputs=images(2, size=8)).form("0").layout == "bchw"
 
 

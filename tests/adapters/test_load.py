@@ -71,7 +71,9 @@ def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, lib
 
 
 def test_an_encoder_decoder_says_how_to_load_its_encoder() -> None:
-    model = hf.T5ForConditionalGeneration(hf.T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, d_kv=8, vocab_size=50))
+    model = hf.T5ForConditionalGeneration(
+        hf.T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, d_kv=8, vocab_size=50)
+    )
     with pytest.raises(ValueError, match="task='text-encoding'"):
         hf_stitch.load(model)
 

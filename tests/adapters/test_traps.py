@@ -109,7 +109,10 @@ def test_the_content_of_padding_does_not_matter() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_head_that_looks_for_the_last_token_finds_it_without_the_ids(side: str) -> None:
-    """GPT-2's classifier reads input_ids, which decode never sees: the context must tell where texts end, also if pad is eos."""
+    """GPT-2's classifier reads input_ids, which decode never sees.
+
+    The context must tell where texts end, also if pad is eos.
+    """
     torch.manual_seed(0)
     model = hf.GPT2ForSequenceClassification(hf.GPT2Config(**{**GPT2, "pad_token_id": 2})).eval()
     adapter = hf_stitch.load(model)
@@ -137,7 +140,7 @@ def test_hooks_and_modules_are_restored_when_the_model_raises() -> None:
         adapter.encode(images(7), "bn1")
     with torch.no_grad():
         representation = adapter.encode(images(2), "bn1")["bn1"]
-    with pytest.raises(RuntimeError, match="size|shape"):
+    with pytest.raises(RuntimeError, match=r"size|shape"):
         adapter.decode(representation.replace(values=torch.randn(2, 8, 1, 1)), "bn1")
     assert type(model.bn1) is nn.BatchNorm2d
     assert model.training
@@ -198,7 +201,9 @@ def test_encode_stops_at_the_deepest_layer_and_decode_skips_what_precedes() -> N
     model = make("timm-resnet")
     adapter = hf_stitch.load(model, example_inputs=images(2))
     ran: list[str] = []
-    handles = [m.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, m in model.named_modules() if n in adapter.layers]
+    handles = [
+        m.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, m in model.named_modules() if n in adapter.layers
+    ]
     with torch.no_grad():
         representation = adapter.encode(images(2), ["layer1.0", "layer2.0"])["layer2.0"]
         assert ran == ["layer1.0", "layer2.0"]

@@ -1,0 +1,9 @@
+"""Run benchmarks by name; without a name, all of them."""
+
+import importlib
+import sys
+
+NAMES = ("cuts", "least_squares")
+
+for name in sys.argv[1:] or NAMES:
+    importlib.import_module(f"benchmarks.{name}").main()

@@ -1,0 +1,56 @@
+"""Encode + decode at the middle block against one forward of the whole network; random weights, real sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+import transformers as hf
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import hf_stitch
+from benchmarks.timing import machine, paired
+from hf_stitch.adapters.survey import same
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet-50 (timm, 224 px)": lambda: timm.create_model("resnet50"),
+    "ViT-S/16 (timm, 224 px)": lambda: timm.create_model("vit_small_patch16_224"),
+    "RoBERTa-base (128 tokens)": lambda: hf.RobertaForSequenceClassification(
+        hf.RobertaConfig(vocab_size=50265, max_position_embeddings=514)
+    ),
+}
+BATCH, TOKENS, REPEATS = 8, 128, 7
+
+
+def _inputs(adapter: hf_stitch.Adapter) -> dict[str, Any]:
+    name = adapter.interface.content[0]
+    if adapter.interface.modality == "text":
+        ids = torch.randint(10, 1000, (BATCH, TOKENS))
+        return {name: ids, "attention_mask": torch.ones_like(ids)}
+    return {name: torch.randn(BATCH, *adapter.interface.shapes[name])}
+
+
+@torch.no_grad()
+def main() -> None:
+    """Print the table."""
+    title = f"encode + decode at the middle block, batch {BATCH} ({machine()})"
+    table = Table("network", "cut", "forward s", "encode + decode s", "ratio", "exact", title=title)
+    for name, create in NETWORKS.items():
+        adapter = hf_stitch.load(create().eval())
+        layer = adapter.layers[len(adapter.layers) // 2]
+        inputs = _inputs(adapter)
+
+        def split(adapter: hf_stitch.Adapter = adapter, layer: str = layer, inputs: dict[str, Any] = inputs) -> Any:
+            return adapter.decode(adapter.encode(inputs, layer)[layer], layer)
+
+        def whole(adapter: hf_stitch.Adapter = adapter, inputs: dict[str, Any] = inputs) -> Any:
+            return adapter.forward(inputs)
+
+        exact = same(split(), whole())
+        ours, forward, ratio = paired(split, whole, REPEATS)
+        table.add_row(name, layer, f"{forward:.3f}", f"{ours:.3f}", f"{ratio:.3f}", str(exact))
+    Console(width=140).print(table)

@@ -1,0 +1,90 @@
+"""Affine least squares from a stream of rows, against ``torch.linalg.lstsq`` on all of them at once."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.timing import machine
+from hf_stitch.matchers import build_matcher
+from hf_stitch.statistics import Moments
+
+WIDTH, BATCH = 512, 10_000
+SIZES = (100_000, 1_000_000)
+
+
+def rows(n: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of related float32 rows."""
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5
+    for _ in range(0, n, BATCH):
+        x = torch.randn(BATCH, WIDTH, generator=generator) + 1
+        yield x, x @ mixing + 0.1 * torch.randn(BATCH, WIDTH, generator=generator)
+
+
+def streamed(n: int) -> tuple[float, Tensor]:
+    """Seconds and solution from moments; making the rows is not counted."""
+    seconds, moments = 0.0, Moments(WIDTH, WIDTH)
+    for x, y in rows(n):
+        start = time.perf_counter()
+        moments.update(x, y)
+        seconds += time.perf_counter() - start
+    start = time.perf_counter()
+    stitch = build_matcher("lstsq").fit(moments)
+    return seconds + time.perf_counter() - start, stitch.weight.detach()
+
+
+def dense(n: int, driver: str) -> tuple[float, Tensor]:
+    """Seconds and solution from ``torch.linalg.lstsq`` on [X|1] in float32."""
+    x, y = torch.empty(n, WIDTH + 1), torch.empty(n, WIDTH)
+    for i, (part_x, part_y) in enumerate(rows(n)):
+        x[i * BATCH : (i + 1) * BATCH, :WIDTH] = part_x
+        y[i * BATCH : (i + 1) * BATCH] = part_y
+    x[:, WIDTH] = 1
+    start = time.perf_counter()
+    solution = torch.linalg.lstsq(x, y, driver=driver).solution
+    return time.perf_counter() - start, solution[:WIDTH].T
+
+
+def main() -> None:
+    """Each way in a process of its own, so that peaks of memory are its own."""
+    title = f"affine least squares {WIDTH} -> {WIDTH}, float32 rows ({machine()})"
+    table = Table("rows", "way", "seconds", "over streamed", "peak memory MB", "largest difference", title=title)
+    for n in SIZES:
+        found: dict[str, tuple[float, float, Tensor]] = {}
+        for way in ("streamed", "gels", "gelsy"):
+            output = subprocess.run(
+                [sys.executable, "-m", "benchmarks.least_squares", way, str(n)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if output.returncode:
+                table.add_row(f"{n:,}", way, "does not fit" if output.returncode < 0 else output.stderr.strip()[-60:])
+                continue
+            seconds, peak, path = output.stdout.split()
+            found[way] = (float(seconds), float(peak), torch.load(path, weights_only=True))
+            ratio, gap = found[way][0] / found["streamed"][0], (found[way][2] - found["streamed"][2]).abs().max()
+            label = way if way == "streamed" else f"torch.linalg.lstsq ({way})"
+            table.add_row(
+                f"{n:,}", label, f"{found[way][0]:.1f}", f"{ratio:.2f}", f"{found[way][1]:,.0f}", f"{gap:.1e}"
+            )
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    way, n = sys.argv[1], int(sys.argv[2])
+    seconds, weight = streamed(n) if way == "streamed" else dense(n, way)
+    with tempfile.NamedTemporaryFile(suffix=".pt", delete=False) as file:
+        torch.save(weight.contiguous(), file)
+    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, file.name)

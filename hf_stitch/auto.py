@@ -1,0 +1,24 @@
+"""Make transformers' Auto classes know stitched models: ``import hf_stitch.auto`` once, and ``pipeline`` finds them too.
+
+Example:
+    >>> import hf_stitch.auto
+    >>> from transformers import AutoModelForImageClassification
+    >>> from hf_stitch import StitchConfig
+    >>> AutoModelForImageClassification._model_mapping[StitchConfig].__name__
+    'StitchedModelForImageClassification'
+"""
+
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSequenceClassification
+
+from .models import (
+    StitchConfig,
+    StitchedModel,
+    StitchedModelForCausalLM,
+    StitchedModelForImageClassification,
+    StitchedModelForSequenceClassification,
+)
+
+AutoModel.register(StitchConfig, StitchedModel, exist_ok=True)
+AutoModelForImageClassification.register(StitchConfig, StitchedModelForImageClassification, exist_ok=True)
+AutoModelForSequenceClassification.register(StitchConfig, StitchedModelForSequenceClassification, exist_ok=True)
+AutoModelForCausalLM.register(StitchConfig, StitchedModelForCausalLM, exist_ok=True)
