@@ -296,8 +296,17 @@ class Adapter:
         return self._surveys[size]
 
     def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:
-        """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied."""
+        """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied.
+
+        Raises:
+            ValueError: If weights are on the meta device: there is nothing to copy.
+        """
         with swapped(self.model, without):
+            if any(value.is_meta for value in self.model.state_dict().values()):
+                raise ValueError(
+                    f"weights of {type(self.model).__name__} are offloaded or not loaded: "
+                    "load it onto one device to cut it in two"
+                )
             twin = copy.deepcopy(self.model)
         if hasattr(twin, "hf_device_map"):
             from accelerate.hooks import remove_hook_from_module

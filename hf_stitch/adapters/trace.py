@@ -176,7 +176,7 @@ def trace(
                 isinstance(a, Tensor) and not a.is_floating_point() and a.untyped_storage().data_ptr() in ids
                 for a in (*args, *kwargs.values())
             )
-            if reads_ids and isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad:
+            if reads_ids and isinstance(output, Tensor) and output.is_floating_point() and output.grad_fn is None:
                 sources.append(name)
                 replaced = sprout(output)
             call = calls[name]

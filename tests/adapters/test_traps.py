@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as hf
+from accelerate import dispatch_model
 from families import BERT, GPT2, FlatNet, images, make, texts
 from torch import Tensor, nn
 
@@ -218,3 +221,32 @@ def test_a_compiled_model_is_unwrapped() -> None:
     model = make("user-code")
     adapter = hf_stitch.load(torch.compile(model), example_inputs=images(2))
     assert adapter.model is model
+
+
+def test_offloaded_weights_run_but_cannot_be_copied(tmp_path: Path) -> None:
+    model, expected = make("gpt2"), make("gpt2")
+    places = dict.fromkeys(("wte", "wpe", "drop", "ln_f", "h.0"), "cpu") | {"h.1": "disk", "h.2": "disk"}
+    dispatched = dispatch_model(
+        model,
+        {"lm_head": "cpu", **{f"transformer.{name}": place for name, place in places.items()}},
+        main_device="cpu",
+        offload_dir=str(tmp_path),
+    )
+    adapter, inputs = hf_stitch.load(dispatched), texts(3, 6, "left")
+    with torch.no_grad():
+        representation = adapter.encode(inputs, "transformer.h.0")["transformer.h.0"]
+        output = adapter.decode(representation, "transformer.h.0")
+        assert torch.equal(output.logits, expected(**inputs, use_cache=False).logits)
+    assert any(p.is_meta for p in model.parameters())
+    with pytest.raises(ValueError, match="offloaded"):
+        adapter.back("transformer.h.0")
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    model = make("bert").train()
+    model.activation_checkpointing_enable()
+    adapter, inputs = hf_stitch.load(model), texts(3, 6, "right")
+    layer = adapter.layers[1]
+    representation = adapter.encode(inputs, layer)[layer]
+    assert same(adapter.decode(representation, layer), adapter.forward(inputs))
+    assert all(module.training for module in model.modules())
