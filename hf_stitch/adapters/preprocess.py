@@ -76,8 +76,7 @@ def _stack(samples: Sequence[Any], processor: Any) -> Tensor:
         else:
             raise ValueError(
                 f"this model has no processor for a sample of type {type(sample).__name__}: pass processor=, a "
-                "function from one sample "
-                "to one tensor, to hf_stitch.load, or give tensors"
+                "function from one sample to one tensor, to hf_stitch.load, or give tensors"
             )
     if len({t.shape for t in tensors}) > 1:
         raise ValueError(f"samples of one batch must have one shape, got {sorted({tuple(t.shape) for t in tensors})}")

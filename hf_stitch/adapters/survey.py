@@ -71,17 +71,12 @@ class Survey:
                     f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network "
                     "that is random cannot be cut exactly; switch the randomness off"
                 )
-        if not watched._leaves:
+        if not watched.has_source:
             raise ValueError(
                 f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so it "
-                "cannot be "
-                "seen what depends on the input; pass floating-point inputs or use an embedding module"
+                "cannot be seen what depends on the input; pass floating-point inputs or use an embedding module"
             )
         return watched
-
-    @cached_property
-    def _dominating(self) -> set[Any]:
-        return self.trace.dominating()
 
     @cached_property
     def _examples(self) -> list[tuple[int, int, Trace]]:
@@ -149,14 +144,11 @@ class Survey:
     def _dominates(self, name: str) -> bool:
         """Whether a module is a candidate: runs once, and everything passes through one of its outputs."""
         call = self.trace.calls[name]
-        return len(call.outputs) == 1 and any(
-            s.edge in self._dominating and 2 <= len(s.shape) <= 4 for s in call.seen().values()
-        )
+        return len(call.outputs) == 1 and any(s.dominates and 2 <= len(s.shape) <= 4 for s in call.seen().values())
 
     def _is_output(self, name: str) -> bool:
         """Whether what a module returns is what the model returns."""
-        final = {leaf.edge for _, leaf in _tree.leaves(self.trace.output) if isinstance(leaf, Seen)}
-        return any(s.edge in final for s in self.trace.calls[name].seen().values() if s.edge)
+        return any(seen.is_output for seen in self.trace.calls[name].seen().values())
 
     # -- one cut ------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:
@@ -184,12 +176,10 @@ class Survey:
             raise NotACutError(
                 f"{what} fires {len(call.outputs)} times in one forward: its output is no single representation"
             )
-        dependent = {path: s for path, s in call.seen().items() if s.edge}
+        dependent = {path: s for path, s in call.seen().items() if s.depends}
         if not dependent:
             raise NotACutError(f"{what} returns nothing that depends on the input")
-        path, seen = next(
-            ((p, s) for p, s in dependent.items() if s.edge in self._dominating), next(iter(dependent.items()))
-        )
+        path, seen = next(((p, s) for p, s in dependent.items() if s.dominates), next(iter(dependent.items())))
         if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
             raise NotACutError(
                 f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid"
@@ -232,7 +222,7 @@ class Survey:
             if earlier.exited > call.exited:
                 continue
             for seen in earlier.seen().values():
-                if len(seen.shape) == 4 and seen.edge:
+                if len(seen.shape) == 4 and seen.depends:
                     for h, w in (seen.shape[2:], seen.shape[1:3]):
                         if 0 <= tokens - h * w <= 16 and h * w > 1:
                             return (h, w)
@@ -309,7 +299,7 @@ class Survey:
         examples = []
         for batch, tokens, watched in self._examples:
             call = watched.calls.get(name)
-            if call is None or not call.seen() or any(seen.edge is None for seen in call.seen().values()):
+            if call is None or not call.seen() or any(not seen.depends for seen in call.seen().values()):
                 return None
             if not all(_shapes(o) == _shapes(call.outputs[0]) and _tree.is_plain(_shapes(o)) for o in call.outputs):
                 return None
@@ -401,7 +391,7 @@ class Survey:
         end = self.trace.calls[cut.layer].exited
         before = [c for c in self.trace.calls.values() if c.exited < end and not c.name.startswith(cut.layer + ".")]
         for call in sorted(before, key=lambda c: (-c.exited, len(c.name))):
-            if not any(seen.edge for seen in call.seen().values()):
+            if not any(seen.depends for seen in call.seen().values()):
                 continue
             with torch.no_grad(), self._capture(cut, poisoned=call.name, entering=captured[0]):
                 got = self.run(inputs)

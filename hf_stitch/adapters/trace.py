@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import _tree
@@ -27,14 +27,21 @@ Edge = tuple[Node, int]
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor that a module returned: its shape and dtype, and its place in the graph (``None``.
+    """A tensor that a module returned.
 
-    Independent of the input).
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        depends: Whether it depends on the content of the input.
+        dominates: Whether every path from the model's outputs to the input passes through it.
+        is_output: Whether the model returns this very tensor.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    edge: Edge | None
+    depends: bool
+    dominates: bool
+    is_output: bool
 
 
 @dataclass
@@ -62,45 +69,43 @@ class Call:
 
 @dataclass
 class Trace:
-    """A watched forward.
+    """A watched forward; it holds shapes and no activations.
 
     Attributes:
         calls: By module name, in the order of first entry; modules that did not run are absent.
-        output: The model's output, tensors replaced by :class:`Seen`.
-        sources: Names of the modules that turn the content of the input (token ids) into the first differentiable
-            values.
+        sources: Names of the modules that turn the content of the input (token ids) into the first values.
+        has_source: Whether anything differentiable comes of the content at all.
         flops: Floating-point operations of the whole forward.
     """
 
     calls: dict[str, Call]
-    output: Any
     sources: list[str]
+    has_source: bool
     flops: int
-    _leaves: list[Node] = field(default_factory=list, repr=False)
 
-    def dominating(self) -> set[Edge]:
-        """The places of the graph that every path from the outputs to the input passes through.
 
-        A place dominates if (paths from the outputs to it) x (paths from it to the input) equals the number of all
-        paths. Paths are counted exactly, with Python's integers.
-        """
-        roots = [leaf.edge for _, leaf in _tree.leaves(self.output) if isinstance(leaf, Seen) and leaf.edge]
-        order = _topological(node for node, _ in roots)
-        down: dict[Node, int] = {}
-        for node in order:
-            down[node] = (node in self._leaves) + sum(down[n] for n, _ in node.next_functions if n is not None)
-        up_node: dict[Node, int] = dict.fromkeys(order, 0)
-        up_edge: dict[Edge, int] = {}
-        for edge in roots:
-            up_node[edge[0]] += 1
-            up_edge[edge] = up_edge.get(edge, 0) + 1
-        for node in reversed(order):
-            for child, nr in node.next_functions:
-                if child is not None:
-                    up_node[child] += up_node[node]
-                    up_edge[child, nr] = up_edge.get((child, nr), 0) + up_node[node]
-        total = sum(down[node] for node, _ in roots)
-        return {edge for edge, count in up_edge.items() if total and count * down[edge[0]] == total}
+def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
+    """The places of the graph that every path from the roots to the leaves passes through.
+
+    A place dominates if (paths from the roots to it) x (paths from it to the leaves) equals the number of all paths.
+    Paths are counted exactly, with Python's integers.
+    """
+    order = _topological(node for node, _ in roots)
+    down: dict[Node, int] = {}
+    for node in order:
+        down[node] = (node in leaves) + sum(down[n] for n, _ in node.next_functions if n is not None)
+    up_node: dict[Node, int] = dict.fromkeys(order, 0)
+    up_edge: dict[Edge, int] = {}
+    for edge in roots:
+        up_node[edge[0]] += 1
+        up_edge[edge] = up_edge.get(edge, 0) + 1
+    for node in reversed(order):
+        for child, nr in node.next_functions:
+            if child is not None:
+                up_node[child] += up_node[node]
+                up_edge[child, nr] = up_edge.get((child, nr), 0) + up_node[node]
+    total = sum(down[node] for node, _ in roots)
+    return {edge for edge, count in up_edge.items() if total and count * down[edge[0]] == total}
 
 
 def _topological(roots: Iterator[Node]) -> list[Node]:
@@ -117,6 +122,11 @@ def _topological(roots: Iterator[Node]) -> list[Node]:
             stack.append((node, True))
             stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in done)
     return order
+
+
+def _nothing(saved: Tensor) -> Tensor:
+    """What is kept of an activation: the graph is read, never run backward."""
+    return torch.empty(0)
 
 
 @contextmanager
@@ -181,7 +191,7 @@ def trace(
                 replaced = sprout(output)
             call = calls[name]
             call.exited, call.flops = clock, counter.get_total_flops()
-            call.outputs.append(_tree.transform(replaced, _see))
+            call.outputs.append(_tree.transform(replaced, _place))
             return replaced
 
         return hook
@@ -191,22 +201,36 @@ def trace(
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(enter(name)))
             handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
-        with _frozen(model), torch.enable_grad(), counter:
+        with _frozen(model), torch.enable_grad(), saved_tensors_hooks(_nothing, _nothing), counter:
             output = run({n: sprout(v) if n in content and v.is_floating_point() else v for n, v in inputs.items()})
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(
-        calls,
-        _tree.transform(output, _see),
-        sources,
-        counter.get_total_flops(),
-        [get_gradient_edge(s).node for s in sprouts],
-    )
+    returned = _tree.transform(output, _place)
+    roots = [leaf.edge for _, leaf in _tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
+    dominating = _dominating(roots, {get_gradient_edge(leaf).node for leaf in sprouts})
+
+    def see(leaf: Any) -> Any:
+        if not isinstance(leaf, _Place):
+            return leaf
+        return Seen(leaf.shape, leaf.dtype, leaf.edge is not None, leaf.edge in dominating, leaf.edge in roots)
+
+    for call in calls.values():
+        call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
+    return Trace(calls, sources, bool(sprouts), counter.get_total_flops())
 
 
-def _see(leaf: Any) -> Any:
+@dataclass(frozen=True)
+class _Place:
+    """A tensor while the graph still lives; ``edge`` is ``None`` where it does not depend on the input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    edge: Edge | None
+
+
+def _place(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     edge = get_gradient_edge(leaf) if leaf.requires_grad else None
-    return Seen(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None)
+    return _Place(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None)
