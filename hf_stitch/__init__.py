@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_stitch import data as data
     from hf_stitch import endpoint as endpoint
     from hf_stitch import matchers as matchers
+    from hf_stitch import metrics as metrics
     from hf_stitch import models as models
     from hf_stitch import registry as registry
     from hf_stitch import representation as representation
@@ -65,6 +66,7 @@ _ROOMS = (
     "data",
     "endpoint",
     "matchers",
+    "metrics",
     "models",
     "registry",
     "representation",

@@ -58,7 +58,8 @@ class TorchAdapter(Adapter):
         """Refused: no config rebuilds user code."""
         raise ValueError(
             f"{type(self.model).__name__} is a class of user code and cannot be rebuilt from a config. Save "
-            "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: Stitcher.attach(source=…, target=…)"
+            "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: "
+            "Stitcher.attach(source=…, target=…)"
         )
 
 

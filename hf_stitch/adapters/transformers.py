@@ -110,7 +110,8 @@ class TransformersAdapter(Adapter):
         if not type(model).__module__.startswith("transformers."):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
-                "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: Stitcher.attach(source=…, target=…)"
+                "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
+                "Stitcher.attach(source=…, target=…)"
             )
         config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
         return {

@@ -1,5 +1,7 @@
 """Statistics: what metrics and matchers need collected, streamed over batches, merged and reduced across processes."""
 
+from hf_stitch.statistics.debiased import DebiasedMoments
+from hf_stitch.statistics.features import Features
 from hf_stitch.statistics.moments import Moments
 
-__all__ = ["Moments"]
+__all__ = ["DebiasedMoments", "Features", "Moments"]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Features:
     """Paired rows, kept on the CPU in their own dtype: all of them, or a uniform random part of bounded size.
 
-    With a limit, every row that comes draws a random number and those of the smallest numbers stay (Vitter 1985, via
-    Efraimidis and Spirakis 2006). Which rows stay depends on their order and the seed, not on the batches; parts with
+    With a limit, every row that comes draws a random number and those of the smallest numbers stay (Efraimidis
+    and Spirakis 2006). Which rows stay depends on their order and the seed, not on the batches; parts with
     different seeds merge into a uniform part of all rows.
 
     Attributes:

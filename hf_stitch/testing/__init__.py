@@ -2,6 +2,7 @@
 
 from hf_stitch.testing.adapters import check_adapter
 from hf_stitch.testing.matchers import check_matcher
+from hf_stitch.testing.metrics import check_metric
 from hf_stitch.testing.stitches import check_stitch
 
-__all__ = ["check_adapter", "check_matcher", "check_stitch"]
+__all__ = ["check_adapter", "check_matcher", "check_metric", "check_stitch"]

@@ -1,0 +1,32 @@
+"""The library in a few lines, on the networks that ``make quickstart`` trained on handwritten digits.
+
+python examples/quickstart.py [FOLDER]        # FOLDER: where it wrote, by default runs/quickstart
+"""
+
+import sys
+from pathlib import Path
+
+import hf_stitch
+from hf_stitch.data import read_data
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/quickstart")
+source = hf_stitch.load(str(folder / "networks" / "cnn-0"))
+target = hf_stitch.load(str(folder / "networks" / "vit-0"))
+print("cuts of the source:", ", ".join(source.layers))
+print("cuts of the target:", ", ".join(target.layers))
+
+stitched = hf_stitch.stitch(
+    source,
+    source.layers[2],
+    target,
+    target.layers[2],
+    matcher="ridge",
+    ridge="gcv",
+    data=read_data("sklearn:digits", split="train"),
+    test_data=read_data("sklearn:digits", split="test"),
+)
+print(stitched.evaluation)
+
+stitched.stitcher.save_pretrained(folder / "mine")
+again = hf_stitch.Stitcher.from_pretrained(folder / "mine").attach()
+print("saved, loaded and attached:", again.stitcher)

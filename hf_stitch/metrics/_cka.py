@@ -1,0 +1,251 @@
+"""Centred kernel alignment (Cortes et al. 2012; Kornblith et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+import torch
+from torch import Tensor
+
+from hf_stitch.metrics._options import Positive, Within
+from hf_stitch.metrics._pairwise import centred, pairwise, upper
+from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
+from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric
+from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
+
+_UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
+
+
+@of_rows
+def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
+    """Linear CKA: ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` for centred X and Y (Kornblith et al. 2019, §3).
+
+    The cheaper of the d × d and the n × n route is taken; both give the same value.
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        debiased: Whether HSIC is estimated without bias (Song et al. 2012): for independent rows the value is
+            then near 0 at any width, and may be below it. The rows must be samples, not positions of few samples.
+
+    Returns:
+        In [0, 1]; debiased in [-1, 1].
+
+    Raises:
+        ValueError: Fewer than 2 rows (4 if debiased), or the rows of a side are all equal.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 8)
+        >>> round(linear_cka(x, 3 * x.flip(1)).item(), 6)
+        1.0
+    """
+    check_variation("linear_cka", rows := RowMoments(x, y))
+    if debiased:
+        check_count("debiased linear_cka", rows.n, 4, _UNBIASED)
+        return _cosine("linear_cka", _unbiased(rows))
+    return _cosine("linear_cka", _squares(rows))
+
+
+def _linear_cka(moments: SecondMoments, *, debiased: bool = False) -> Tensor:
+    if debiased:
+        raise ValueError(
+            "debiased linear_cka does not follow from Moments: collect DebiasedMoments and use from_debiased"
+        )
+    check_variation("linear_cka", moments)
+    return _cosine("linear_cka", _squares_of(moments))
+
+
+class LinearCKA(MomentsMetric):
+    """Streams ``linear_cka``; debiased from ``DebiasedMoments``, otherwise from ``Moments``.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(60, 8)
+        >>> metric = LinearCKA(debiased=True)
+        >>> for batch in x.split(16):
+        ...     _ = metric.update(batch, batch)
+        >>> round(metric.compute(), 6)
+        1.0
+    """
+
+    name = "linear_cka"
+    function = staticmethod(linear_cka)
+    formula = staticmethod(_linear_cka)
+    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
+    differentiable = True
+    _debiased: DebiasedMoments | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.options["debiased"]:
+            self.statistic, self.range = "debiased", (-1.0, 1.0)
+
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
+        """As in ``Metric``."""
+        if not self.options["debiased"]:
+            return super().update(x_rows, y_rows)
+        x, y = self._paired(x_rows, y_rows)
+        if self._debiased is None:
+            self._debiased = DebiasedMoments(x.shape[1], y.shape[1], x.device)
+        self._debiased.update(x, y)
+        return self
+
+    def compute(self) -> float:
+        """As in ``Metric``."""
+        return self.from_debiased(self._require(self._debiased)) if self.options["debiased"] else super().compute()
+
+    def from_debiased(self, kept: DebiasedMoments) -> float:
+        """The debiased value for the rows of these moments.
+
+        Raises:
+            ValueError: Fewer than 4 rows, the rows of a side are all equal, or the metric was built without
+                ``debiased=True``.
+        """
+        if not self.options["debiased"]:
+            raise ValueError("linear_cka was built without debiased=True; use from_moments, or build it with")
+        check_variation("linear_cka", kept.moments)
+        check_count("debiased linear_cka", kept.moments.n, 4, _UNBIASED)
+        return _cosine("linear_cka", kept.hsic()).item()
+
+
+@of_rows
+def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)] = 256) -> Tensor:
+    """Minibatch linear CKA: unbiased HSIC summed over batches of consecutive rows (Nguyen et al. 2021).
+
+    An estimator of its own: it depends on the order of the rows and on the batch size, though not on how the rows
+    come in when it streams. A batch counts by its size; up to 3 rows left over join the last batch.
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        batch_size: At least 4.
+
+    Returns:
+        In [-1, 1].
+
+    Raises:
+        ValueError: Fewer than 4 rows, or the rows of a side are all equal within a batch.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 8)
+        >>> round(minibatch_cka(x, 2 * x, batch_size=10).item(), 6)
+        1.0
+    """
+    sums, rest = _full_batches(x, y, batch_size)
+    return _cosine("minibatch_cka", sums + _batch(*rest))
+
+
+class MinibatchCKA(Metric):
+    """Streams ``minibatch_cka``; keeps less than two batches of rows."""
+
+    name = "minibatch_cka"
+    function = staticmethod(minibatch_cka)
+    statistic = "grams"
+    range = (-1.0, 1.0)
+    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
+    differentiable = True
+    _pending: tuple[Tensor, Tensor] | None = None
+    _sums: Tensor | None = None
+
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
+        """As in ``Metric``."""
+        x, y = (side.detach() for side in self._paired(x_rows, y_rows))
+        if self._pending is not None:
+            x, y = torch.cat([self._pending[0], x]), torch.cat([self._pending[1], y])
+        sums, self._pending = _full_batches(x, y, self.options["batch_size"])
+        self._sums = sums if self._sums is None else self._sums + sums
+        return self
+
+    def compute(self) -> float:
+        """As in ``Metric``."""
+        return _cosine(self.name, self._require(self._sums) + _batch(*self._require(self._pending))).item()
+
+
+@of_rows
+def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
+    """CKA of Gaussian kernels ``exp(-‖xᵢ - xⱼ‖² / 2σ²)`` (Kornblith et al. 2019, §3), biased estimator.
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        bandwidth: σ as a multiple of the median distance between two rows, on each side.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: Fewer than 2 rows, the rows of a side are all equal, or half of their distances are 0.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 8)
+        >>> round(rbf_cka(x, x).item(), 6)
+        1.0
+    """
+    check_variation("rbf_cka", RowMoments(x, y))
+    kernel_x, kernel_y = (centred(_rbf(side, rows, bandwidth)) for side, rows in (("x", x), ("y", y)))
+    return _cosine("rbf_cka", _products(kernel_x, kernel_y))
+
+
+class RBFCKA(FeaturesMetric):
+    """Streams ``rbf_cka``."""
+
+    name = "rbf_cka"
+    function = staticmethod(rbf_cka)
+    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
+    differentiable = True
+
+
+def _cosine(name: str, hsic: Tensor) -> Tensor:
+    """``⟨K, L⟩ / (‖K‖ ‖L‖)`` from ``⟨K, K⟩``, ``⟨K, L⟩`` and ``⟨L, L⟩``."""
+    for side, own in zip("xy", (hsic[0], hsic[2]), strict=True):
+        if own <= 0:
+            raise ValueError(
+                f"{name}: HSIC of {side} with itself is {own.item():.1e}, which leaves it undefined; give more rows"
+            )
+    return hsic[1] / (hsic[0].sqrt() * hsic[2].sqrt())
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([(x * x).sum(), (x * y).sum(), (y * y).sum()])
+
+
+def _squares(rows: RowMoments) -> Tensor:
+    """``‖XᵀX‖²``, ``‖XᵀY‖²`` and ``‖YᵀY‖²``, from d × d or n × n products, whichever are smaller."""
+    if rows.n < max(rows.x.shape[1], rows.y.shape[1]):
+        return _products(rows.x @ rows.x.T, rows.y @ rows.y.T)
+    return _squares_of(rows)
+
+
+def _squares_of(moments: SecondMoments) -> Tensor:
+    return torch.stack([s.square().sum() for s in (moments.sxx, moments.sxy, moments.syy)])
+
+
+def _unbiased(rows: RowMoments) -> Tensor:
+    lengths = torch.stack([rows.x.square().sum(1), rows.y.square().sum(1)])
+    return unbiased_hsic(rows.n, _squares(rows), lengths.sum(1), lengths @ lengths.T)
+
+
+def _batch(x: Tensor, y: Tensor) -> Tensor:
+    """The three HSIC of a batch times its size."""
+    check_count("minibatch_cka", len(x), 4, _UNBIASED)
+    check_variation("a batch of minibatch_cka", rows := RowMoments(x, y))
+    return rows.n * _unbiased(rows)
+
+
+def _full_batches(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The sum over the batches that leave at least 4 rows, and the rows left."""
+    full = range(0, max(len(x) - 4, 0) // size * size, size)
+    sums = sum((_batch(x[i : i + size], y[i : i + size]) for i in full), x.new_zeros(3))
+    return sums, (x[len(full) * size :], y[len(full) * size :])
+
+
+def _rbf(side: str, rows: Tensor, bandwidth: float) -> Tensor:
+    distances = pairwise(rows, "euclidean")
+    ordered = upper(distances).sort().values
+    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    if median == 0:
+        raise ValueError(f"rbf_cka: half of the distances between rows of {side} are 0, so it has no bandwidth")
+    return (-(distances / (bandwidth * median)).square() / 2).exp()

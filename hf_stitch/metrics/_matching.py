@@ -1,0 +1,149 @@
+"""Matching unit with unit: by correlation, and by optimal transport."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.optimize import linear_sum_assignment, linprog
+from torch import Tensor
+
+from hf_stitch.metrics._rows import (
+    RowMoments,
+    SecondMoments,
+    check_features_vary,
+    check_variation,
+    nonnegative,
+    of_rows,
+    variances,
+)
+from hf_stitch.metrics.base import Invariances, MomentsMetric
+
+
+@of_rows
+def correlation_matching(x: Tensor, y: Tensor, *, assignment: Literal["hard", "soft"] = "hard") -> Tensor:
+    """Mean signed correlation of matched units (Li et al. 2016).
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        assignment: ``"hard"``: one to one, of greatest sum; of unequal widths, the ``min(dx, dy)`` that match best.
+            ``"soft"``: every unit with the best of the other side, averaged over both directions.
+
+    Returns:
+        In [-1, 1].
+
+    Raises:
+        ValueError: Fewer than 2 rows, or a feature is constant.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(30, 8)
+        >>> round(correlation_matching(x, x.flip(1)).item(), 6)
+        1.0
+    """
+    return _correlation_matching(RowMoments(x, y), assignment=assignment)
+
+
+def _correlation_matching(moments: SecondMoments, *, assignment: str) -> Tensor:
+    correlations = _correlations("correlation_matching", moments)
+    if assignment == "soft":
+        return (correlations.amax(0).mean() + correlations.amax(1).mean()) / 2
+    return correlations[_assigned(-correlations)].mean()
+
+
+class CorrelationMatching(MomentsMetric):
+    """Streams ``correlation_matching``."""
+
+    name = "correlation_matching"
+    function = staticmethod(correlation_matching)
+    formula = staticmethod(_correlation_matching)
+    range = (-1.0, 1.0)
+    invariances: Invariances = ("scaling", "permutation", "translation")
+    differentiable = True
+
+
+@of_rows
+def soft_matching(x: Tensor, y: Tensor, *, compare: Literal["correlation", "distance"] = "correlation") -> Tensor:
+    """Optimal transport between the units of both sides, each side of total mass 1 (Khosla & Williams 2024).
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        compare: ``"correlation"``: the greatest ``Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ)`` over the transport plans P. ``"distance"``:
+            the root of the least ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` of centred units, a metric. Of equal widths, both are
+            one-to-one.
+
+    Returns:
+        In [-1, 1], or 0 or more.
+
+    Raises:
+        ValueError: Fewer than 2 rows; a feature is constant, or for distances the rows of a side are all equal.
+        ArithmeticError: The linear program of unequal widths failed.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(30, 8)
+        >>> round(soft_matching(x, x.repeat(1, 2)).item(), 6)
+        1.0
+    """
+    return _soft_matching(RowMoments(x, y), compare=compare)
+
+
+def _soft_matching(moments: SecondMoments, *, compare: str) -> Tensor:
+    if compare == "correlation":
+        correlations = _correlations("soft_matching", moments)
+        return (_transported(-correlations) * correlations).sum()
+    check_variation("soft_matching", moments)
+    of_x, of_y = variances(moments)
+    costs = of_x[:, None] + of_y - 2 * moments.sxy
+    scale = (of_x.mean() + of_y.mean()).detach()
+    total = nonnegative("soft_matching", (_transported(costs) * costs).sum(), scale, costs.numel())
+    return total.sqrt()
+
+
+class SoftMatching(MomentsMetric):
+    """Streams ``soft_matching``."""
+
+    name = "soft_matching"
+    function = staticmethod(soft_matching)
+    formula = staticmethod(_soft_matching)
+    range = (-1.0, 1.0)
+    invariances: Invariances = ("scaling", "permutation", "translation")
+    differentiable = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.options["compare"] == "distance":
+            self.is_distance = self.triangle_inequality = True
+            self.range, self.invariances = (0.0, math.inf), ("permutation", "translation")
+
+
+def _correlations(name: str, moments: SecondMoments) -> Tensor:
+    check_features_vary(name, moments)
+    of_x, of_y = variances(moments)
+    return moments.sxy / torch.outer(of_x.sqrt(), of_y.sqrt())
+
+
+def _assigned(costs: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the one-to-one assignment of least cost."""
+    rows, columns = linear_sum_assignment(costs.detach().cpu().numpy())
+    return torch.from_numpy(rows).to(costs.device), torch.from_numpy(columns).to(costs.device)
+
+
+def _transported(costs: Tensor) -> Tensor:
+    """The transport plan of least cost between uniform masses; its cost has the gradient that it has held fixed."""
+    p, q = costs.shape
+    if p == q:  # a vertex of the polytope of plans is then a permutation (Birkhoff)
+        return torch.zeros_like(costs, requires_grad=False).index_put(_assigned(costs), costs.new_tensor(1 / p))
+    sums = sparse.vstack(
+        [sparse.kron(sparse.eye_array(p), np.ones((1, q))), sparse.kron(np.ones((1, p)), sparse.eye_array(q))]
+    )
+    masses = np.concatenate([np.full(p, 1 / p), np.full(q, 1 / q)])
+    solved = linprog(costs.detach().cpu().numpy().ravel(), A_eq=sums.tocsr(), b_eq=masses, method="highs")
+    if solved.status != 0:
+        raise ArithmeticError(f"soft_matching: optimal transport between {p} and {q} units failed: {solved.message}")
+    return torch.from_numpy(solved.x).to(costs).view(p, q)

@@ -1,0 +1,170 @@
+"""Do two networks answer the same? Metrics of outputs: rows of logits or probabilities, one for each sample."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_stitch.metrics._rows import Array, check_widths, of_rows
+from hf_stitch.metrics.base import Invariances, MeanMetric
+
+
+@of_rows
+def disagreement(x: Tensor, y: Tensor) -> Tensor:
+    """Share of the samples for which the greatest output is not the same.
+
+    Args:
+        x: ``(n, classes)``, logits or probabilities; of equally great ones the first counts.
+        y: ``(n, classes)``.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: The widths differ.
+
+    Example:
+        >>> import torch
+        >>> disagreement(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [1.0, 3.0]])).item()
+        0.5
+    """
+    return _differ(x, y).mean()
+
+
+def _differ(x: Tensor, y: Tensor) -> Tensor:
+    check_widths("disagreement", x, y)
+    return (x.argmax(1) != y.argmax(1)).to(x)
+
+
+class Disagreement(MeanMetric):
+    """Streams ``disagreement``."""
+
+    name = "disagreement"
+    function = staticmethod(disagreement)
+    values = staticmethod(_differ)
+    statistic = "outputs"
+    is_distance = True
+    triangle_inequality = True
+    invariances: Invariances = ("scaling",)
+    equal_widths = True
+
+
+@of_rows
+def jensen_shannon(x: Tensor, y: Tensor, *, inputs: Literal["logits", "probabilities"] = "logits") -> Tensor:
+    """Mean Jensen-Shannon divergence in nats: ``H((p + q) / 2) - (H(p) + H(q)) / 2`` (Lin 1991).
+
+    Args:
+        x: ``(n, classes)``.
+        y: ``(n, classes)``.
+        inputs: ``"logits"``, which a softmax makes probabilities, or ``"probabilities"``, which must sum to 1 to
+            within 0.01 and are divided by their sum.
+
+    Returns:
+        In [0, ln 2].
+
+    Raises:
+        ValueError: The widths differ, or probabilities are negative or do not sum to 1.
+
+    Example:
+        >>> import torch
+        >>> jensen_shannon(torch.eye(2), torch.eye(2).flip(1), inputs="probabilities").item() / math.log(2)
+        1.0
+    """
+    return _divergences(x, y, inputs=inputs).mean()
+
+
+def _divergences(x: Tensor, y: Tensor, *, inputs: str) -> Tensor:
+    check_widths("jensen_shannon", x, y)
+    p, q = (
+        rows.softmax(1) if inputs == "logits" else _probabilities(side, rows) for side, rows in (("x", x), ("y", y))
+    )
+    of_mean, of_p, of_q = (torch.special.entr(part).sum(1) for part in ((p + q) / 2, p, q))
+    return of_mean - (of_p + of_q) / 2
+
+
+def _probabilities(side: str, rows: Tensor) -> Tensor:
+    sums = rows.sum(1, keepdim=True)
+    wrong = (rows < 0).any(1) | ((sums[:, 0] - 1).abs() > 0.01)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"jensen_shannon: row {row} of {side} must hold probabilities, got a least of {rows[row].min().item():.3g} "
+            f'and a sum of {sums[row].item():.3g}; of logits, say inputs="logits"'
+        )
+    return rows / sums
+
+
+class JensenShannon(MeanMetric):
+    """Streams ``jensen_shannon``."""
+
+    name = "jensen_shannon"
+    function = staticmethod(jensen_shannon)
+    values = staticmethod(_divergences)
+    statistic = "outputs"
+    is_distance = True
+    range = (0.0, math.log(2))
+    differentiable = True
+    equal_widths = True
+
+
+@of_rows
+def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
+    """``|accuracy of x - accuracy of y|``.
+
+    Args:
+        x: ``(n, classes)``, logits or probabilities; of equally great ones the first counts.
+        y: ``(n, classes)``.
+        labels: ``(n,)`` integers, from 0 to classes - 1.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: The widths differ, or the labels are not what they should be.
+
+    Example:
+        >>> import torch
+        >>> accuracy_difference(torch.eye(4), torch.eye(4).flip(0), labels=torch.arange(4)).item()
+        1.0
+    """
+    return _advantages(x, y, labels=labels).mean().abs()
+
+
+def _advantages(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
+    """1 where only x is right, -1 where only y is."""
+    check_widths("accuracy_difference", x, y)
+    labels = torch.as_tensor(labels, device=x.device)
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if not integers or labels.shape != x.shape[:1]:
+        raise ValueError(
+            f"accuracy_difference: labels must be {len(x)} integers, got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    outside = (labels < 0) | (labels >= x.shape[1])
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise ValueError(
+            f"accuracy_difference: the label of row {row} must be from 0 to {x.shape[1] - 1}, got {labels[row].item()}"
+            "; leave out samples without a label"
+        )
+    return (x.argmax(1) == labels).to(x) - (y.argmax(1) == labels).to(x)
+
+
+class AccuracyDifference(MeanMetric):
+    """Streams ``accuracy_difference``: ``update(x_rows, y_rows, labels=…)``."""
+
+    name = "accuracy_difference"
+    function = staticmethod(accuracy_difference)
+    values = staticmethod(_advantages)
+    statistic = "outputs"
+    is_distance = True
+    triangle_inequality = True
+    invariances: Invariances = ("scaling",)
+    equal_widths = True
+    labelled = True
+
+    def compute(self) -> float:
+        """As in ``Metric``."""
+        return abs(super().compute())

@@ -1,0 +1,114 @@
+"""Do the same pairs of samples lie far apart? Representational similarity analysis and distance correlation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
+from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
+from hf_stitch.metrics.base import FeaturesMetric, Invariances
+
+
+@of_rows
+def rsa(
+    x: Tensor,
+    y: Tensor,
+    *,
+    distance: Distance = "correlation",
+    compare: Literal["spearman", "pearson"] = "spearman",
+) -> Tensor:
+    """Correlation of the distances between all pairs of rows on both sides (Kriegeskorte et al. 2008).
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        distance: Of two rows: one minus their correlation over the features, one minus their cosine, or Euclidean.
+        compare: Correlation of the ``n (n - 1) / 2`` distances: of their ranks (Spearman; ties share theirs) or of
+            themselves (Pearson).
+
+    Returns:
+        In [-1, 1].
+
+    Raises:
+        ValueError: Fewer than 3 rows, a row with no direction (constant over the features, or 0), or a side whose
+            distances are all equal.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(30, 8)
+        >>> round(rsa(x, 3 * x).item(), 6)
+        1.0
+    """
+    check_count("rsa", len(x), 3)
+    sides = [upper(pairwise(directions("rsa", side, rows, distance), distance)) for side, rows in (("x", x), ("y", y))]
+    if compare == "spearman":
+        sides = [_ranks(distances) for distances in sides]
+    a, b = (distances - distances.mean() for distances in sides)
+    for side, distances in (("x", a), ("y", b)):
+        if distances.abs().max() <= 1e-12:
+            raise ValueError(
+                f"rsa: all rows of {side} are equally far apart, which leaves it undefined; give more rows"
+            )
+    return a @ b / (a.norm() * b.norm())
+
+
+class RSA(FeaturesMetric):
+    """Streams ``rsa``."""
+
+    name = "rsa"
+    function = staticmethod(rsa)
+    range = (-1.0, 1.0)
+    invariances: Invariances = ("scaling", "permutation")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.options["distance"] != "correlation":
+            self.invariances = ("orthogonal", "scaling", "permutation")
+        if self.options["distance"] == "euclidean":
+            self.invariances = (*self.invariances, "translation")
+        self.differentiable = self.options["compare"] == "pearson"
+
+
+@of_rows
+def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
+    """dCor: the root of ``⟨A, B⟩ / (‖A‖ ‖B‖)`` for doubly centred Euclidean distances (Székely et al. 2007).
+
+    0 in the limit of many rows only for independent sides; of finitely many rows it is above.
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: Fewer than 2 rows, or the rows of a side are all equal.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(30, 8)
+        >>> round(distance_correlation(x, 2 * x + 1).item(), 6)
+        1.0
+    """
+    check_variation("distance_correlation", RowMoments(x, y))
+    a, b = (centred(pairwise(rows, "euclidean")) for rows in (x, y))
+    norms = (a.square().sum() * b.square().sum()).sqrt()
+    return (nonnegative("distance_correlation", (a * b).sum(), norms.detach(), len(x)) / norms).sqrt()
+
+
+class DistanceCorrelation(FeaturesMetric):
+    """Streams ``distance_correlation``."""
+
+    name = "distance_correlation"
+    function = staticmethod(distance_correlation)
+    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
+    differentiable = True
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2).to(values)[place]

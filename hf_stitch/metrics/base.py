@@ -1,0 +1,211 @@
+"""What every metric declares, and how the four kinds of them stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
+
+from torch import Tensor
+
+from hf_stitch.metrics._options import check_names, check_values, defaults
+from hf_stitch.metrics._rows import Rows, paired
+from hf_stitch.registry import registries
+from hf_stitch.statistics import Moments
+from hf_stitch.statistics.features import Features
+
+Statistic = Literal["moments", "debiased", "grams", "features", "outputs"]
+Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
+
+
+class Metric(ABC):
+    """A score of two representations of the same samples that streams; the pure function is ``function``.
+
+    The declarations hold for the default options; where an option changes one, the instance says so.
+
+    Attributes:
+        name: What the registry of metrics calls it.
+        function: ``function(x, y, **options)`` on all rows at once. Its options are its keyword-only parameters, and
+            their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
+        statistic: What must be collected: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
+            ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (rows of logits or
+            probabilities, one per sample).
+        is_distance: Whether less is more alike, and 0 is equal; otherwise more is more alike.
+        triangle_inequality: Whether, as a distance, it obeys it.
+        range: Least and greatest value. Rounding may overstep it by 1e-12; it is not clamped.
+        symmetric: Whether ``(x, y)`` and ``(y, x)`` score the same.
+        invariances: What either side may be put through without changing the value: ``"orthogonal"`` and
+            ``"invertible"`` maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features,
+            ``"translation"`` by a vector. An invariance implied by another is declared too.
+        differentiable: Whether gradients reach both sides (once; almost everywhere).
+        equal_widths: Whether both sides must have the same width.
+        labelled: Whether ``function`` and ``update`` also take the true ``labels``.
+        options: The options in force, defaults included.
+
+    Args:
+        **options: Of the function.
+
+    Raises:
+        TypeError: An option is unknown.
+        ValueError: An option is out of its range.
+    """
+
+    name: ClassVar[str]
+    function: ClassVar[Callable[..., Any]]
+    statistic: Statistic
+    is_distance: bool = False
+    triangle_inequality: bool = False
+    range: tuple[float, float] = (0.0, 1.0)
+    symmetric: bool = True
+    invariances: Invariances = ()
+    differentiable: bool = False
+    equal_widths: bool = False
+    labelled: bool = False
+    _widths: tuple[int, int] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        check_names(self.name, self.function, options)
+        check_values(self.name, self.function, options)
+        self.options: dict[str, Any] = {**defaults(self.function), **options}
+
+    @abstractmethod
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
+        """Add a batch of paired rows, ``(n, dx)`` and ``(n, dy)``; row i of both is the same sample.
+
+        Returns:
+            This metric.
+
+        Raises:
+            ValueError: A side is no matrix of finite real floating-point numbers, or the sides do not pair up.
+        """
+
+    @abstractmethod
+    def compute(self) -> float:
+        """The value for the rows that came, as if they had come at once.
+
+        Raises:
+            ValueError: The rows do not determine a value; the message says why.
+        """
+
+    def __repr__(self) -> str:
+        """The class and its options."""
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
+
+    def _paired(self, x_rows: Rows, y_rows: Rows) -> tuple[Tensor, Tensor]:
+        """The batch in float64, once nothing speaks against it."""
+        x, y = paired(self.name, x_rows, y_rows)
+        widths = (x.shape[1], y.shape[1])
+        if self._widths not in (None, widths):
+            raise ValueError(f"{self.name}: the widths of x and y were {self._widths} before, got {widths}")
+        self._widths = widths
+        return x, y
+
+    def _require(self, statistic: Any) -> Any:
+        if statistic is None:
+            raise ValueError(f"{self.name}: no rows have come yet; call update first")
+        return statistic
+
+
+class MomentsMetric(Metric):
+    """A metric that follows from ``Moments``.
+
+    Attributes:
+        formula: ``formula(moments, **options)``, a 0-d tensor.
+    """
+
+    formula: ClassVar[Callable[..., Tensor]]
+    statistic: Statistic = "moments"
+    _moments: Moments | None = None
+
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
+        """As in ``Metric``; the moments are kept where the first rows are."""
+        x, y = self._paired(x_rows, y_rows)
+        if self._moments is None:
+            self._moments = Moments(x.shape[1], y.shape[1], x.device)
+        self._moments.update(x, y)
+        return self
+
+    def compute(self) -> float:
+        """As in ``Metric``."""
+        return self.from_moments(self._require(self._moments))
+
+    def from_moments(self, moments: Moments) -> float:
+        """The value for the rows of these moments.
+
+        Raises:
+            ValueError: They do not determine a value; the message says why.
+        """
+        return type(self).formula(moments, **self.options).item()
+
+
+class FeaturesMetric(Metric):
+    """A metric of the rows themselves; to bound its memory, give it ``Features`` with a limit."""
+
+    statistic: Statistic = "features"
+    _features: Features | None = None
+
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
+        """As in ``Metric``; the rows are kept in float64."""
+        self._features = self._features or Features()
+        self._features.update(*self._paired(x_rows, y_rows))
+        return self
+
+    def compute(self) -> float:
+        """As in ``Metric``."""
+        return self.from_features(self._require(self._features))
+
+    def from_features(self, features: Features) -> float:
+        """The value for the rows kept.
+
+        Raises:
+            ValueError: They do not determine a value; the message says why.
+        """
+        return type(self).function(features.x, features.y, **self.options).item()
+
+
+class MeanMetric(Metric):
+    """A metric that is a mean over the rows, of which only the sum is kept.
+
+    Attributes:
+        values: ``values(x, y, **options)``: one number per row, ``(n,)``.
+    """
+
+    values: ClassVar[Callable[..., Tensor]]
+    _sum: Tensor | None = None
+    _n = 0
+
+    def update(self, x_rows: Rows, y_rows: Rows, **labels: Any) -> Self:
+        """As in ``Metric``; a labelled metric also takes ``labels``."""
+        values = type(self).values(*self._paired(x_rows, y_rows), **self.options, **labels).detach()
+        self._sum = values.sum() if self._sum is None else self._sum + values.sum()
+        self._n += len(values)
+        return self
+
+    def compute(self) -> float:
+        """As in ``Metric``."""
+        total = self._require(self._sum)
+        if self._n < 2:
+            raise ValueError(f"{self.name} takes at least 2 rows, got {self._n}; give more rows")
+        return (total / self._n).item()
+
+
+def build_metric(name: str | Metric, **options: Any) -> Metric:
+    """A metric from its name and options; one that is built already is passed through.
+
+    Args:
+        name: A name in the registry of metrics, or a metric.
+        **options: Of the metric's function; those left out keep their defaults.
+
+    Raises:
+        UnknownNameError: No metric has that name.
+        TypeError: An option is unknown, or options come with a metric that is built already.
+        ValueError: An option is out of its range.
+    """
+    if isinstance(name, Metric):
+        if options:
+            raise TypeError(f"{name!r} is built already, got the options {sorted(options)} too; give them with a name")
+        return name
+    factory = registries.metrics.get(name)
+    if not (isinstance(factory, type) and issubclass(factory, Metric)):
+        raise TypeError(f"metric {name!r} is registered as {factory!r}, which is no subclass of Metric")
+    return factory(**options)

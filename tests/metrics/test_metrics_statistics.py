@@ -1,0 +1,137 @@
+"""What metrics collect beside ``Moments``: ``DebiasedMoments`` and ``Features``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metric_rows import related
+from safetensors.torch import load_file, save_file
+
+from hf_stitch.metrics._neighbours import Jaccard
+from hf_stitch.statistics.debiased import DebiasedMoments
+from hf_stitch.statistics.features import Features
+
+X, Y = (torch.from_numpy(side) for side in related(90, 5, 3, mean=30.0))
+
+
+def from_definition(x: torch.Tensor, y: torch.Tensor) -> list[float]:
+    """Unbiased HSIC of x with x, x with y and y with y, as a mean over quadruples of different rows would give it."""
+    k, other = (((side - side.mean(0)) @ (side - side.mean(0)).T).fill_diagonal_(0) for side in (x, y))
+    n = len(x)
+    values = []
+    for a, b in ((k, k), (k, other), (other, other)):
+        total = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * a.sum(0) @ b.sum(0)
+        values.append((total / (n * (n - 3))).item())
+    return values
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.lists(st.integers(0, 90), max_size=6), seed=st.integers(0, 1000))
+def test_any_batches_merged_in_any_order_give_the_same(cuts: list[int], seed: int) -> None:
+    parts = np.split(np.random.default_rng(seed).permutation(90), sorted(cuts))
+    kept = [DebiasedMoments(5, 3).update(X[part], Y[part]) for part in parts]
+    total = DebiasedMoments(5, 3)
+    for one in np.random.default_rng(seed + 1).permutation(len(kept)):
+        total.merge(kept[one])
+    assert total.moments.n == 90
+    assert total.hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
+
+
+def test_debiased_moments_are_kept_in_a_state(tmp_path: Path) -> None:
+    kept = DebiasedMoments(5, 3).update(X[:50], Y[:50])
+    save_file(kept.state_dict(), tmp_path / "kept.safetensors")
+    again = DebiasedMoments.from_state_dict(load_file(tmp_path / "kept.safetensors"))
+    assert torch.equal(kept.hsic(), again.hsic())
+    again.update(X[50:], Y[50:])
+    assert again.hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
+    with pytest.raises(ValueError, match=r"kk of a state of DebiasedMoments must be finite float64 of shape \(2, 2\)"):
+        DebiasedMoments.from_state_dict({**kept.state_dict(), "kk": torch.zeros(3)})
+    with pytest.raises(ValueError, match="unbiased estimate of HSIC takes at least 4 rows, got 3"):
+        DebiasedMoments(5, 3).update(X[:3], Y[:3]).hsic()
+
+
+def test_all_features_are_kept_in_order() -> None:
+    kept = Features().update(X[:40], Y[:40]).merge(Features().update(X[40:], Y[40:])).merge(Features())
+    assert torch.equal(kept.x, X)
+    assert torch.equal(kept.y, Y)
+    assert Jaccard().from_features(kept) == Jaccard().update(X, Y).compute()
+
+
+@pytest.mark.parametrize("sizes", [[90], [7] * 12 + [6], [1] * 90])
+def test_a_limit_keeps_the_same_rows_whatever_the_batches(sizes: list[int]) -> None:
+    at_once = Features(limit=20).update(X, Y)
+    kept = Features(limit=20)
+    for batch in zip(X.split(sizes), Y.split(sizes), strict=True):
+        kept.update(*batch)
+    assert kept.seen == 90
+    assert torch.equal(kept.x, at_once.x)
+    again = Features.from_state_dict(kept.state_dict(), limit=20)
+    assert torch.equal(again.x, kept.x)
+    assert again.seen == 90
+
+
+def test_a_limit_keeps_a_uniform_part() -> None:
+    index = torch.arange(100.0)[:, None]
+    counts = torch.zeros(100)
+    for seed in range(400):
+        part = Features(limit=10, seed=2 * seed).update(index[:70], index[:70])
+        part.merge(Features(limit=10, seed=2 * seed + 1).update(index[70:], index[70:]))
+        counts[part.x[:, 0].long()] += 1
+    assert counts.sum() == 4000
+    # Each row is kept 40 times, give or take 6; the last 30 rows, which came by the merge, 1200 times in all.
+    assert (counts - 40).abs().max() < 30
+    assert abs(counts[70:].sum() - 1200) < 120
+
+
+def test_wrong_features_are_refused() -> None:
+    kept = Features(limit=5).update(X, Y)
+    with pytest.raises(ValueError, match="x rows must have width 5 as before, got 3"):
+        kept.update(Y, Y)
+    with pytest.raises(ValueError, match="must pair up"):
+        kept.update(X, Y[:-1])
+    with pytest.raises(ValueError, match="equal limits merge, got 5 and None"):
+        kept.merge(Features())
+    with pytest.raises(ValueError, match="limit >= 2"):
+        Features(limit=1)
+    with pytest.raises(ValueError, match="no rows have come yet"):
+        _ = Features().x
+    with pytest.raises(ValueError, match="has the keys"):
+        Features.from_state_dict({"x": X})
+
+
+def _reduce(rank: int, folder: str) -> None:
+    """What process ``rank`` of two does."""
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"})
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    rows = slice(0, 60) if rank == 0 else slice(60, 90)
+    kept = DebiasedMoments(5, 3).update(X[rows], Y[rows]).all_reduce(accelerator)
+    features = Features().update(X[rows], Y[rows]).all_reduce(accelerator)
+    save_file({**kept.state_dict(), **features.state_dict()}, f"{folder}/{rank}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_end_with_the_same(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_reduce, (str(tmp_path),), nprocs=2)
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert torch.equal(first["x"], X)
+    state = {key: part for key, part in first.items() if key not in ("x", "y", "draws", "seen")}
+    assert DebiasedMoments.from_state_dict(state).hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
+
+
+def test_one_process_reduces_to_itself() -> None:
+    alone = SimpleNamespace(num_processes=1)
+    for kept in (DebiasedMoments(5, 3).update(X, Y), Features().update(X, Y)):
+        assert kept.all_reduce(alone) is kept  # type: ignore[arg-type]
