@@ -28,5 +28,5 @@ stitched = hf_stitch.stitch(
 print(stitched.evaluation)
 
 stitched.stitcher.save_pretrained(folder / "mine")
-again = hf_stitch.Stitcher.from_pretrained(folder / "mine").attach()
+again = hf_stitch.Stitcher.from_pretrained(folder / "mine").attach(source, target)
 print("saved, loaded and attached:", again.stitcher)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hf_stitch import matchers as matchers
     from hf_stitch import metrics as metrics
     from hf_stitch import models as models
+    from hf_stitch import plots as plots
     from hf_stitch import registry as registry
     from hf_stitch import representation as representation
     from hf_stitch import statistics as statistics
@@ -68,6 +69,7 @@ _ROOMS = (
     "matchers",
     "metrics",
     "models",
+    "plots",
     "registry",
     "representation",
     "statistics",

@@ -22,7 +22,7 @@ def _known(kind: str) -> str:
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(metavar=f"[{'|'.join(registries)}]", callback=_known, help="Which registry.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", callback=_known, help=f"One of {', '.join(registries)}.")],
     json: AsJson = False,
 ) -> None:
     """List what a registry offers; a broken plugin is shown as broken."""

@@ -28,18 +28,33 @@ def residual_network(channels: int, classes: int) -> Adapter:
     """A slim ResNet of four stages, by timm."""
     norm = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
     model = timm.create_model(
-        "resnet10t", channels=(16, 32, 64, 128), stem_width=8, in_chans=channels, num_classes=classes,
-        pretrained_cfg_overlay={**norm, "input_size": (channels, SIZE, SIZE), "crop_pct": 1.0, "interpolation": "bilinear"},
-    )  # fmt: skip
+        "resnet10t",
+        channels=(16, 32, 64, 128),
+        stem_width=8,
+        in_chans=channels,
+        num_classes=classes,
+        pretrained_cfg_overlay={
+            "input_size": (channels, SIZE, SIZE),
+            "crop_pct": 1.0,
+            "interpolation": "bilinear",
+            **norm,
+        },
+    )
     return hf_stitch.load(model)
 
 
 def vision_transformer(channels: int, classes: int) -> Adapter:
     """A small ViT of four blocks, by transformers."""
     config = ViTConfig(
-        image_size=SIZE, patch_size=8, num_channels=channels, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
-        intermediate_size=128, num_labels=classes,
-    )  # fmt: skip
+        image_size=SIZE,
+        patch_size=8,
+        num_channels=channels,
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=128,
+        num_labels=classes,  # type: ignore[call-arg]  # of every config
+    )
     processor = ViTImageProcessor(
         size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * channels, image_std=[0.5] * channels
     )

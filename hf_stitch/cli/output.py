@@ -14,7 +14,7 @@ WIDE = 120
 
 
 class Output:
-    """Shows tables and sentences on stdout; with ``--json`` on stderr, so that stdout holds the record and nothing else.
+    """Shows tables and sentences on stdout; with ``--json`` on stderr, so that stdout holds the record alone.
 
     Attributes:
         console: Where tables and sentences go.

@@ -86,16 +86,21 @@ def table(results: list[Result]) -> Table:
     matchers = list(dict.fromkeys(r.matcher for r in results))
     n = results[0].evaluation.n
     shown = Table(
-        "layers", *matchers, *BASELINES, title="Accuracy relative to the target alone, in %", title_justify="left",
-        caption=f"95% intervals over {n} held-out images", caption_justify="left",
-    )  # fmt: skip
+        "layers",
+        *matchers,
+        *BASELINES,
+        title="Accuracy relative to the target alone, in %",
+        title_justify="left",
+        caption=f"95% intervals over {n} held-out images; in parentheses, the accuracy of the target alone",
+        caption_justify="left",
+    )
     for column in shown.columns[1:]:
-        column.justify, column.no_wrap = "right", True
+        column.justify = "right"
     for pair, of_pair in groupby(results, key=lambda r: r.pair):
         section = list(of_pair)
         alone = section[0].evaluation.scores["target"]["accuracy"].value
         shown.add_section()
-        shown.add_row(Text.assemble((pair, "bold"), (f"  target alone {alone:.1%}", "dim")))
+        shown.add_row(Text.assemble((pair, "bold"), (f"  ({alone:.1%})", "dim")))
         for layers, of_layers in groupby(section, key=lambda r: r.layers):
             line = list(of_layers)
             best = max(r.score().value for r in line)
@@ -130,12 +135,18 @@ def _draw(results: list[Result], path: Path) -> None:
     lines = [list(line) for _, line in groupby(results, key=lambda r: r.place)]
     values = [[r.score().value for r in line] for line in lines]
     figure = heatmap(
-        values, [":  ".join(line[0].place) for line in lines], matchers, title="How well a network goes on from another",
-        label="accuracy relative to the target alone", low=0.0, high=1.0, marked=[[v == max(line) for v in line] for line in values],
-    )  # fmt: skip
+        values,
+        [":  ".join(line[0].place) for line in lines],
+        matchers,
+        title="How well a network goes on from another",
+        label="accuracy relative to the target alone",
+        low=0.0,
+        high=1.0,
+        marked=[[value == max(line) for value in line] for line in values],
+    )
     figure.savefig(path, dpi=150)
 
 
 def _percent(score: Score, style: str) -> Text:
-    """For example ``97 [95, 99]``."""
-    return Text(f"{100 * score.value:.0f} [{100 * score.low:.0f}, {100 * score.high:.0f}]", style)
+    """For example ``97 [95–99]``."""
+    return Text(f"{100 * score.value:.0f} [{100 * score.low:.0f}–{100 * score.high:.0f}]", style)

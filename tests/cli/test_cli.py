@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import hf_stitch
+from hf_stitch.cli import app
+from hf_stitch.registry import Registries, Registry, registries
+
+DIGITS = ("--data", "sklearn:digits", "--split", "test", "--samples", "120")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="hf-stitch")
+
+
+def told(*arguments: object) -> str:
+    """The one line that tells of an error."""
+    result = run(*arguments)
+    assert result.exit_code == 1, result.output
+    assert not result.stdout
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in result.stderr
+    return line
+
+
+def recorded(*arguments: object) -> Any:
+    """What ``--json`` prints: stdout is JSON and nothing else."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def stitched(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of ``hf-stitch stitch``: its folder and its record."""
+    out = tmp_path_factory.mktemp("out") / "run"
+    record = recorded(
+        "stitch", folders["cnn"], folders["vit"], "--source-layer", "layer2.0", "--target-layer", "vit.layers.1",
+        "--matcher", "low_rank", "--option", "rank=4", *DIGITS, "--test-size", "40", "--out", out,
+    )  # fmt: skip
+    return out, record
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['hf-stitch', '--help']\n"
+        "from hf_stitch.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'timm', 'datasets', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert all(command in shown for command in ("layers", "stitch", "evaluate", "list", "quickstart"))
+
+
+def test_runs_as_a_module() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "hf_stitch.cli", "--version"], check=True, capture_output=True, text=True
+    )
+    assert shown.stdout == f"hf-stitch {hf_stitch.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [("wrong",), ("layers",), ("layers", "a", "--wrong"), ("list", "matcher")])
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_debug_shows_the_error_itself(tmp_path: Path) -> None:
+    result = run("--debug", "layers", tmp_path)
+    assert isinstance(result.exception, ValueError)
+    assert "no config.json" in str(result.exception)
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def test_layers_are_those_of_the_adapter(folders: dict[str, Path]) -> None:
+    adapter = hf_stitch.load(str(folders["vit"]))
+    record = recorded("layers", folders["vit"])
+    assert record["task"] == "image-classification"
+    assert [e["layer"] for e in record["layers"]] == list(adapter.layers)
+    first = record["layers"][0]
+    assert first["form"] == {"layout": "bnd", "width": 64, "grid": [4, 4], "prefix_tokens": 1}
+    assert first["status"] == "verified"
+    assert 0 < first["cost"] < record["layers"][-1]["cost"] <= 1
+
+
+def test_layers_in_a_table(folders: dict[str, Path]) -> None:
+    result = run("layers", folders["cnn"], "--verify")
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if "layer2.0" in line]
+    assert all(word in line for word in ("bchw", "32", "4×4", "verified", "stubs"))
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    assert "no config.json" in told("layers", tmp_path)
+
+
+def test_an_unknown_architecture_is_told_with_the_nearest() -> None:
+    assert "did you mean 'resnet18'?" in told("layers", "timm:resnet_18")
+
+
+# -- list --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(registries))
+def test_list_shows_every_name(kind: str) -> None:
+    record = recorded("list", kind)
+    assert [e["name"] for e in record] == list(registries[kind].names())
+    assert all(set(e) == {"name", "origin", "source", "summary"} for e in record)
+    assert run("list", kind).exit_code == 0
+
+
+def test_list_says_where_a_matcher_is_and_what_it_does() -> None:
+    (entry,) = [e for e in recorded("list", "matchers") if e["name"] == "lstsq"]
+    assert entry["origin"] == "built-in"
+    assert entry["source"] == "hf_stitch.matchers.lstsq:Lstsq"
+    assert entry["summary"]
+
+
+def test_list_shows_a_broken_plugin_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    matchers = Registry("matchers", {"lstsq": "hf_stitch.matchers.lstsq:Lstsq"})
+    matchers.__dict__["_plugins"] = {"bad": EntryPoint("bad", "no_such_module:Bad", "hf_stitch.matchers")}
+    others = {kind: registries[kind] for kind in registries if kind != "matchers"}
+    monkeypatch.setattr("hf_stitch.cli.listing.registries", Registries(matchers=matchers, **others))
+    broken, fine = recorded("list", "matchers")
+    assert (broken["name"], broken["source"]) == ("bad", "broken")
+    assert "no_such_module" in broken["summary"]
+    assert fine["source"] == "hf_stitch.matchers.lstsq:Lstsq"
+
+
+# -- stitch and evaluate -----------------------------------------------------------------------------------------------
+
+
+def test_stitch_saves_what_it_says(stitched: tuple[Path, dict[str, Any]]) -> None:
+    out, record = stitched
+    assert record["recipe"]["matcher"] == {"name": "low_rank", "rank": 4, "rcond": None}
+    assert record["recipe"]["samples"] == 80
+    assert record["evaluation"]["n"] == 40
+    assert record["saved"].keys() == {"model", "stitcher", "evaluation", "plot"}
+    assert all(Path(path).exists() for path in record["saved"].values())
+    assert json.loads((out / "evaluation.json").read_text()) == record["evaluation"]
+    Image.open(out / "evaluation.png").verify()
+
+
+def test_evaluate_repeats_what_stitch_measured(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
+    """Both artefacts, on other samples than the first time, and alike."""
+    out, record = stitched
+    data = ("--data", "sklearn:digits", "--split", "train", "--samples", 50)
+    model = recorded("evaluate", out / "model", *data, "--target", folders["vit"])
+    stitcher = recorded("evaluate", out / "stitcher", *data, "--source", folders["cnn"], "--target", folders["vit"])
+    assert model == stitcher
+    assert model["n"] == 50
+    assert model["data"] != record["evaluation"]["data"]
+    assert model["scores"].keys() == record["evaluation"]["scores"].keys()
+
+
+def test_evaluate_warns_of_samples_that_were_fitted_on(
+    stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
+) -> None:
+    arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split")
+    assert "the map was fitted on some of these" in run(*arguments, "test", "--samples", 120).stderr
+    assert "the map was fitted on some of these" not in run(*arguments, "train", "--samples", 20).stderr
+
+
+def test_evaluate_asks_for_networks_that_were_local(stitched: tuple[Path, dict[str, Any]]) -> None:
+    for folder, option in (("model", "--target"), ("stitcher", "--source")):
+        result = run("evaluate", stitched[0] / folder, *DIGITS)
+        assert result.exit_code == 2
+        assert option in result.stderr
+
+
+def test_evaluate_tells_what_is_no_stitched_model(folders: dict[str, Path]) -> None:
+    assert "not of a stitched" in told("evaluate", folders["vit"], *DIGITS)
+
+
+def stitching(folders: dict[str, Path], out: Path, *options: object) -> tuple[object, ...]:
+    return (
+        "stitch", folders["cnn"], folders["vit"], "--source-layer", "layer2.0", "--target-layer", "vit.layers.1",
+        "--out", out, *DIGITS, *options,
+    )  # fmt: skip
+
+
+def test_stitch_tells_of_an_unknown_matcher_with_the_nearest(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "did you mean 'procrustes'?" in told(*stitching(folders, tmp_path, "--matcher", "procustes"))
+
+
+def test_stitch_tells_of_what_is_no_layer(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "layer9" in told(*stitching(folders, tmp_path, "--source-layer", "layer9"))
+
+
+def test_stitch_tells_how_many_samples_there_are(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "at most 359" in told(*stitching(folders, tmp_path, "--samples", 1000))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--matcher", "ridge", "--option", "rigde=1"), "did you mean 'ridge'"),
+        (("--matcher", "low_rank"), "needs the option 'rank'"),
+        (("--option", "rank"), "write key=value"),
+        (("--rows", "all"), "must be one of positions"),
+        (("--test-size", "1.5"), "a share is below 1"),
+    ],
+)
+def test_stitch_refuses_wrong_options(
+    folders: dict[str, Path], tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = run(*stitching(folders, tmp_path / "out", *options))
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()

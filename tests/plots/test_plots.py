@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from hf_stitch.plots import heatmap, intervals
+
+
+def labels(n: int) -> list[str]:
+    return [f"label {i}" for i in range(n)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(arrays(float, array_shapes(min_dims=2, max_dims=2, max_side=4), elements=st.floats(-1e3, 1e3, width=32)))
+def test_every_cell_shows_its_number_where_it_stands(values: np.ndarray) -> None:
+    axes = heatmap(values, labels(len(values)), labels(values.shape[1])).axes[0]
+    written = {(round(t.get_position()[1]), round(t.get_position()[0])): t.get_text() for t in axes.texts}
+    assert written == {place: f"{value:.2f}" for place, value in np.ndenumerate(values)}
+
+
+def test_heatmap_writes_readable_numbers() -> None:
+    values = np.linspace(0, 1, 20).reshape(4, 5)
+    axes = heatmap(values, labels(4), labels(5)).axes[0]
+    image = axes.images[0]
+    for text, value in zip(axes.texts, values.flat, strict=True):
+        ground, ink = (
+            np.dot(rgb, [0.299, 0.587, 0.114]) for rgb in (image.to_rgba(value)[:3], to_rgb(text.get_color()))
+        )
+        assert abs(ground - ink) >= 0.45, (value, text.get_color())
+
+
+def test_heatmap_shows_what_is_undefined_in_grey() -> None:
+    axes = heatmap([[np.nan, 0.5]], ["row"], ["a", "b"]).axes[0]
+    assert [t.get_text() for t in axes.texts] == ["–", "0.50"]
+    red, green, blue, _ = axes.images[0].to_rgba(np.ma.masked_invalid([[np.nan, 0.5]]))[0, 0]
+    assert red == green == blue
+    assert axes.texts[0].get_color() == "black"
+
+
+def test_heatmap_frames_what_is_marked_and_keeps_the_range() -> None:
+    figure = heatmap(
+        [[0.2, 0.9], [0.4, 0.3]], ["a", "b"], ["c", "d"], title="T", label="L", low=0, high=1, marked=[[0, 1], [1, 0]]
+    )
+    axes, bar = figure.axes
+    frames = [p for p in axes.patches if isinstance(p, Rectangle)]
+    assert [(round(f.get_center()[1]), round(f.get_center()[0])) for f in frames] == [(0, 1), (1, 0)]
+    assert axes.images[0].get_clim() == (0, 1)
+    assert (figure.get_suptitle(), bar.get_ylabel()) == ("T", "L")
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_heatmap_of_many_columns_has_no_numbers() -> None:
+    assert not heatmap(np.eye(30), labels(30), labels(30)).axes[0].texts
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([[1.0, 2.0]], {}, r"a row and a column for each label, \(1, 1\), got the shape \(1, 2\)"),
+        ([1.0], {}, "got the shape"),
+        ([[np.inf]], {}, "infinities"),
+        ([[np.nan]], {}, "NaN only"),
+        ([[1.0]], {"marked": [True]}, "marked must have the shape"),
+        ([[1.0]], {"low": 1.0, "high": 1.0}, "low must be less than high"),
+    ],
+)
+def test_heatmap_refuses(values: list, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        heatmap(values, ["row"], ["column"], **options)
+
+
+def test_intervals_stand_where_they_are() -> None:
+    axes = intervals({"a": (0.5, 0.4, 0.7), "b": (0.1, 0.1, 0.1), "c": (np.nan,) * 3}, "accuracy").axes[0]
+    first, second, third = axes.collections[0].get_segments()
+    np.testing.assert_array_equal([first, second], [[[0.4, 0], [0.7, 0]], [[0.1, 1], [0.1, 1]]])
+    assert not len(third)
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), [0.5, 0.1, np.nan])
+    assert [t.get_text() for t in axes.texts] == ["0.500", "0.100"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert axes.get_xlabel() == "accuracy"
+    low, high = axes.get_ylim()
+    assert low > high, "the first name stands on top"
+
+
+def test_intervals_refuse() -> None:
+    with pytest.raises(ValueError, match="no scores"):
+        intervals({}, "accuracy")
+    with pytest.raises(ValueError, match=r"'a' ends at 0\.4, before it begins at 0\.6"):
+        intervals({"a": (0.5, 0.6, 0.4)}, "accuracy")
+
+
+def test_figures_are_saved(tmp_path) -> None:
+    for figure in (heatmap([[1.0, 2.0]], ["row"], ["a rather long label", "b"]), intervals({"a": (1, 0, 2)}, "x")):
+        figure.savefig(tmp_path / "figure.png", dpi=50)
+        pixels = np.asarray(Image.open(tmp_path / "figure.png").convert("L"))
+        assert pixels.min() < 100 < 250 < pixels.max()
+
+
+def test_importing_plots_imports_no_matplotlib_and_drawing_no_pyplot() -> None:
+    code = (
+        "import sys; from hf_stitch.plots import heatmap, intervals; "
+        "assert 'matplotlib' not in sys.modules; "
+        "heatmap([[1.0]], ['a'], ['b']); intervals({'a': (1, 0, 2)}, 'x'); "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
