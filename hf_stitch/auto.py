@@ -1,4 +1,4 @@
-"""Make transformers' Auto classes know stitched models: ``import hf_stitch.auto`` once, and ``pipeline`` finds them too.
+"""Makes transformers' Auto classes, and with them ``pipeline``, know stitched models: ``import hf_stitch.auto``.
 
 Example:
     >>> import hf_stitch.auto
@@ -8,7 +8,12 @@ Example:
     'StitchedModelForImageClassification'
 """
 
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
 
 from .models import (
     StitchConfig,

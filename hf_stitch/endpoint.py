@@ -17,6 +17,20 @@ __all__ = ["Endpoint", "Library", "weights_hash"]
 
 Library = Literal["transformers", "timm", "torch"]
 
+PERSONAL = frozenset(
+    (
+        "token",
+        "cache_dir",
+        "proxies",
+        "local_files_only",
+        "force_download",
+        "device_map",
+        "offload_folder",
+        "trust_remote_code",
+    )
+)
+"""Loading options that say nothing of the network and must not be published or repeated unasked."""
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -27,7 +41,9 @@ class Endpoint:
         library: What loads it: ``transformers``, ``timm`` or ``torch``.
         revision: Branch, tag or commit on the Hub; ``None`` means the default branch.
         task: Which head, where the id alone does not say it.
-        kwargs: Loading options, as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``).
+        kwargs: Loading options, as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Those that belong to a
+            user or a machine (``token``, ``cache_dir``, ``device_map``, …) are never recorded, nor is trust in remote
+            code.
         weights_hash: What :func:`weights_hash` gives for the loaded network.
 
     Raises:
@@ -55,7 +71,8 @@ class Endpoint:
         """Refuse what no later session could load again."""
         if self.library not in get_args(Library):
             raise ValueError(f"library must be one of {', '.join(get_args(Library))}, got {self.library!r}")
-        object.__setattr__(self, "kwargs", {name: _as_json(value, name) for name, value in self.kwargs.items()})
+        lasting = {name: _as_json(value, name) for name, value in self.kwargs.items() if name not in PERSONAL}
+        object.__setattr__(self, "kwargs", lasting)
 
     @classmethod
     def parse(cls, text: str, task: str | None = None, **kwargs: Any) -> Endpoint:

@@ -94,7 +94,9 @@ class Representation:
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
         if self.values.dim() != len(self.layout):
-            raise ValueError(f"layout {self.layout} needs {len(self.layout)} axes, got shape {tuple(self.values.shape)}")
+            raise ValueError(
+                f"layout {self.layout} needs {len(self.layout)} axes, got shape {tuple(self.values.shape)}"
+            )
         if self.layout in ("bchw", "bhwc"):
             h = 2 if self.layout == "bchw" else 1
             object.__setattr__(self, "grid", (int(self.values.shape[h]), int(self.values.shape[h + 1])))
@@ -102,8 +104,8 @@ class Representation:
             raise ValueError(f"mask and prefix tokens exist in the layout bnd only, not in {self.layout}")
         if self.mask is not None and (self.mask.shape != self.values.shape[:2] or self.mask.dtype != torch.bool):
             raise ValueError(
-                f"mask must be bool of the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got {self.mask.dtype} of "
-                f"{tuple(self.mask.shape)}"
+                f"mask must be bool of the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got "
+                f"{self.mask.dtype} of {tuple(self.mask.shape)}"
             )
         if self.layout == "bnd":
             tokens = self.values.shape[1] - self.prefix_tokens
@@ -111,9 +113,11 @@ class Representation:
                 form = f" and a grid of {self.grid[0]}x{self.grid[1]}" if self.grid else ""
                 raise ValueError(f"{self.values.shape[1]} tokens do not hold {self.prefix_tokens} prefix tokens{form}")
             if self.grid is not None and self.mask is not None:
-                raise ValueError("a mask belongs to texts, and these tokens form a grid: every position of an image is real")
+                raise ValueError(
+                    "a mask belongs to texts, and these tokens form a grid: every position of an image is real"
+                )
 
-    # -- what it is -----------------------------------------------------------------------------------------------
+    # -- what it is -------------------------------------------------------------------------------------------------
     @property
     def form(self) -> Form:
         """Layout, width, grid and prefix tokens: what a stitch must know of it."""
@@ -133,7 +137,7 @@ class Representation:
         """A copy with some parts replaced."""
         return replace(self, **changes)
 
-    # -- as a matrix ----------------------------------------------------------------------------------------------
+    # -- as a matrix ------------------------------------------------------------------------------------------------
     def rows(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
         """The n x d matrix that this representation is for the mathematics.
 
@@ -162,12 +166,16 @@ class Representation:
             return tokens.flatten(0, 1) if mask is None else tokens[mask]
         if policy == "flatten":
             if mask is not None and not bool(mask.all()):
-                raise ValueError("rows policy 'flatten' needs samples of one length; use 'positions', 'mean', 'cls' or 'last'")
+                raise ValueError(
+                    "rows policy 'flatten' needs samples of one length; use 'positions', 'mean', 'cls' or 'last'"
+                )
             return tokens.flatten(1)
         if mask is None:
             return tokens.mean(1)
         _check_none_empty(mask)
-        total = torch.where(mask.unsqueeze(-1), tokens, 0).sum(1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+        total = torch.where(mask.unsqueeze(-1), tokens, 0).sum(
+            1, dtype=torch.promote_types(tokens.dtype, torch.float32)
+        )
         return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
     def row_samples(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
@@ -181,7 +189,11 @@ class Representation:
 
     def prefix(self) -> Tensor:
         """The prefix tokens alone: (batch, prefix tokens, d)."""
-        return self.values[:, : self.prefix_tokens] if self.layout == "bnd" else self.values.new_empty(self.batch, 0, self.width)
+        return (
+            self.values[:, : self.prefix_tokens]
+            if self.layout == "bnd"
+            else self.values.new_empty(self.batch, 0, self.width)
+        )
 
     def positions(self) -> Tensor:
         """The positions alone, features last, masked ones too: (batch, n, d)."""
@@ -200,19 +212,24 @@ class Representation:
 
     def _one_token(self, policy: str) -> Tensor:
         if self.layout != "bnd":
-            raise ValueError(f"rows policy {policy!r} needs tokens (layout bnd); layout {self.layout} has 'positions', 'flatten', 'mean'")
+            raise ValueError(
+                f"rows policy {policy!r} needs tokens (layout bnd); layout {self.layout} has 'positions', 'flatten', "
+                "'mean'"
+            )
         if policy == "cls" and self.grid is not None and self.prefix_tokens == 0:
             raise ValueError("rows policy 'cls' needs a prefix token, and this representation has none; use 'mean'")
         if self.mask is None:
             return self.values[:, 0 if policy == "cls" else -1]
         _check_none_empty(self.mask)
         # argmax finds the first of the real tokens, wherever padding is
-        place = self.mask.int().argmax(1) if policy == "cls" else self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(1)
+        place = (
+            self.mask.int().argmax(1) if policy == "cls" else self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(1)
+        )
         return self.values[torch.arange(self.batch, device=self.values.device), place]
 
-    # -- in another shape -----------------------------------------------------------------------------------------
+    # -- in another shape -------------------------------------------------------------------------------------------
     def to_layout(self, layout: Layout) -> Representation:
-        """The same positions in another layout of tokens or grid; prefix tokens are left behind where a grid has no place.
+        """The same positions in another layout of tokens or grid; prefix tokens are left out.
 
         Raises:
             ValueError: From or to vectors, or from tokens that form no known grid.
@@ -220,7 +237,9 @@ class Representation:
         if layout == self.layout:
             return self
         if "bd" in (layout, self.layout):
-            raise ValueError(f"a representation of layout {self.layout} has no layout {layout}: vectors have no positions")
+            raise ValueError(
+                f"a representation of layout {self.layout} has no layout {layout}: vectors have no positions"
+            )
         tokens = self.positions()
         if layout == "bnd":
             return Representation(tokens, "bnd", grid=self.grid, context=self.context)
@@ -238,7 +257,9 @@ class Representation:
             return self
         self._grid()
         channels_first = self.to_layout("bchw").values
-        resized = functional.interpolate(channels_first, size=grid, mode="bilinear", align_corners=False, antialias=False)
+        resized = functional.interpolate(
+            channels_first, size=grid, mode="bilinear", align_corners=False, antialias=False
+        )
         other = Representation(resized, "bchw", context=self.context).to_layout(self.layout)
         if not self.prefix_tokens:
             return other
@@ -246,7 +267,9 @@ class Representation:
 
     def _grid(self) -> tuple[int, int]:
         if self.grid is None:
-            raise ValueError(f"these positions (layout {self.layout}) form no grid: they come from a text or are vectors")
+            raise ValueError(
+                f"these positions (layout {self.layout}) form no grid: they come from a text or are vectors"
+            )
         return self.grid
 
 

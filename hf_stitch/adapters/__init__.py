@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..endpoint import Endpoint, Library
@@ -31,7 +32,8 @@ def load(
             or a live module. An adapter is returned as it is.
         task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``,
             ``fill-mask``, ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
-        example_inputs: For modules of user code: a batch of inputs by which cuts are found and verified.
+        example_inputs: A batch of inputs by which cuts are found and verified: needed for modules of user code, and for
+            others where another size than the native one is meant.
         processor: What turns raw samples into inputs, where the model's own is not wanted or not found.
         **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``,
             ``device_map``, ``num_classes``, …).
@@ -52,10 +54,11 @@ def load(
         return model
     if isinstance(model, str):
         endpoint = Endpoint.parse(model, task=task, **options)
-        adapter = registries.adapters.get(endpoint.library).load(endpoint, **options)
-        if processor is not None:
-            adapter.processor = processor
-        return adapter
+        loaded: Adapter = registries.adapters.get(endpoint.library).load(endpoint, **options)
+        if example_inputs is None and processor is None:
+            return loaded
+        chosen = loaded.processor if processor is None else processor
+        return type(loaded).of(loaded.model, endpoint, example_inputs=example_inputs, processor=chosen)
     if options:
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = _unwrap(model)
@@ -87,4 +90,5 @@ def _library(module: nn.Module) -> Library:
 
 def _origin(module: nn.Module) -> str | None:
     """The id that a live module was loaded from, as far as it knows."""
-    return getattr(getattr(module, "config", None), "_name_or_path", None) or None
+    name = getattr(getattr(module, "config", None), "_name_or_path", None) or None
+    return str(Path(name).resolve()) if name and Path(name).is_dir() else name

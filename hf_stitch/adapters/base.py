@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +26,10 @@ SMALL = 20_000_000
 
 Larger ones, when each is first used.
 """
+
+
+MOST_SIZES = 8
+"""Sizes of input, beside the native one, whose cuts are remembered."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,22 @@ class Adapter:
         """
         return preprocess(samples, self.processor, self.interface, self.model)
 
-    @cached_property
+    @property
     def pinned(self) -> Endpoint:
-        """The endpoint with the hash of the weights as they were when first asked for."""
+        """The endpoint with the hash of the weights as they are now."""
         return dataclasses.replace(self.endpoint, weights_hash=weights_hash(self.model))
 
     # -- what a library must provide --------------------------------------------------------------------------------
+    @classmethod
+    def load(cls, endpoint: Endpoint, **options: Any) -> Adapter:
+        """The adapter of a network by name, with the library's own loading options."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> Adapter:
+        """The adapter of a live network."""
+        raise NotImplementedError
+
     @property
     def task(self) -> str | None:
         """What the model's head does.
@@ -239,9 +252,9 @@ class Adapter:
     # -- halves ------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:
         """The part up to a cut as a module of its own, with copies of the weights that run and of no others."""
-        cut, _ = self.cut(layer)
-        gone = {name: nn.Module() for name in cut.after}
-        return Front(self._copy(gone), cut, self.interface)
+        cut, plan = self.cut(layer)
+        gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.after}
+        return Front(self._copy(gone), cut, plan, self.interface)
 
     def back(self, layer: str) -> Back:
         """The part after a cut as a module of its own, with copies of the weights that run and of no others."""
@@ -292,6 +305,8 @@ class Adapter:
             if inputs is not None and size != tuple(tuple(example[name].shape[1:]) for name in content):
                 example = {**example, **{name: _noise_like(inputs[name]) for name in content}}
         if size not in self._surveys:
+            if len(self._surveys) > MOST_SIZES:
+                del self._surveys[list(self._surveys)[1]]  # the native size, which came first, stays
             self._surveys[size] = Survey(self.model, self._run, self.interface, example)
         return self._surveys[size]
 
@@ -312,14 +327,17 @@ class Adapter:
             from accelerate.hooks import remove_hook_from_module
 
             remove_hook_from_module(twin, recurse=True)
-        for module in twin.modules():
-            for hooks in (
-                module._forward_hooks,
-                module._forward_pre_hooks,
-                module._backward_hooks,
-                module._backward_pre_hooks,
-            ):
+        for name, module in twin.named_modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                foreign = [hook for hook in hooks.values() if not _is_bookkeeping(hook)]
+                if foreign:
+                    raise ValueError(
+                        f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), and the halves of a "
+                        "network have none: remove it, or fold what it does into the module"
+                    )
                 hooks.clear()
+            module._backward_hooks.clear()
+            module._backward_pre_hooks.clear()
         return twin.eval()
 
     def _capture(self, inputs: Mapping[str, Any], cuts: Mapping[str, Cut], deepest: str | None) -> dict[str, Tensor]:
@@ -343,6 +361,11 @@ class Adapter:
             for handle in handles:
                 handle.remove()
         return values
+
+
+def _is_bookkeeping(hook: Any) -> bool:
+    """Whether a hook belongs to a library that records or moves what passes, and changes nothing of it."""
+    return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
 
 
 def _hollow(module: nn.Module) -> nn.Module:

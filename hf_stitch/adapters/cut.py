@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..representation import Form, Representation
 from . import _tree
-from .surgery import CutReached, Entry, Exit, Gone, Outline, Slot, Stub, swapped
+from .surgery import CutReached, Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 
 MASK = "attention_mask"
 
@@ -92,7 +92,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the part of a network after a cut runs without the part before.
+    """How either part of a network runs without the other.
 
     Attributes:
         kind: ``stubs`` everything before the cut that depends on the input is left out; ``full`` only its sources are,
@@ -100,19 +100,31 @@ class Plan:
         stubs: Outline of each module that is left out, by name.
         entry: Outline of the cut's output, or ``None`` where the cut also computes something from positions alone.
         materialise: Whether stubs return real memory (where code writes into it).
+        after: Modules that run after the cut only; the front half has no need of them.
     """
 
     kind: str
     stubs: Mapping[str, Outline]
     entry: Outline | None
     materialise: bool = False
+    after: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; ``Plan(**plan.to_dict())`` gives it back."""
+        """As JSON values; :meth:`from_dict` gives it back."""
         return asdict(self)
 
-    def replacements(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """The stand-ins that this plan puts into a model."""
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Plan:
+        """Read :meth:`to_dict`."""
+        return cls(**{**config, "after": tuple(config["after"])})
+
+    def before_cut(self, model: nn.Module, cut: Cut) -> dict[str, nn.Module]:
+        """The stand-ins with which a model runs up to the cut."""
+        gone: dict[str, nn.Module] = {name: Gone(name) for name in self.after}
+        return {**gone, cut.layer: Exit(model.get_submodule(cut.layer), cut.path)}
+
+    def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
+        """The stand-ins with which a model runs from the cut on."""
         stand_ins: dict[str, nn.Module] = {
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
@@ -131,7 +143,6 @@ class Cut:
         form: Layout, width, grid and prefix tokens there.
         dtype: dtype of the representation.
         cost: Share of the network's floating-point operations up to here.
-        after: Modules that run after it only; the front half has no need of them.
     """
 
     layer: str
@@ -139,7 +150,6 @@ class Cut:
     form: Form
     dtype: str
     cost: float
-    after: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -148,9 +158,7 @@ class Cut:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Cut:
         """Read :meth:`to_dict`."""
-        return cls(
-            **{**config, "path": tuple(config["path"]), "form": Form(**config["form"]), "after": tuple(config["after"])}
-        )
+        return cls(**{**config, "path": tuple(config["path"]), "form": Form(**config["form"])})
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
         """The values captured at this cut as a representation, with its mask and context."""
@@ -171,6 +179,13 @@ class Cut:
 def in_context(representation: Representation, interface: Interface) -> Representation:
     """The representation with a context: its own, or a blank one where it comes from another network."""
     if representation.context:
+        missing = [name for name in interface.content if name not in representation.context]
+        if missing:
+            raise ValueError(
+                f"this representation was made by another network (its context lacks {', '.join(missing)}): drop the "
+                "context, "
+                "representation.replace(context={}), or join the networks with hf_stitch.stitch"
+            )
         return representation
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":
@@ -191,6 +206,23 @@ def fill(slot: Slot, values: Tensor, size: tuple[int, int], poison: bool = False
     slot.values, (slot.batch, slot.tokens), slot.poison = values, size, poison
 
 
+def run_before(
+    model: nn.Module,
+    run: Callable[[Mapping[str, Any]], Any],
+    cut: Cut,
+    plan: Plan,
+    interface: Interface,
+    inputs: Mapping[str, Any],
+) -> Representation:
+    """Run what precedes the cut, as the front half will; the model is as it was afterwards."""
+    with swapped(model, plan.before_cut(model, cut)):
+        try:
+            run(inputs)
+        except CutReached as reached:
+            return cut.represent(reached.values, inputs, interface)
+    raise RuntimeError(f"the forward ended without passing layer {cut.layer!r}")
+
+
 def run_after(
     model: nn.Module,
     run: Callable[[Mapping[str, Any]], Any],
@@ -208,7 +240,7 @@ def run_after(
     slot = Slot()
     fill(slot, representation.values, size_of(representation, interface), poison)
     context = representation.context
-    with swapped(model, plan.replacements(model, cut, slot)):
+    with swapped(model, plan.after_cut(model, cut, slot)):
         return run(interface.erase(context, poison=poison) if poison else context)
 
 
@@ -218,18 +250,17 @@ class Front(nn.Module):
     Args:
         model: The network; taken over and changed: pass a copy.
         cut: Where it ends.
+        plan: What it does without.
         interface: How the network takes its input.
     """
 
-    def __init__(self, model: nn.Module, cut: Cut, interface: Interface) -> None:
+    def __init__(self, model: nn.Module, cut: Cut, plan: Plan, interface: Interface) -> None:
         """Cut off what follows."""
         super().__init__()
-        for name in cut.after:
-            _replace(model, name, Gone())
-        _replace(model, cut.layer, Exit(model.get_submodule(cut.layer), cut.path))
+        exchange(model, plan.before_cut(model, cut))
         _persist_buffers(model)
         self.model = model
-        self.cut, self.interface = cut, interface
+        self.cut, self.plan, self.interface = cut, plan, interface
 
     def forward(self, **inputs: Any) -> Representation:
         """The representation at the cut of the network's inputs."""
@@ -254,8 +285,7 @@ class Back(nn.Module):
         """Cut off what precedes."""
         super().__init__()
         self._slot = Slot()
-        for name, module in plan.replacements(model, cut, self._slot).items():
-            _replace(model, name, module)
+        exchange(model, plan.after_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
@@ -273,15 +303,6 @@ class Back(nn.Module):
             return self.model(**{**self.interface.options, **representation.context, **options})
         finally:
             self._slot.values = None
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of another for good, wherever the model holds it."""
-    original = model.get_submodule(name)
-    for parent in list(model.modules()):
-        for key, child in parent._modules.items():
-            if child is original:
-                parent._modules[key] = module
 
 
 def _persist_buffers(model: nn.Module) -> None:

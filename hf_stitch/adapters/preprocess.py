@@ -49,6 +49,11 @@ def preprocess(samples: Sequence[Any], processor: Any, interface: Interface, mod
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface) -> dict[str, Tensor]:
     if tokenizer is None:
         raise ValueError("this model has no tokenizer: pass processor= to hf_stitch.load, or save one beside the model")
+    if tokenizer.pad_token is None:
+        raise ValueError(
+            "this tokenizer has no padding token, and texts of a batch are padded together: set one, for example "
+            "adapter.processor.pad_token = adapter.processor.eos_token"
+        )
     pairs = isinstance(samples[0], (tuple, list))
     texts = [list(part) for part in zip(*samples, strict=True)] if pairs else [list(samples)]
     options: dict[str, Any] = {"padding": True, "return_tensors": "pt"}

@@ -116,10 +116,7 @@ class StubReadError(AttributeError):
 
 
 class _StandIn(nn.Module):
-    """A module with the plain attributes of another (``attention_type`` and the like.
-
-    Which the code around it may read).
-    """
+    """A module with the plain attributes of another, such as ``attention_type``, which the code around it may read."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -196,14 +193,50 @@ class Exit(nn.Module):
 class Gone(nn.Module):
     """Stands where a module after the cut was; it never runs."""
 
+    def __init__(self, name: str) -> None:
+        """Stand where the module ``name`` was."""
+        super().__init__()
+        self._name = name
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse."""
-        raise RuntimeError("a module after the cut was run in the front half of a network: the cut was not reached")
+        raise RuntimeError(f"module {self._name!r} runs after the cut and is gone: the cut was not reached")
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Say which module was read."""
+        try:
+            return super().__getattr__(attribute)
+        except AttributeError:
+            if attribute.startswith("_"):
+                raise
+            raise StubReadError(self._name, attribute) from None
+
+    def __iter__(self) -> Any:
+        """Say which module was read."""
+        raise StubReadError(self._name, "__iter__")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Say which module was read."""
+        raise StubReadError(self._name, "__getitem__")
+
+    def __len__(self) -> int:
+        """Say which module was read."""
+        raise StubReadError(self._name, "__len__")
 
 
 @contextmanager
 def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator[None]:
     """Put other modules in the place of some, wherever the model holds them; as it was afterwards, also on error."""
+    places = exchange(model, replacements)
+    try:
+        yield
+    finally:
+        for parent, key, child in places:
+            parent._modules[key] = child
+
+
+def exchange(model: nn.Module, replacements: Mapping[str, nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Put other modules in the place of some for good; returns the places and what was there."""
     targets = {id(model.get_submodule(name)): module for name, module in replacements.items()}
     places = [
         (parent, key, child)
@@ -211,10 +244,6 @@ def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator
         for key, child in parent._modules.items()
         if child is not None and id(child) in targets
     ]
-    try:
-        for parent, key, child in places:
-            parent._modules[key] = targets[id(child)]
-        yield
-    finally:
-        for parent, key, child in places:
-            parent._modules[key] = child
+    for parent, key, child in places:
+        parent._modules[key] = targets[id(child)]
+    return places

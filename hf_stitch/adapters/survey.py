@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..registry import did_you_mean
 from ..representation import Form, Layout
 from . import _tree
-from .cut import MASK, Cut, Interface, Plan, run_after
+from .cut import MASK, Cut, Interface, Plan, run_after, run_before
 from .surgery import Outline, StubReadError, outline
 from .trace import Call, Seen, Trace, trace
 
@@ -49,6 +49,7 @@ class Survey:
         self._plans: dict[str, Plan] = {}
         self._refused: dict[str, str] = {}
         self._read: set[str] = set()  # modules that the code around them looks into: they stay
+        self._failure = ""  # what the model's own code last said to a plan
 
     # -- what ran ------------------------------------------------------------------------------------
     @cached_property
@@ -132,10 +133,7 @@ class Survey:
         return isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
-        """Whether a class repeats among the elements, or for a single element.
-
-        Among those of all stacks (a stage of one block).
-        """
+        """Whether a class repeats among the elements; for a single one (a stage of one block), among all stacks."""
         elements = list(self.model.get_submodule(parent).children())
         pool = elements if len(elements) > 1 else [self.model.get_submodule(n) for n in composite]
         classes = Counter(map(type, pool))
@@ -187,34 +185,67 @@ class Survey:
         return Cut(
             layer,
             path,
-            self._form(call, seen),
+            self._form(call, path, seen),
             str(seen.dtype).removeprefix("torch."),
             call.flops / self.trace.flops if self.trace.flops else 0.0,
-            tuple(self._after(call)),
         )
 
-    def _form(self, call: Call, seen: Seen) -> Form:
+    def _form(self, call: Call, path: _tree.Path, seen: Seen) -> Form:
         shape = seen.shape
+        what = f"layer {call.name!r} of {type(self.model).__name__}"
+        self._check_axes(call.name, path, what)
         if len(shape) == 2:
             return Form("bd", shape[1])
+        first, last = self._channels(call.name, shape)
         if len(shape) == 4:
-            layout = self._grid_layout(call, shape)
+            layout = self._grid_layout(shape, first, last, what)
             h = 2 if layout == "bchw" else 1
             return Form(layout, shape[1 if layout == "bchw" else 3], (shape[h], shape[h + 1]))
-        if self.interface.modality == "text":
-            return Form("bnd", shape[2])
-        grid = self._token_grid(call, shape[1])
+        if first and not last:
+            raise NotACutError(f"{what} returns (batch, channels, length), a layout that is not supported: {shape}")
+        grid = self._token_grid(call, shape[1]) if self.interface.modality == "image" else None
         return Form("bnd", shape[2], grid, shape[1] - math.prod(grid) if grid else 0)
 
-    def _grid_layout(self, call: Call, shape: tuple[int, ...]) -> Layout:
-        """Channels first or last: by the square, or where that does not tell, by the kind of layers in the block."""
+    def _check_axes(self, name: str, path: _tree.Path, what: str) -> None:
+        """Refuse a representation whose first axis is not the batch or, in a text, whose second is not the tokens."""
+        for (batch, tokens, watched), axis, size in (
+            (self._examples[1], 0, 3),
+            (self._examples[-1], 1, self._tokens + 1),
+        ):
+            shape = watched.calls[name].seen()[path].shape
+            if axis == 1 and (self.interface.modality != "text" or len(shape) < 3):
+                continue
+            if shape[axis] != size:
+                kind = "sample" if axis == 0 else "token"
+                raise NotACutError(
+                    f"{what}: axis {axis} of its output is not the {kind}s (for {batch} samples"
+                    f"{f' of {tokens} tokens' if tokens else ''} the shape is {shape})"
+                )
+
+    def _channels(self, name: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
+        """Whether layers inside a module speak for channels on axis 1, and for channels on the last axis."""
+        first = last = False
+        for module in self.model.get_submodule(name).modules():
+            if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+                first |= module.out_channels == shape[1]
+            elif isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.InstanceNorm2d)):
+                first |= module.num_features == shape[1]
+            elif isinstance(module, nn.Linear):
+                last |= module.out_features == shape[-1]
+            elif isinstance(module, nn.LayerNorm):
+                last |= module.normalized_shape == (shape[-1],)
+        return first, last
+
+    def _grid_layout(self, shape: tuple[int, ...], first: bool, last: bool, what: str) -> Layout:
+        """Channels first or last: by the kind of layers in the block, or where that does not tell, by the square."""
         _, i, j, k = shape
+        if first != last:
+            return "bchw" if first else "bhwc"
         if (i == j) != (j == k):
             return "bhwc" if i == j else "bchw"
-        inside = list(self.model.get_submodule(call.name).modules())
-        last = any(isinstance(m, nn.LayerNorm) and m.normalized_shape == (k,) for m in inside)
-        first = any(isinstance(m, (nn.Conv2d, nn.BatchNorm2d)) for m in inside)
-        return "bhwc" if last and not (first and i == k) else "bchw"
+        if first:  # a cube, with layers of both kinds: those around a convolution are mostly channels first
+            return "bchw"
+        raise NotACutError(f"{what} returns four axes, {shape}, and nothing tells where its channels are")
 
     def _token_grid(self, call: Call, tokens: int) -> tuple[int, int] | None:
         """The grid that tokens form: that of the last 4-d output before which fits, else a square."""
@@ -259,10 +290,11 @@ class Survey:
         while read != self._read:  # what the first tries found to be looked into stays
             read = set(self._read)
             stubs, entry = self._stubs(cut)
-            yield Plan("stubs", stubs, entry)
-        yield Plan("stubs", stubs, entry, materialise=True)
+            after = tuple(self._after(cut))
+            yield Plan("stubs", stubs, entry, after=after)
+        yield Plan("stubs", stubs, entry, materialise=True, after=after)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
-        yield Plan("full", sources, entry)
+        yield Plan("full", sources, entry, after=after)
 
     def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
         """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
@@ -306,38 +338,48 @@ class Survey:
             examples.append((batch, tokens, call.outputs[-1]))
         return outline(examples, getattr(torch, cut.dtype))
 
-    def _after(self, call: Call) -> Iterator[str]:
+    def _after(self, cut: Cut) -> Iterator[str]:
         """The largest modules that the part up to the cut does not run."""
+        end = self.trace.calls[cut.layer].exited
 
         def walk(name: str) -> Iterator[str]:
             for child in self._children(name):
                 entered, exited = self._span(child)
-                if entered > call.exited:
+                if entered > end and child not in self._read:
                     if any(True for _ in self.model.get_submodule(child).parameters()):
                         yield child
-                elif exited > call.exited:
+                elif exited > end:
                     yield from walk(child)
 
         return walk("")
 
     # -- verification ------------------------------------------------------------------------------------
     def _verified(self, cut: Cut, plan: Plan) -> bool:
-        """Whether a plan gives the model's own outputs, with NaN in place of all that it leaves out."""
+        """Whether both parts give what the whole model gives, with NaN in place of all that a plan leaves out.
+
+        The whole model runs on all probes first: state that one forward left behind does not pass for another's.
+        """
+        expected = []
         for inputs in self._probes():
             with torch.no_grad(), self._capture(cut) as captured:
-                expected = self.run(inputs)
-            representation = cut.represent(captured[0], inputs, self.interface)
-            try:
-                with torch.no_grad():
-                    got = run_after(self.model, self.run, cut, plan, self.interface, representation, poison=True)
-            except StubReadError as error:
-                self._read.add(error.stub)
-                return False
-            except Exception:
-                return False
-            if not same(expected, got):
-                return False
-        return True
+                output = self.run(inputs)
+            expected.append((inputs, captured[0], output))
+        try:
+            with torch.no_grad():
+                return all(self._agrees(cut, plan, *probe) for probe in expected)
+        except StubReadError as error:
+            self._read.add(error.stub)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the model's own code refuses what the plan gives it: the next plan is tried
+            self._failure = f"{type(error).__name__}: {error}"
+        return False
+
+    def _agrees(self, cut: Cut, plan: Plan, inputs: Mapping[str, Any], values: Tensor, output: Any) -> bool:
+        before = run_before(self.model, self.run, cut, plan, self.interface, inputs)
+        representation = cut.represent(values, inputs, self.interface)
+        after = run_after(self.model, self.run, cut, plan, self.interface, representation, poison=True)
+        return same(before.values, values) and same(after, output)
 
     def _probes(self) -> Iterator[dict[str, Any]]:
         """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left."""
@@ -393,14 +435,21 @@ class Survey:
         for call in sorted(before, key=lambda c: (-c.exited, len(c.name))):
             if not any(seen.depends for seen in call.seen().values()):
                 continue
-            with torch.no_grad(), self._capture(cut, poisoned=call.name, entering=captured[0]):
-                got = self.run(inputs)
-            if not same(expected, got):
+            try:
+                with torch.no_grad(), self._capture(cut, poisoned=call.name, entering=captured[0]):
+                    bypasses = not same(expected, self.run(inputs))
+            except Exception as error:  # the model's own code refuses the NaN: so it is read
+                bypasses, self._failure = True, f"{type(error).__name__}: {error}"
+            if bypasses:
                 return (
                     f"{what}: the output of {call.name!r} bypasses it (what follows uses it directly). "
                     f"Cut at the end of a block instead: {_short(self.blocks)}"
                 )
-        return f"{what}: what follows depends on the input by another way than through it. Cuts: {_short(self.blocks)}"
+        told = f" The model's own code said: {self._failure}." if self._failure else ""
+        return (
+            f"{what}: what follows depends on the input by another way than through it.{told} "
+            f"Cuts: {_short(self.blocks)}"
+        )
 
 
 def same(a: Any, b: Any) -> bool:

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import nn
 
 from ..endpoint import Endpoint
 from ..registry import did_you_mean
 from .base import Adapter
 from .torch import interface_of
+
+NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+"""Arguments of ``timm.create_model`` that say where weights come from, which a config is not to say."""
 
 
 class TimmAdapter(Adapter):
@@ -96,9 +100,7 @@ class TimmAdapter(Adapter):
         return {
             "library": self.library,
             "architecture": cfg["architecture"],
-            "arguments": {
-                k: v for k, v in getattr(self.model, "_model_args", {}).items() if k != "pretrained_cfg_overlay"
-            },
+            "arguments": {k: v for k, v in getattr(self.model, "_model_args", {}).items() if k not in NOT_ARCHITECTURE},
             "pretrained_cfg": {k: cfg[k] for k in keep if k in cfg},
         }
 
@@ -107,6 +109,10 @@ class TimmAdapter(Adapter):
         """The network of a blueprint."""
         import timm
 
+        foreign = [key for key in blueprint.get("arguments", {}) if key in NOT_ARCHITECTURE]
+        if foreign or not timm.is_model(blueprint["architecture"]):
+            what = f"arguments {', '.join(foreign)}" if foreign else f"architecture {blueprint['architecture']!r}"
+            raise ValueError(f"a config must name an architecture of timm and its arguments only, got the {what}")
         model = timm.create_model(
             blueprint["architecture"],
             pretrained=False,
@@ -133,6 +139,8 @@ class _Transform:
         self.mode = "L" if config["input_size"][0] == 1 else "RGB"
 
     def __call__(self, image: Any) -> torch.Tensor:
+        if not isinstance(image, Image.Image):
+            image = Image.fromarray(image)
         return self.transform(image.convert(self.mode))
 
 

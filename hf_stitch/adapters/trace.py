@@ -163,7 +163,7 @@ def trace(
     counter = FlopCounterMode(display=False)
 
     def sprout(values: Tensor) -> Tensor:
-        leaf = values.detach().requires_grad_()
+        leaf = values.detach().clone().requires_grad_()
         sprouts.append(leaf)
         return leaf.clone()  # so that an in-place operation does not meet a leaf
 
@@ -201,14 +201,21 @@ def trace(
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(enter(name)))
             handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
-        with _frozen(model), torch.enable_grad(), saved_tensors_hooks(_nothing, _nothing), counter:
+        with (
+            torch.inference_mode(False),
+            _frozen(model),
+            torch.enable_grad(),
+            saved_tensors_hooks(_nothing, _nothing),
+            counter,
+        ):
             output = run({n: sprout(v) if n in content and v.is_floating_point() else v for n, v in inputs.items()})
+            origins = {get_gradient_edge(leaf).node for leaf in sprouts}
     finally:
         for handle in handles:
             handle.remove()
     returned = _tree.transform(output, _place)
     roots = [leaf.edge for _, leaf in _tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
-    dominating = _dominating(roots, {get_gradient_edge(leaf).node for leaf in sprouts})
+    dominating = _dominating(roots, origins)
 
     def see(leaf: Any) -> Any:
         if not isinstance(leaf, _Place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -23,6 +24,9 @@ AUTO_CLASSES = {
     "feature-extraction": "AutoModel",
 }
 """Task (a pipeline's name) -> the class that loads its head."""
+
+HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
+"""Loading options that hold for config, weights and processor alike."""
 
 HEADS = {
     "ForImageClassification": "image-classification",
@@ -53,10 +57,10 @@ class TransformersAdapter(Adapter):
 
         assert endpoint.id is not None
         options.setdefault("trust_remote_code", False)
-        hub = {"revision": endpoint.revision} if endpoint.revision else {}
-        config = transformers.AutoConfig.from_pretrained(
-            endpoint.id, trust_remote_code=options["trust_remote_code"], **hub
-        )
+        hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
+        if endpoint.revision:
+            hub["revision"] = endpoint.revision
+        config = transformers.AutoConfig.from_pretrained(endpoint.id, **hub)
         if endpoint.task is not None:
             if endpoint.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
@@ -113,7 +117,7 @@ class TransformersAdapter(Adapter):
                 "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
                 "Stitcher.attach(source=…, target=…)"
             )
-        config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+        config = _without(model.config.to_dict(), ("_name_or_path", "transformers_version"))
         return {
             "library": self.library,
             "class": type(model).__name__,
@@ -177,6 +181,13 @@ def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
     return min(known, default=None)
 
 
+def _without(values: Any, keys: tuple[str, ...]) -> Any:
+    """JSON values without some keys, at any depth."""
+    if isinstance(values, dict):
+        return {key: _without(value, keys) for key, value in values.items() if key not in keys}
+    return [_without(value, keys) for value in values] if isinstance(values, list) else values
+
+
 def _text(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -209,12 +220,17 @@ def _image_example(config: Any, processor: Any) -> torch.Tensor:
     return torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=generator)
 
 
-def _processor(place: str | None, main_input: str, hub: Mapping[str, Any]) -> Any:
-    """The tokenizer or image processor saved beside a model; ``None`` where there is none."""
+def _processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
+    """The tokenizer or image processor saved beside a model.
+
+    ``None``, with a warning that says why, where there is none.
+    """
     import transformers
 
     kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
     try:
         return kind.from_pretrained(place, **hub)
-    except (OSError, ValueError, KeyError):  # what transformers raises for a repository without one
+    except (OSError, ValueError, KeyError) as error:  # what transformers raises for a repository without one
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(f"{place} has no {kind.__name__[4:]} ({reason}): raw samples will need processor=", stacklevel=4)
         return None

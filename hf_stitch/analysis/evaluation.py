@@ -54,7 +54,8 @@ class Evaluation:
         task: The head that was scored.
         n: Number of held-out samples.
         data: Fingerprint of these.
-        scores: Name of a predictor (``stitched``, ``identity``, ``mean only``, ``target``, ``chance``) -> name of a figure -> score.
+        scores: Name of a predictor (``stitched``, ``identity``, ``mean only``, ``target``, ``chance``) -> name of a
+            figure -> score.
         confidence: Of the intervals.
     """
 
@@ -90,7 +91,11 @@ class Evaluation:
         import pandas
 
         return pandas.DataFrame(
-            [{"predictor": who, "figure": what, **asdict(score)} for who, figures in self.scores.items() for what, score in figures.items()]
+            [
+                {"predictor": who, "figure": what, **asdict(score)}
+                for who, figures in self.scores.items()
+                for what, score in figures.items()
+            ]
         )
 
     def __rich__(self) -> Table:
@@ -99,9 +104,15 @@ class Evaluation:
         from rich.text import Text
 
         figures = list(next(iter(self.scores.values())))
-        table = Table("predictor", *(f.replace("_", " ") for f in figures), title=f"{self.n} held-out samples, 95% intervals over samples")
+        table = Table(
+            "predictor",
+            *(f.replace("_", " ") for f in figures),
+            title=f"{self.n} held-out samples, 95% intervals over samples",
+        )
         for who, row in self.scores.items():
-            table.add_row(who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else "")
+            table.add_row(
+                who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else ""
+            )
         return table
 
     def __str__(self) -> str:
@@ -118,23 +129,35 @@ class Evaluation:
         from ..plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))
-        return intervals({who: (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()}, label=name.replace("_", " "))
+        return intervals(
+            {who: (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()},
+            label=name.replace("_", " "),
+        )
 
 
 @torch.no_grad()
 def evaluate(
-    stitched: StitchedModel, data: Any, *, target: Any = None, target_data: Any = None, batch_size: int = 64, seed: int = 0,
-    resamples: int = 1000, progress: bool = True,
-) -> Evaluation:  # fmt: skip
+    stitched: StitchedModel,
+    data: Any,
+    *,
+    target: Any = None,
+    target_data: Any = None,
+    batch_size: int = 64,
+    seed: int = 0,
+    resamples: int = 1000,
+    progress: bool = True,
+) -> Evaluation:
     """Score a stitched model on samples it was not fitted on, beside its baselines.
 
-    Baselines share both halves: ``identity`` (no map; widths that differ are padded with zeros or cut), ``mean only`` (the target's mean
-    whatever the source says), the ``target`` alone, and ``chance`` (the share of the most frequent class; for language, all tokens equally likely).
+    Baselines share both halves: ``identity`` (no map; widths that differ are padded with zeros or cut), ``mean only``
+    (the target's mean whatever the source says), the ``target`` alone, and ``chance`` (the share of the most frequent
+    class; for language, all tokens equally likely).
 
-    Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021, section 4; NaN where the
-    target has none right); ``cross_entropy`` with the true
-    labels, in nats; ``agreement`` (share of samples on which the prediction is the target's). Of language models: ``perplexity``, ``relative_perplexity``,
-    ``cross_entropy`` per token in nats, ``agreement`` on the next token; tokens that have no real token before them do not count. Without labels, classifiers have ``agreement`` only.
+    Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021,
+    section 4; NaN where the target has none right); ``cross_entropy`` with the true
+    labels, in nats; ``agreement`` (share of samples on which the prediction is the target's). Of language models:
+    ``perplexity``, ``relative_perplexity``, ``cross_entropy`` per token in nats, ``agreement`` on the next token;
+    tokens that have no real token before them do not count. Without labels, classifiers have ``agreement`` only.
 
     Args:
         stitched: The model, with a head.
@@ -150,7 +173,8 @@ def evaluate(
         The figures with 95% intervals.
 
     Raises:
-        ValueError: If the model has no head, the target is neither live nor named, or labels are missing or out of range.
+        ValueError: If the model has no head, the target is neither live nor named, or labels are missing or out of
+            range.
     """
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
@@ -158,10 +182,16 @@ def evaluate(
     samples = Samples.of(data)
     other = samples if target_data is None else Samples.of(target_data)
     check_same_order(samples, other)
-    layers = {"stitched": stitched.stitch, "identity": stitched.stitch.identity(), "mean only": stitched.stitch.mean_only()}
+    layers = {
+        "stitched": stitched.stitch,
+        "identity": stitched.stitch.identity(),
+        "mean only": stitched.stitch.mean_only(),
+    }
     measure = _measure_tokens if stitched.task == "text-generation" else _measure_classes
     parts: dict[str, list[Mapping[str, Array]]] = {}
-    for batch, twin in zip(samples.batches(batch_size, progress="scoring" if progress else None), other.batches(batch_size), strict=True):
+    for batch, twin in zip(
+        samples.batches(batch_size, progress="scoring" if progress else None), other.batches(batch_size), strict=True
+    ):
         inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
@@ -169,10 +199,15 @@ def evaluate(
         logits["target"] = logits_of(whole.forward(reference))
         for name, measured in measure(logits, batch, reference).items():
             parts.setdefault(name, []).append(measured)
-    collected = {name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()}
+    collected = {
+        name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()
+    }
     figures = _language_figures if stitched.task == "text-generation" else _class_figures
     weights = _resamples(len(samples), resamples, seed)
-    scores = {name: _intervals(figures, values, collected, weights) for name, values in _with_chance(collected, stitched.task).items()}
+    scores = {
+        name: _intervals(figures, values, collected, weights)
+        for name, values in _with_chance(collected, stitched.task).items()
+    }
     return Evaluation(stitched.task, len(samples), samples.fingerprint, scores)
 
 
@@ -183,7 +218,9 @@ def _target(stitched: StitchedModel, target: Any) -> Adapter:
         return stitched.parents[1]
     endpoint = Endpoint.from_dict(stitched.config.target["endpoint"])
     if endpoint.id is None:
-        raise ValueError("the target was a live module without a name: pass it, as in evaluate(stitched, data, target=module)")
+        raise ValueError(
+            "the target was a live module or in a local folder: pass it, as in evaluate(stitched, data, target=…)"
+        )
     return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
 
 
@@ -198,8 +235,10 @@ def check_labels(samples: Samples | Batch, classes: int) -> None:
             raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
 
 
-def _measure_classes(logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
-    """For each predictor and sample: its class, whether it agrees with the target, and with labels, whether it is right and the cross-entropy."""
+def _measure_classes(
+    logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]
+) -> dict[str, dict[str, Array]]:
+    """For each predictor and sample: its class, whether the target agrees; with labels, if right, cross-entropy."""
     predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
     measured: dict[str, dict[str, Array]] = {}
     for name, values in logits.items():
@@ -214,18 +253,24 @@ def _measure_classes(logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping
     return measured
 
 
-def _measure_tokens(logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Array]]:
-    """For each predictor and sample: number of tokens predicted, their summed cross-entropy, and on how many the target agrees."""
+def _measure_tokens(
+    logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]
+) -> dict[str, dict[str, Array]]:
+    """For each predictor and sample: tokens predicted, their summed cross-entropy, on how many the target agrees."""
     labels = inputs["input_ids"][:, 1:]
-    mask = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(inputs["input_ids"], dtype=torch.bool)
+    mask = (
+        inputs["attention_mask"].bool()
+        if "attention_mask" in inputs
+        else torch.ones_like(inputs["input_ids"], dtype=torch.bool)
+    )
     real = mask[:, :-1] & mask[:, 1:]  # a text's first token has nothing before it, whichever side is padded
     best = logits["target"][:, :-1].argmax(-1)
     measured = {}
     for name, values in logits.items():
         if values.shape[:2] != inputs["input_ids"].shape:
             raise ValueError(
-                f"the {name} model gives {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: both need one tokenizer and "
-                "rows='positions'"
+                f"the {name} model gives {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: both "
+                "need one tokenizer and rows='positions'"
             )
         ahead = values[:, :-1].float()
         loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
@@ -249,21 +294,24 @@ def _with_chance(collected: dict[str, dict[str, Array]], task: str) -> dict[str,
         classes, counts = np.unique(target["class"], return_counts=True)
         chance["agreement"] = (target["class"] == classes[counts.argmax()]).astype(float)
         if "label" in target:
-            labels, inverse, counts = np.unique(target["label"], return_inverse=True, return_counts=True)
+            _, inverse, counts = np.unique(target["label"], return_inverse=True, return_counts=True)
             chance["right"] = (inverse == counts.argmax()).astype(float)
             chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
     return {**collected, "chance": chance}
 
 
 def _class_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
-    figures = {"agreement": weights @ own["agreement"]}
-    if "right" in own:
-        accuracy, reference = weights @ own["right"], weights @ target["right"]
-        relative = np.divide(accuracy, reference, out=np.full_like(accuracy, np.nan), where=reference > 0)
-        figures = {
-            "accuracy": accuracy, "relative_accuracy": relative, "cross_entropy": weights @ own["cross_entropy"], **figures,
-        }  # fmt: skip
-    return figures
+    n = weights.sum(1)
+    agreement = {"agreement": weights @ own["agreement"] / n}
+    if "right" not in own:
+        return agreement
+    right, reference = weights @ own["right"], weights @ target["right"]
+    return {
+        "accuracy": right / n,
+        "relative_accuracy": np.divide(right, reference, out=np.full_like(right, np.nan), where=reference > 0),
+        "cross_entropy": weights @ own["cross_entropy"] / n,
+        **agreement,
+    }
 
 
 def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
@@ -276,13 +324,16 @@ def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], wei
 
 
 def _resamples(n: int, count: int, seed: int) -> Array:
-    """Weights of the samples: first all alike, then ``count`` bootstrap resamples; each row sums to 1."""
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=count) / n
-    return np.concatenate([np.full((1, n), 1 / n), drawn])
+    """How often each sample counts: first once each, then in ``count`` bootstrap resamples; each row sums to ``n``."""
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=count)
+    return np.concatenate([np.ones((1, n)), drawn])
 
 
 def _intervals(
-    figures: Callable[..., dict[str, Array]], own: Mapping[str, Array], collected: Mapping[str, Mapping[str, Array]], weights: Array
+    figures: Callable[..., dict[str, Array]],
+    own: Mapping[str, Array],
+    collected: Mapping[str, Mapping[str, Array]],
+    weights: Array,
 ) -> dict[str, Score]:
     found = {}
     for name, values in figures(own, collected["target"], weights).items():

@@ -10,11 +10,12 @@ from transformers import AutoConfig, PreTrainedConfig
 class StitchConfig(PreTrainedConfig):
     """Config of a :class:`~hf_stitch.models.StitchedModel`.
 
-    It is made by :func:`hf_stitch.stitch` and holds plain JSON values only: no live config of a parent, whose attention would be reset.
+    It is made by :func:`hf_stitch.stitch` and holds plain JSON values only: no live config of a parent, whose attention
+    would be reset.
 
     Attributes:
-        source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with ``why``), ``interface``, ``cut`` and
-            ``endpoint``.
+        source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with ``why``),
+            ``interface``, ``cut`` and ``endpoint``.
         target: The back half: the same, and the ``plan`` by which it runs without what precedes it.
         stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     ImageClassifierOutput,
-    ModelOutput,
     SequenceClassifierOutput,
 )
 
@@ -37,9 +36,9 @@ WEIGHTS = "model.safetensors"
 class StitchedModel(PreTrainedModel):
     """A source network up to a cut, a stitch, and a target network from a cut on (Csiszárik et al. 2021, section 3).
 
-    It behaves as any model of transformers: it takes the source's inputs and returns the target's outputs. It holds the blocks that run and
-    no others, so it is smaller than its parents, and no hook. Made by :func:`hf_stitch.stitch`, :meth:`Stitcher.attach` or
-    :meth:`from_pretrained`.
+    It behaves as any model of transformers: it takes the source's inputs and returns the target's outputs. It holds the
+    blocks that run and no others, so it is smaller than its parents, and no hook. Made by :func:`hf_stitch.stitch`,
+    :meth:`Stitcher.attach` or :meth:`from_pretrained`.
 
     Attributes:
         source: The front half: inputs -> representation.
@@ -64,16 +63,22 @@ class StitchedModel(PreTrainedModel):
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
     task: ClassVar[str | None] = None
-    accepts_loss_kwargs = False  # the loss is a mean over the batch; Trainer would pass its number of items to the source
+    accepts_loss_kwargs = (
+        False  # the loss is a mean over the batch; Trainer would pass its number of items to the source
+    )
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
 
     def __init__(
-        self, config: StitchConfig, source: Front | None = None, stitch: StitchingLayer | None = None, target: Back | None = None,
+        self,
+        config: StitchConfig,
+        source: Front | None = None,
+        stitch: StitchingLayer | None = None,
+        target: Back | None = None,
         processor: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Join the given parts, or build them from the config, weights not loaded."""
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks by hf_stitch.stitch")
@@ -96,15 +101,24 @@ class StitchedModel(PreTrainedModel):
             module._is_hf_initialized = True  # type: ignore[assignment]
         self.eval()
 
-    # -- running ------------------------------------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: not the parents."""
+        return {**self.__dict__, "parents": None}
+
+    # -- running ----------------------------------------------------------------------------------------------------
     def transfer(self, **inputs: Any) -> Representation:
         """The source's inputs as a representation of the target's."""
         return self.stitch(self.source(**self.source_inputs(inputs)))
 
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
-        pixel_values: Tensor | None = None, labels: Tensor | None = None, **inputs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> Any:
         """The target's output for the source's inputs.
 
         Args:
@@ -112,12 +126,16 @@ class StitchedModel(PreTrainedModel):
             attention_mask: For text sources: (batch, tokens), 1 where a token is real.
             token_type_ids: For text sources that have them.
             pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them.
-            labels: For models with a head: classes (batch,), or token ids (batch, tokens) with -100 where none is asked for.
+            labels: For models with a head: classes (batch,), or token ids (batch, tokens) with -100 where none is asked
+                for.
             **inputs: Arguments of sources of user code, by their own names.
         """
         named = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, "pixel_values": pixel_values,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "pixel_values": pixel_values,
+        }
         return self.head(self.transfer(**{k: v for k, v in named.items() if v is not None}, **inputs), labels)
 
     def head(self, representation: Representation, labels: Tensor | None = None) -> Any:
@@ -127,7 +145,9 @@ class StitchedModel(PreTrainedModel):
 
     def _with_head(self, output: Any, labels: Tensor | None) -> Any:
         if labels is not None:
-            raise ValueError(f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave them out")
+            raise ValueError(
+                f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave them out"
+            )
         return output
 
     def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,29 +165,40 @@ class StitchedModel(PreTrainedModel):
         """Raw samples as inputs, by the source's processor."""
         return preprocess(samples, self.processor, self.source.interface, self.source)
 
-    # -- the small artefact ---------------------------------------------------------------------------------------------------
+    # -- the small artefact -----------------------------------------------------------------------------------------
     @property
     def stitcher(self) -> Stitcher:
         """The stitch alone, with the names of both parents: what is worth sharing where these are public."""
         source, target = self.config.source, self.config.target
         return Stitcher(
-            self.stitch, Endpoint.from_dict(source["endpoint"]), source["cut"]["layer"], Endpoint.from_dict(target["endpoint"]),
-            target["cut"]["layer"], task=self.task, recipe=self.config.recipe or {}, scores=self.config.scores or {},
-        )  # fmt: skip
+            self.stitch,
+            Endpoint.from_dict(source["endpoint"]),
+            source["cut"]["layer"],
+            Endpoint.from_dict(target["endpoint"]),
+            target["cut"]["layer"],
+            task=self.task,
+            recipe=self.config.recipe or {},
+            scores=self.config.scores or {},
+        )
 
-    # -- saving and loading ------------------------------------------------------------------------------------------------------
-    def save_pretrained(
-        self, save_directory: str | Path, state_dict: Mapping[str, Tensor] | None = None, is_main_process: bool = True,
-        max_shard_size: str | int = "5GB", push_to_hub: bool = False, **kwargs: Any,
-    ) -> None:  # fmt: skip
+    # -- saving and loading -----------------------------------------------------------------------------------------
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        max_shard_size: str | int = "5GB",
+        **kwargs: Any,
+    ) -> None:
         """Write config, weights (safetensors) and the source's processor to a folder.
 
         Args:
             save_directory: The folder; created if needed.
-            state_dict: Other weights than the model's own (what a trainer gathered).
             is_main_process: Only this process writes.
-            max_shard_size: Size at which the weights are split into several files.
+            state_dict: Other weights than the model's own (what a trainer gathered).
             push_to_hub: Also upload the folder.
+            max_shard_size: Size at which the weights are split into several files.
             **kwargs: ``repo_id`` and what else transformers' ``push_to_hub`` takes.
 
         Raises:
@@ -191,12 +222,21 @@ class StitchedModel(PreTrainedModel):
             self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
 
     @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | Path, *args: Any, config: StitchConfig | None = None, revision: str | None = None,
-        token: str | bool | None = None, cache_dir: str | Path | None = None, local_files_only: bool = False,
-        force_download: bool = False, dtype: torch.dtype | str | None = None, device_map: Any = None, **kwargs: Any,
-    ) -> Self:  # fmt: skip
-        """Load a stitched model from a folder or the Hub, strictly: every weight there, none besides, each as it was saved.
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *args: Any,
+        config: StitchConfig | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Load a stitched model from a folder or the Hub, strictly: every weight, none besides, each as it was saved.
 
         Args:
             pretrained_model_name_or_path: Local folder or Hub id.
@@ -215,6 +255,10 @@ class StitchedModel(PreTrainedModel):
             FileNotFoundError: If config or weights are missing.
             ValueError: If weights and config disagree (the message names the weights), or another class was saved.
         """
+        if args:
+            raise TypeError(
+                f"a stitched model is built from its config alone, got {len(args)} more positional arguments"
+            )
         place = str(pretrained_model_name_or_path)
         folder = Path(place)
         if not folder.is_dir():
@@ -227,13 +271,15 @@ class StitchedModel(PreTrainedModel):
             config = _read_config(folder)
         kind = _class_of(config)
         if not issubclass(kind, cls):
-            raise ValueError(f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained")
+            raise ValueError(
+                f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained"
+            )
         model = _skeleton(kind, config, folder)
         _load_strictly(model, folder)
-        half = config.source
-        model.processor = registries.adapters.get(half["blueprint"]["library"]).processor_of(half["blueprint"], str(folder))
-        if dtype not in (None, "auto"):
-            model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        blueprint = (config.source or {})["blueprint"]
+        model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
+        if dtype is not None and dtype != "auto":
+            nn.Module.to(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         if device_map not in (None, "cpu"):
             if device_map == "auto" or isinstance(device_map, dict):
                 raise ValueError(f"device_map must name one device for a stitched model, got {device_map!r}")
@@ -271,16 +317,21 @@ class StitchedModelForCausalLM(StitchedModel):
         logits = logits_of(output)
         loss = None
         if labels is not None:
-            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+            loss = functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
+            )
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 
 
 CLASSES: dict[str | None, type[StitchedModel]] = {
     kind.task: kind
     for kind in (
-        StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification, StitchedModelForCausalLM,
+        StitchedModel,
+        StitchedModelForImageClassification,
+        StitchedModelForSequenceClassification,
+        StitchedModelForCausalLM,
     )
-}  # fmt: skip
+}
 """Task -> the class with its head."""
 
 
@@ -301,18 +352,17 @@ def join(
     """
     kind = class_for(task)
     front, back = source.front(source_layer), target.back(target_layer)
-    (source_cut, _), (target_cut, plan) = source.cut(source_layer), target.cut(target_layer)
     config = StitchConfig(
-        source={**_half(source), "cut": source_cut.to_dict()},
-        target={**_half(target), "cut": target_cut.to_dict(), "plan": plan.to_dict()},
+        source=_half(source, source_layer),
+        target=_half(target, target_layer),
         stitch=layer.to_dict(),
         recipe=dict(recipe or {}),
     )
     labels = getattr(getattr(target.model, "config", None), "id2label", None)
     if labels and task in ("image-classification", "text-classification"):
         config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
-    elif task == "image-classification" and getattr(target.model, "num_classes", None):
-        config.num_labels = target.model.num_classes
+    elif task == "image-classification" and (classes := getattr(target.model, "num_classes", None)):
+        config.num_labels = int(classes)
     stitched = kind(config, front, layer, back, processor=source.processor)
     stitched.parents = (source, target)
     return stitched
@@ -325,11 +375,14 @@ def class_for(task: str | None) -> type[StitchedModel]:
         ValueError: If there is none.
     """
     if task not in CLASSES:
-        raise ValueError(f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}")
+        raise ValueError(
+            f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}"
+        )
     return CLASSES[task]
 
 
-def _half(adapter: Adapter) -> dict[str, Any]:
+def _half(adapter: Adapter, layer: str) -> dict[str, Any]:
+    """One half as JSON values: how to build the network, where it is cut, how it runs, and which it was."""
     try:
         blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
     except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
@@ -337,22 +390,31 @@ def _half(adapter: Adapter) -> dict[str, Any]:
     endpoint = adapter.pinned
     if endpoint.is_local:  # a path means nothing elsewhere and is not to be published
         endpoint = dataclasses.replace(endpoint, id=None)
-    return {**blueprint, "interface": adapter.interface.to_dict(), "endpoint": endpoint.to_dict()}
+    cut, plan = adapter.cut(layer)
+    return {
+        **blueprint,
+        "cut": cut.to_dict(),
+        "plan": plan.to_dict(),
+        "interface": adapter.interface.to_dict(),
+        "endpoint": endpoint.to_dict(),
+    }
 
 
 def _build_front(half: Mapping[str, Any]) -> Front:
     model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
-    return Front(model, Cut.from_dict(half["cut"]), Interface.from_dict(half["interface"]))
+    plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
+    return Front(model, Cut.from_dict(half["cut"]), plan, interface)
 
 
 def _build_back(half: Mapping[str, Any]) -> Back:
     model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
-    return Back(model, Cut.from_dict(half["cut"]), Plan(**half["plan"]), Interface.from_dict(half["interface"]))
+    plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
+    return Back(model, Cut.from_dict(half["cut"]), plan, interface)
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model with a head returns: the tensor itself, an output's ``logits``, or the first of a tuple."""
-    return output if isinstance(output, Tensor) else output.logits if isinstance(output, ModelOutput) else output[0]
+    """The logits in what a model with a head returns: the tensor itself, its ``logits``, or the first of a tuple."""
+    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
 
 
 def _class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -379,7 +441,9 @@ def _read_config(folder: Path) -> StitchConfig:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no valid JSON ({error}); the folder is damaged: save or download it again") from error
+        raise ValueError(
+            f"{path} is no valid JSON ({error}); the folder is damaged: save or download it again"
+        ) from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}; save or download it again")
     if values.get("model_type") != StitchConfig.model_type:
@@ -400,18 +464,19 @@ def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> 
     from accelerate import init_empty_weights
 
     try:
-        with init_empty_weights(include_buffers=False):
+        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
             return kind(config)
     except UnknownNameError:  # what it names is missing here, a plugin perhaps
         raise
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder / 'config.json'} is damaged or was written by another version ({type(error).__name__}: {error}); save or download it again"
+            f"{folder / 'config.json'} is damaged or was written by another version ({type(error).__name__}: "
+            f"{error}); save or download it again"
         ) from error
 
 
 def _load_strictly(model: nn.Module, folder: Path) -> None:
-    """Load safetensors of a folder into a model on the meta device; names and shapes must agree exactly, dtypes are taken as saved."""
+    """Load safetensors of a folder into a skeleton; names and shapes must agree exactly, dtypes are as saved."""
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; save or download it again")
@@ -424,12 +489,17 @@ def _load_strictly(model: nn.Module, folder: Path) -> None:
                     shape = tuple(weights.get_slice(name).get_shape())
                     if expected.get(name) != shape:
                         want = f"shape {expected[name]}" if name in expected else "no such weight"
-                        raise ValueError(f"{file} and its config disagree about {name!r}: expected {want}, found shape {shape}")
-                    state[name] = weights.get_tensor(name)
+                        raise ValueError(
+                            f"{file} and its config disagree about {name!r}: expected {want}, found shape {shape}"
+                        )
+                    # A copy: in place in the file, memory is aligned by chance, and convolutions round by alignment.
+                    state[name] = weights.get_tensor(name).clone()
         except ValueError:
             raise
         except Exception as error:
-            raise ValueError(f"{file} cannot be read ({error}); the file is damaged or incomplete: save or download it again") from error
+            raise ValueError(
+                f"{file} cannot be read ({error}); the file is damaged or incomplete: save or download it again"
+            ) from error
     missing = sorted(expected.keys() - state.keys())
     if missing:
         raise ValueError(f"{folder} lacks {len(missing)} weights that its config asks for: {', '.join(missing[:5])}")

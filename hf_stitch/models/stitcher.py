@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 class Stitcher:
-    """A stitching layer, where it belongs, how it was found and how well it does: kilobytes, beside parents of gigabytes.
+    """A stitching layer, where it belongs, how it was found, how well it does: kilobytes beside parents of gigabytes.
 
     Attributes:
         stitch: The stitching layer.
@@ -41,7 +41,8 @@ class Stitcher:
 
     Example:
         >>> import tempfile, torch, hf_stitch
-        >>> nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)) for _ in range(2)]
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
         >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=torch.randn(200, 4), task=None)
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -98,26 +99,37 @@ class Stitcher:
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             if config["format"] != FORMAT:
-                raise ValueError(f"{folder / CONFIG} has format {config['format']}, and this version reads {FORMAT}; a newer one may read it")
+                raise ValueError(
+                    f"{folder / CONFIG} has format {config['format']}, and this version reads {FORMAT}; a newer one "
+                    "may read it"
+                )
             stitch = StitchingLayer.from_dict(config["stitch"])
-            ends = {side: (Endpoint.from_dict(config[side]["endpoint"]), config[side]["layer"]) for side in ("source", "target")}
+            ends = {
+                side: (Endpoint.from_dict(config[side]["endpoint"]), config[side]["layer"])
+                for side in ("source", "target")
+            }
         except UnknownNameError:  # what it names is missing here, a plugin perhaps
             raise
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / CONFIG} is damaged ({type(error).__name__}: {error}); save or download it again") from error
+            raise ValueError(
+                f"{folder / CONFIG} is damaged ({type(error).__name__}: {error}); save or download it again"
+            ) from error
         try:
-            weights = load_file(folder / WEIGHTS)
+            weights = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
         except SafetensorError as error:
             raise ValueError(f"{folder / WEIGHTS} cannot be read ({error}); save or download it again") from error
         try:
             stitch.load_state_dict(weights, strict=True, assign=True)
         except RuntimeError as error:
             raise ValueError(f"{folder / WEIGHTS} and {CONFIG} disagree: {error}") from error
-        return cls(stitch.eval(), *ends["source"], *ends["target"], task=config.get("task"), recipe=config.get("recipe"),
-                   scores=config.get("scores"))  # fmt: skip
+        found = {key: config.get(key) for key in ("task", "recipe", "scores")}
+        return cls(stitch.eval(), *ends["source"], *ends["target"], **found)
 
     def attach(
-        self, source: str | nn.Module | Adapter | None = None, target: str | nn.Module | Adapter | None = None, **options: Any
+        self,
+        source: str | nn.Module | Adapter | None = None,
+        target: str | nn.Module | Adapter | None = None,
+        **options: Any,
     ) -> StitchedModel:
         """The runnable model: both parents cut, with this stitch between.
 
@@ -130,7 +142,8 @@ class Stitcher:
             The stitched model.
 
         Raises:
-            ValueError: If a parent has other weights than those that the stitch was fitted to, or must be given and is not.
+            ValueError: If a parent has other weights than those that the stitch was fitted to, or must be given and is
+                not.
         """
         from .modeling import join
 
@@ -138,7 +151,15 @@ class Stitcher:
             self._parent(side, given, endpoint, options)
             for side, given, endpoint in (("source", source, self.source), ("target", target, self.target))
         ]
-        stitched = join(parents[0], self.source_layer, copy.deepcopy(self.stitch), parents[1], self.target_layer, task=self.task, recipe=self.recipe)
+        stitched = join(
+            parents[0],
+            self.source_layer,
+            copy.deepcopy(self.stitch),
+            parents[1],
+            self.target_layer,
+            task=self.task,
+            recipe=self.recipe,
+        )
         stitched.config.scores = self.scores
         return stitched
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +32,8 @@ def stitch(
 ) -> StitchedModel:  # fmt: skip
     """Join two networks: the source up to a cut, a fitted stitch, the target from a cut on; score the result.
 
-    The stitch is fitted on a training split and scored on a held-out one, beside what it must beat: no map (identity), the target's mean,
-    the target alone and chance (:func:`hf_stitch.evaluate`).
+    The stitch is fitted on a training split and scored on a held-out one, beside what it must beat: no map (identity),
+    the target's mean, the target alone and chance (:func:`hf_stitch.evaluate`).
 
     Args:
         source: The network that gives the front half: an adapter, a live module, or a name for :func:`hf_stitch.load`.
@@ -42,8 +42,8 @@ def stitch(
         target_layer: Its cut.
         matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        target_data: Where the target is to see other samples (the same sentence in another language): as many, with the same ids in the same
-            order.
+        target_data: Where the target is to see other samples (the same sentence in another language): as many, with the
+            same ids in the same order.
         rows: The rows policy: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
         test_size: Share or number of samples held out.
         test_data: Held-out samples of their own, instead of a split.
@@ -58,12 +58,14 @@ def stitch(
 
     Raises:
         NotACutError: If a layer is no cut.
-        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond or are too few, or
-            labels are no classes of the target. All but the number of samples is found out with a single sample, before the data are read.
+        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond
+            or are too few, or labels are no classes of the target. All but the number of samples is found out with a
+            single sample, before the data are read.
 
     Example:
         >>> import torch, hf_stitch
-        >>> nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)) for _ in range(2)]
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
         >>> hf_stitch.stitch(a, "1", b, "1", data=torch.randn(200, 4)).stitch.body.fitted["n"]
         160
@@ -71,12 +73,18 @@ def stitch(
     a, b = load(source), load(target)
     fitted_by = build_matcher(matcher, **options)
     if fitted_by.fits != "moments":
-        raise ValueError(f"matcher {fitted_by.name!r} is trained on a task and not fitted in closed form; hf_stitch.stitch takes the latter")
+        raise ValueError(
+            f"matcher {fitted_by.name!r} is trained on a task and not fitted in closed form; hf_stitch.stitch takes "
+            "the latter"
+        )
     check_meet(a, b, rows)
     task = b.task if task == "auto" else task
     class_for(task)
     if task == "text-generation" and rows in POOLED:
-        raise ValueError(f"rows={rows!r} gives the target one token for a text, and no next token could be predicted; use rows='positions'")
+        raise ValueError(
+            f"rows={rows!r} gives the target one token for a text, and no next token could be predicted; use "
+            "rows='positions'"
+        )
     samples, other = Samples.of(data), None if target_data is None else Samples.of(target_data)
     recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint}
     if other is not None:
@@ -91,11 +99,15 @@ def stitch(
         train, test = samples, Samples.of(test_data)
         recipe["test_data"] = test.fingerprint
     recipe |= {"samples": len(train), "batch_size": batch_size, "versions": versions()}
-    other_train, other_test = (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
+    other_train, other_test = (
+        (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
+    )
     _rehearse(a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None)
 
     pair = (source_layer, target_layer)
-    statistics = collect(a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress)[pair]
+    statistics = collect(
+        a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress
+    )[pair]
     layer = fit_layer(fitted_by, statistics, a.form(source_layer), b.form(target_layer), rows)
     stitched = join(a, source_layer, layer, b, target_layer, task=task, recipe=recipe)
     if task is not None:
@@ -116,35 +128,42 @@ def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:
 
 @torch.no_grad()
 def _rehearse(
-    source: Adapter, source_layer: str, target: Adapter, target_layer: str, samples: Samples, target_samples: Samples, rows: RowsPolicy,
+    source: Adapter,
+    source_layer: str,
+    target: Adapter,
+    target_layer: str,
+    samples: Samples,
+    target_samples: Samples,
+    rows: RowsPolicy,
     labelled: Samples | None,
-) -> None:  # fmt: skip
+) -> None:
     """Take one sample all the way, so that what cannot work fails before all data are read.
 
     Raises:
-        ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that cannot run on what the
-            policy gives it; labels (of ``labelled``) that are no classes of the target.
+        ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that
+            cannot run on what the policy gives it; labels (of ``labelled``) that are no classes of the target.
     """
     forms = source.form(source_layer), target.form(target_layer)
     first, twin = (next(iter(side.batches(1))) for side in (samples, target_samples))
     inputs = target.preprocess(twin.samples)
     x = source.encode(source.preprocess(first.samples), source_layer)[source_layer]
     y = target.encode(inputs, target_layer)[target_layer]
-    for side, layer, found, form in (("source", source_layer, x, forms[0]), ("target", target_layer, y, forms[1])):
+    for side, name, found, form in (("source", source_layer, x, forms[0]), ("target", target_layer, y, forms[1])):
         if found.form != form:
             raise ValueError(
-                f"the samples give layer {layer!r} of the {side} the form {found.form}, and the network is cut for {form}: load it with "
-                "example_inputs of the size of the samples, or resize these"
+                f"the samples give layer {name!r} of the {side} the form {found.form}, and the network is cut for "
+                f"{form}: load it with example_inputs of the size of the samples, or resize these"
             )
     paired_rows(x, y, rows)
     maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*forms, rows).items()}
     layer = StitchingLayer(*forms, rows, maps["body"], maps.get("prefix"))
+    joined = layer(x)
     try:
-        target.decode(layer(x), target_layer)
+        target.decode(joined.replace(values=joined.values.to(y.values.dtype)), target_layer)
     except Exception as error:
         raise ValueError(
-            f"the target cannot run from layer {target_layer!r} on what rows={rows!r} gives it ({type(error).__name__}: {error}); "
-            "use another rows policy or layer"
+            f"the target cannot run from layer {target_layer!r} on what rows={rows!r} gives it "
+            f"({type(error).__name__}: {error}); use another rows policy or layer"
         ) from error
     if labelled is not None:
         from ..analysis.evaluation import check_labels
@@ -161,19 +180,26 @@ def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:
         raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")
-    vocabularies = [getattr(a.processor, "get_vocab", None) for a in (source, target)]
-    if rows == "positions" and kinds[0] == "text" and all(vocabularies) and vocabularies[0]() != vocabularies[1]():
+    tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
+    if rows == "positions" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise ValueError(
-            "the two tokenizers differ, so that token positions do not correspond: use rows='mean', 'cls' or 'last', which give a sample "
-            "one vector"
+            "the two tokenizers differ, so that token positions do not correspond: use rows='mean', 'cls' or 'last', "
+            "which give a sample one vector"
         )
 
 
 @torch.no_grad()
 def collect(
-    source: Adapter, target: Adapter, pairs: Iterable[tuple[str, str]], samples: Samples, rows: RowsPolicy = "positions", *,
-    target_samples: Samples | None = None, batch_size: int = 64, progress: bool = True,
-) -> dict[tuple[str, str], Statistics]:  # fmt: skip
+    source: Adapter,
+    target: Adapter,
+    pairs: Iterable[tuple[str, str]],
+    samples: Samples,
+    rows: RowsPolicy = "positions",
+    *,
+    target_samples: Samples | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> dict[tuple[str, str], Statistics]:
     """The moments of any number of pairs of layers, in one pass over the data; each network runs once per batch.
 
     Args:
@@ -192,7 +218,7 @@ def collect(
     Raises:
         ValueError: If activations are NaN or infinite (which layer, which sample), or rows do not correspond.
     """
-    pairs = list(pairs)
+    pairs = list(dict.fromkeys(pairs))
     layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
     found: dict[tuple[str, str], Statistics] = {pair: {} for pair in pairs}
     others = (target_samples or samples).batches(batch_size)
@@ -210,7 +236,9 @@ def collect(
     return found
 
 
-def fit_layer(matcher: Matcher, statistics: Statistics, source: Form, target: Form, rows: RowsPolicy = "positions") -> StitchingLayer:
+def fit_layer(
+    matcher: Matcher, statistics: Statistics, source: Form, target: Form, rows: RowsPolicy = "positions"
+) -> StitchingLayer:
     """The stitching layer that a closed-form matcher finds from the moments of its parts.
 
     Raises:
@@ -235,7 +263,10 @@ def _check_finite(representation: Representation, what: str, batch: Batch) -> No
     bad = ~torch.isfinite(real).flatten(1).all(1)
     if bool(bad.any()):
         sample = batch.ids[int(bad.nonzero()[0])]
-        raise ValueError(f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is {sample!r}")
+        raise ValueError(
+            f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is "
+            f"{sample!r}"
+        )
 
 
 def versions() -> Mapping[str, str]:

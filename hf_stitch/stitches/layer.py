@@ -18,14 +18,15 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 
 
 class StitchingLayer(nn.Module):
-    """Carries a representation of one network's form to another's (the *stitching layer* of Csiszárik et al. 2021, section 3).
+    """Carries a representation of one network's form to another's (Csiszárik et al. 2021, section 3).
 
-    Positions are brought to the target's grid (bilinear), every one of them is mapped by ``body``, and the result takes the target's layout.
-    Prefix tokens of the target (CLS, distillation) are no positions; a map of their own, ``prefix``, makes them all from the source's
-    prefix tokens, or from the mean of its positions where it has none.
+    Positions are brought to the target's grid (bilinear), every one of them is mapped by ``body``, and the result takes
+    the target's layout. Prefix tokens of the target (CLS, distillation) are no positions; a map of their own,
+    ``prefix``, makes them all from the source's prefix tokens, or from the mean of its positions where it has none.
 
-    Which vectors ``body`` maps is the rows policy: every position (``positions``), a sample's positions side by side (``flatten``), or one
-    vector for a sample (``mean``, ``cls``, ``last``), which gives the target a single token, or a grid of one position.
+    Which vectors ``body`` maps is the rows policy: every position (``positions``), a sample's positions side by side
+    (``flatten``), or one vector for a sample (``mean``, ``cls``, ``last``), which gives the target a single token, or a
+    grid of one position.
 
     Args:
         source: Form of what comes in.
@@ -33,7 +34,8 @@ class StitchingLayer(nn.Module):
         rows: The rows policy.
         body: The map of positions; :attr:`widths` says from and to which width.
         prefix: The map of prefix tokens; :attr:`prefix_widths` says which, ``None`` where the target has none.
-        means: Mean of the target's rows by part (``body``, ``prefix``), kept for the baseline that answers with it; zeros if not given.
+        means: Mean of the target's rows by part (``body``, ``prefix``), kept for the baseline that answers with it;
+            zeros if not given.
 
     Raises:
         ValueError: If the forms cannot be joined under the policy, or a map has other widths.
@@ -67,7 +69,7 @@ class StitchingLayer(nn.Module):
             width = getattr(self, part).out_features
             self.register_buffer(f"{part}_mean", torch.zeros(width) if mean is None else mean.detach().float())
 
-    # -- what maps what --------------------------------------------------------------------------------------------------
+    # -- what maps what ---------------------------------------------------------------------------------------------
     @property
     def widths(self) -> tuple[int, int]:
         """Widths that ``body`` maps from and to."""
@@ -83,11 +85,15 @@ class StitchingLayer(nn.Module):
         """``body``, and ``prefix`` where there is one."""
         return ("body",) if self.prefix is None else ("body", "prefix")
 
-    # -- running -------------------------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------------------------
     def forward(self, representation: Representation) -> Representation:
         """The target's representation; the context is left to the target, the mask of positions kept."""
         got, batch = representation.form, representation.batch
-        if (got.layout, got.width, got.prefix_tokens) != (self.source.layout, self.source.width, self.source.prefix_tokens):
+        if (got.layout, got.width, got.prefix_tokens) != (
+            self.source.layout,
+            self.source.width,
+            self.source.prefix_tokens,
+        ):
             raise ValueError(f"the stitch takes a representation of the form {self.source}, got {got}")
         mapped = self._map("body", source_positions(representation, self.source, self.target, self.rows))
         form = self.target
@@ -121,7 +127,7 @@ class StitchingLayer(nn.Module):
         weight = next(stitch.parameters(), None)
         return stitch(values if weight is None else values.to(weight.dtype))
 
-    # -- others of its kind ------------------------------------------------------------------------------------------------
+    # -- others of its kind -----------------------------------------------------------------------------------------
     def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:
         """The same place, other maps."""
         means = {part: getattr(self, f"{part}_mean") for part in self.parts}
@@ -139,13 +145,13 @@ class StitchingLayer(nn.Module):
 
     def _constant(self, part: str) -> LinearStitch:
         stitch, mean = getattr(self, part), getattr(self, f"{part}_mean")
-        constant = LinearStitch(stitch.in_features, stitch.out_features).to(mean.device)
-        with torch.no_grad():
-            constant.weight.zero_()
-            constant.bias.copy_(mean)
+        with torch.device("meta"):  # where initialising draws no random numbers
+            constant = LinearStitch(stitch.in_features, stitch.out_features)
+        weight = torch.zeros(stitch.out_features, stitch.in_features, device=mean.device)
+        constant.load_state_dict({"weight": weight, "bias": mean.to(weight.dtype)}, assign=True)
         return constant
 
-    # -- as JSON values ----------------------------------------------------------------------------------------------------
+    # -- as JSON values ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
         """Everything but the weights."""
         return {
@@ -182,7 +188,8 @@ def check_forms(source: Form, target: Form, rows: RowsPolicy) -> None:
         return
     if "bd" in (source.layout, target.layout):
         raise ValueError(
-            f"rows policy 'positions' cannot join {source} and {target}: one of them is a vector; use 'mean' or 'flatten'"
+            f"rows policy 'positions' cannot join {source} and {target}: one of them is a vector; use 'mean' or "
+            "'flatten'"
         )
     if (source.grid is None) != (target.grid is None):
         raise ValueError(
@@ -217,10 +224,11 @@ def source_prefix(representation: Representation) -> Tensor:
 
 
 def paired_rows(source: Representation, target: Representation, rows: RowsPolicy) -> Pairs:
-    """The rows that a stitch is fitted on: for each part, the source's and the target's (n, d), row by row of the same sample and place.
+    """The rows that a stitch is fitted on: for each part both sides' (n, d), row by row of the same sample and place.
 
     Raises:
-        ValueError: If the numbers of samples differ, or under ``positions`` the tokens of the two sides do not correspond.
+        ValueError: If the numbers of samples differ, or under ``positions`` the tokens of the two sides do not
+            correspond.
     """
     if source.batch != target.batch:
         raise ValueError(f"both sides must have the same samples, got {source.batch} and {target.batch}")
@@ -232,8 +240,8 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
             source.mask[:, source.prefix_tokens :], target.mask[:, target.prefix_tokens :].to(source.mask.device)
         )):  # fmt: skip
             raise ValueError(
-                f"rows policy 'positions' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} or other masks: two "
-                "tokenizers cut or pad the texts differently; use rows='mean', 'cls' or 'last'"
+                f"rows policy 'positions' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} "
+                "or other masks: two tokenizers cut or pad the texts differently; use rows='mean', 'cls' or 'last'"
             )
         side = target if source.mask is None else source
         mask = None if side.mask is None else side.mask[:, side.prefix_tokens :].to(x.device)
@@ -243,4 +251,3 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
     if target.prefix_tokens and rows not in POOLED:
         pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))
     return pairs
-

@@ -250,3 +250,116 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     representation = adapter.encode(inputs, layer)[layer]
     assert same(adapter.decode(representation, layer), adapter.forward(inputs))
     assert all(module.training for module in model.modules())
+
+
+def test_what_runs_before_the_cut_may_look_at_what_runs_after_it() -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block(), Block()])
+            self.again = nn.ModuleList(self.blocks)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.to(self.head.weight.dtype)
+            for block in self.again:
+                x = block(x)
+            return self.head(x)
+
+    adapter, x = hf_stitch.load(Looking(), example_inputs=torch.randn(2, 8)), torch.randn(3, 8)
+    layer = adapter.layers[1]
+    with torch.no_grad():
+        assert torch.equal(adapter.front(layer)(x=x).values, adapter.encode(x, layer)[layer].values)
+        assert torch.equal(adapter.back(layer)(adapter.encode(x, layer)[layer]), adapter.forward(x))
+
+
+def test_state_that_one_forward_leaves_for_the_next_does_not_pass_for_a_cut() -> None:
+    class Stateful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.blocks, self.kept = nn.Linear(8, 8), nn.Sequential(Block(), Block()), []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept[:] = [x]
+            return self.blocks(self.stem(x)) + self.kept[0]
+
+    class Hidden(Stateful):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(self.first(x)) + self.kept[0]
+
+        def first(self, x: Tensor) -> Tensor:
+            self.kept[:] = [x.detach()]
+            return self.stem(x)
+
+    for kind in (Stateful, Hidden):
+        adapter = hf_stitch.load(kind(), example_inputs=torch.randn(2, 8))
+        assert adapter.explain("blocks.0").status == "refused"
+
+
+@pytest.mark.parametrize("size", [(64, 48), (48, 64), (40, 40)])
+def test_channels_are_told_from_height_by_the_layers_not_by_the_shape(size: tuple[int, int]) -> None:
+    adapter = hf_stitch.load(make("timm-resnet"), example_inputs=torch.randn(2, 3, *size))
+    assert adapter.form("layer1.0").layout == "bchw"
+    assert adapter.form("layer1.0").width == 64
+
+
+def test_a_first_axis_that_is_not_the_batch_is_refused() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(x.transpose(0, 1)).mean(0)
+
+    adapter = hf_stitch.load(Transposed(), example_inputs=torch.randn(2, 5, 8))
+    assert adapter.layers == ()
+    with pytest.raises(hf_stitch.NotACutError, match="axis 0 of its output is not the samples"):
+        adapter.encode(torch.randn(2, 5, 8), "blocks.0")
+
+
+def test_channels_before_length_are_refused_and_sequences_form_no_grid() -> None:
+    conv = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 6, 3), nn.Flatten())
+    with pytest.raises(hf_stitch.NotACutError, match=r"\(batch, channels, length\)"):
+        hf_stitch.load(conv, example_inputs=torch.randn(2, 3, 20)).encode(torch.randn(2, 3, 20), "0")
+    sequence = nn.Sequential(Block(), Block(), nn.Flatten())
+    assert hf_stitch.load(sequence, example_inputs=torch.randn(2, 9, 8)).form("0").grid is None
+
+
+def test_a_hook_that_changes_the_function_is_not_dropped_silently() -> None:
+    model = make("timm-resnet")
+    model.layer1.register_forward_hook(lambda module, args, output: 2 * output)
+    adapter = hf_stitch.load(model, example_inputs=images(2))
+    with pytest.raises(ValueError, match=r"module 'layer1' of ResNet has a hook"):
+        adapter.front("layer2.0")
+
+
+def test_inference_mode_is_no_obstacle() -> None:
+    adapter, x = hf_stitch.load(make("timm-resnet"), example_inputs=images(2)), images(3)
+    with torch.inference_mode():
+        assert same(adapter.decode(adapter.encode(x, "layer2.0")["layer2.0"], "layer2.0"), adapter.forward(x))
+
+
+def test_a_representation_of_another_network_is_not_decoded_in_its_context() -> None:
+    a, b = hf_stitch.load(make("hf-vit")), hf_stitch.load(make("timm-vit"))
+    with torch.no_grad():
+        representation = a.encode(images(2), a.layers[0])[a.layers[0]]
+        with pytest.raises(ValueError, match="made by another network"):
+            b.decode(representation, b.layers[0])
+
+
+def test_a_model_that_refuses_nan_is_told_not_raised() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block(), Block())
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.blocks[1](self.blocks[0](x))
+            if not torch.isfinite(y + x).all():
+                raise ValueError("non-finite")
+            return self.blocks[2](y)
+
+    adapter = hf_stitch.load(Strict(), example_inputs=torch.randn(2, 8))
+    assert "non-finite" in str(adapter.explain("blocks.0")) or adapter.explain("blocks.0").status == "refused"
+    assert isinstance(adapter.layers, tuple)

@@ -1,0 +1,326 @@
+"""Scores of stitched models against computations by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from rich.console import Console
+from scipy.special import log_softmax
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel, Stitcher
+from hf_stitch.analysis import Evaluation, Score, evaluate
+
+N, CLASSES = 60, 4
+WORDS = [f"w{i}" for i in range(30)]
+
+
+def vit(seed: int) -> Adapter:
+    """A tiny network of images whose predictions vary from image to image."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = transformers.ViTConfig(
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            image_size=16,
+            patch_size=8,
+            num_labels=CLASSES,
+            initializer_range=0.3,
+        )
+        return hf_stitch.load(transformers.ViTForImageClassification(config).eval())
+
+
+@pytest.fixture(scope="module")
+def a() -> Adapter:
+    """The source."""
+    return vit(0)
+
+
+@pytest.fixture(scope="module")
+def b() -> Adapter:
+    """The target."""
+    return vit(1)
+
+
+@pytest.fixture(scope="module")
+def data(b: Adapter) -> list[dict[str, Any]]:
+    """Images, half of them labelled with what the target says."""
+    pixels = torch.randn(200, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        says = b.model(pixels).logits.argmax(-1).tolist()
+    return [{"image": image, "label": says[i] if i % 2 else i % CLASSES} for i, image in enumerate(pixels)]
+
+
+@pytest.fixture(scope="module")
+def stitched(a: Adapter, b: Adapter, data: Any) -> StitchedModel:
+    """From the source to the target, scored on the first 60 images."""
+    return hf_stitch.stitch(a, "vit.layers.0", b, "vit.layers.0", data=data[N:], test_data=data[:N], progress=False)
+
+
+@pytest.fixture(scope="module")
+def scored(stitched: StitchedModel) -> Evaluation:
+    """What it got when it was made."""
+    assert isinstance(stitched.evaluation, Evaluation)
+    return stitched.evaluation
+
+
+def by_hand(logits: torch.Tensor, target: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
+    own, reference = logits.double().numpy(), target.double().numpy()
+    accuracy, of_target = (own.argmax(1) == labels).mean(), (reference.argmax(1) == labels).mean()
+    return {
+        "accuracy": accuracy,
+        "relative_accuracy": accuracy / of_target,
+        "cross_entropy": -log_softmax(own, axis=1)[np.arange(len(labels)), labels].mean(),
+        "agreement": (own.argmax(1) == reference.argmax(1)).mean(),
+    }
+
+
+@torch.no_grad()
+def test_classifiers_get_the_figures_of_numpy(
+    stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any
+) -> None:
+    pixels, labels = torch.stack([s["image"] for s in data[:N]]), np.array([s["label"] for s in data[:N]])
+    x, layer = a.encode(pixels, "vit.layers.0")["vit.layers.0"], "vit.layers.0"
+    target = b.model(pixels).logits
+    mean = x.replace(
+        values=torch.cat([stitched.stitch.prefix_mean[None], stitched.stitch.body_mean.expand(4, -1)])[None].expand(
+            N, -1, -1
+        )
+    )
+    predictors = {
+        "stitched": stitched(pixel_values=pixels).logits,
+        "identity": b.decode(x, layer).logits,
+        "mean only": b.decode(mean, layer).logits,
+        "target": target,
+    }
+    assert list(scored.scores) == [*predictors, "chance"]
+    for name, logits in predictors.items():
+        expected = by_hand(logits, target, labels)
+        assert {figure: score.value for figure, score in scored.scores[name].items()} == pytest.approx(
+            expected, abs=1e-6
+        )
+    shares = np.bincount(labels, minlength=CLASSES) / N
+    chance = {figure: score.value for figure, score in scored.scores["chance"].items()}
+    assert chance["accuracy"] == pytest.approx(shares.max())
+    assert chance["cross_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
+    assert chance["agreement"] == pytest.approx(np.bincount(target.argmax(-1).numpy()).max() / N)
+    assert 0 < scored["agreement"].value < 1
+
+
+def test_the_mean_is_that_of_the_target_s_training_rows(stitched: StitchedModel, b: Adapter, data: Any) -> None:
+    y = b.encode(torch.stack([s["image"] for s in data[N:]]), "vit.layers.0")["vit.layers.0"]
+    torch.testing.assert_close(stitched.stitch.body_mean, y.rows("positions").mean(0))
+    torch.testing.assert_close(stitched.stitch.prefix_mean, y.prefix()[:, 0].mean(0))
+
+
+def test_intervals_are_a_bootstrap_over_samples(
+    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
+) -> None:
+    pixels = torch.stack([s["image"] for s in data[:N]])
+    with torch.no_grad():
+        agrees = (stitched(pixel_values=pixels).logits.argmax(-1) == b.model(pixels).logits.argmax(-1)).numpy()
+    drawn = [agrees[np.random.default_rng(i).integers(0, N, N)].mean() for i in range(4000)]
+    score = scored["agreement"]
+    assert [score.low, score.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1.6 / N)
+
+
+def test_intervals_hold_the_value_shrink_with_n_and_repeat_by_seed(
+    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
+) -> None:
+    for figures in scored.scores.values():
+        for score in figures.values():
+            assert score.low <= score.value <= score.high
+    again, other, few = (
+        evaluate(stitched, part, target=b, seed=seed, progress=False)
+        for part, seed in ((data[:N], 0), (data[:N], 1), (data[:15], 0))
+    )
+    assert again == scored
+    assert other != scored
+    assert {w: {f: s.value for f, s in r.items()} for w, r in other.scores.items()} == {
+        w: {f: s.value for f, s in r.items()} for w, r in scored.scores.items()
+    }
+    assert few["agreement"].high - few["agreement"].low > scored["agreement"].high - scored["agreement"].low
+
+
+def test_batches_change_nothing(stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any) -> None:
+    small = evaluate(stitched, data[:N], target=b, batch_size=7, progress=True)
+    for who, figures in small.scores.items():
+        for figure, score in figures.items():
+            assert score.value == pytest.approx(scored.scores[who][figure].value, rel=1e-5)
+
+
+def test_a_network_stitched_to_itself_scores_as_itself(b: Adapter, data: Any) -> None:
+    model = hf_stitch.stitch(b, "vit.layers.0", b, "vit.layers.0", "identity", data=data, progress=False)
+    assert (
+        model.evaluation.scores["stitched"] == model.evaluation.scores["target"] == model.evaluation.scores["identity"]
+    )
+    assert model.evaluation["relative_accuracy"] == model.evaluation["agreement"] == Score(1.0, 1.0, 1.0)
+
+
+def test_a_model_in_training_mode_is_scored_in_eval_mode_and_left_as_it_was(b: Adapter, data: Any) -> None:
+    model = hf_stitch.stitch(b, "vit.layers.0", b, "vit.layers.0", "identity", data=data, progress=False).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    model.source.training = False
+    modes = [module.training for module in model.modules()]
+    assert evaluate(model, data[:N], target=b, progress=False)["agreement"].value == 1.0
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_without_labels_there_is_agreement_only(
+    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
+) -> None:
+    unlabelled = evaluate(stitched, [s["image"] for s in data[:N]], target=b, progress=False)
+    assert {tuple(figures) for figures in unlabelled.scores.values()} == {("agreement",)}
+    assert unlabelled["agreement"] == scored["agreement"]
+
+
+def test_a_target_that_has_nothing_right_leaves_the_ratio_undefined(
+    stitched: StitchedModel, b: Adapter, data: Any
+) -> None:
+    with torch.no_grad():
+        says = b.model(torch.stack([s["image"] for s in data[:N]])).logits.argmax(-1).tolist()
+    wrong = [{**s, "label": (label + 1) % CLASSES} for s, label in zip(data, says, strict=False)]
+    found = evaluate(stitched, wrong, target=b, progress=False)
+    assert np.isnan([found["relative_accuracy"].value, found["relative_accuracy"].low]).all()
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert np.isnan(Evaluation.from_dict(record)["relative_accuracy"].value)
+    assert Evaluation.from_dict(record).to_dict() == found.to_dict()
+
+
+def test_it_goes_through_json_to_pandas_and_to_text(scored: Evaluation) -> None:
+    assert Evaluation.from_dict(json.loads(json.dumps(scored.to_dict(), allow_nan=False))) == scored
+    frame = scored.to_pandas()
+    assert list(frame.columns) == ["predictor", "figure", "value", "low", "high"]
+    assert len(frame) == 5 * 4
+    row = frame[(frame.predictor == "identity") & (frame.figure == "agreement")].iloc[0]
+    assert row.value == scored.scores["identity"]["agreement"].value
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(scored)
+    for text in (console.export_text(), str(scored)):
+        assert "60 held-out samples" in text
+        assert all(word in text for word in (*scored.scores, "relative accuracy", str(scored["accuracy"])))
+
+
+def test_the_plot_has_a_bar_for_each_predictor(scored: Evaluation) -> None:
+    labels = [
+        text.get_text()
+        for axes in scored.plot("agreement").axes
+        for text in (*axes.get_xticklabels(), *axes.get_yticklabels())
+    ]
+    assert set(scored.scores) <= set(labels)
+
+
+# -- which target --------------------------------------------------------------------------------------------------
+
+
+def test_attached_to_live_parents_it_needs_no_target(
+    stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any, tmp_path: Any
+) -> None:
+    stitched.stitcher.save_pretrained(tmp_path)
+    attached = Stitcher.from_pretrained(tmp_path).attach(a, b)
+    assert evaluate(attached, data[:N], progress=False) == scored
+
+
+def test_loaded_it_needs_the_target_where_this_has_no_name(
+    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any, tmp_path: Any
+) -> None:
+    stitched.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path)
+    assert evaluate(again, data[:N], target=b.model, progress=False) == scored
+    with pytest.raises(ValueError, match=r"pass it, as in evaluate\(stitched, data, target=…\)"):
+        evaluate(again, data[:N], progress=False)
+
+
+# -- language ------------------------------------------------------------------------------------------------------
+
+
+def llama(seed: int, padding: str) -> Adapter:
+    """A tiny language model, which knows positions by their distance only, with a tokenizer of words."""
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", *WORDS])}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", padding_side=padding
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = transformers.LlamaConfig(
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            vocab_size=40,
+            initializer_range=0.3,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        return hf_stitch.load(transformers.LlamaForCausalLM(config).eval(), processor=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Texts of 1 to 8 words; one word alone has no next token."""
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=1 + i % 8)) for i in range(120)]
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_language_models_get_the_figures_of_a_loop(padding: str, texts: list[str]) -> None:
+    a, b = llama(0, padding), llama(1, padding)
+    layers = ("model.layers.0", "model.layers.0")
+    model = hf_stitch.stitch(
+        a, layers[0], b, layers[1], data=texts[40:], test_data=texts[:40], batch_size=11, progress=False
+    )
+    losses: dict[str, list[float]] = {"stitched": [], "target": []}
+    agrees = []
+    for text in texts[:40]:  # one by one: nothing is padded
+        batch = b.preprocess([text])
+        with torch.no_grad():
+            logits = {"stitched": model(**batch).logits[0].double(), "target": b.model(**batch).logits[0].double()}
+        for i, token in enumerate(batch["input_ids"][0, 1:]):
+            for name, losses_of in losses.items():
+                losses_of.append(-logits[name][i].log_softmax(-1)[token].item())
+            agrees.append((logits["stitched"][i].argmax() == logits["target"][i].argmax()).item())
+    found = model.evaluation
+    mean, target = np.mean(losses["stitched"]), np.mean(losses["target"])
+    assert found["cross_entropy"].value == pytest.approx(mean, rel=1e-5)
+    assert found["perplexity"].value == pytest.approx(np.exp(mean), rel=1e-5)
+    assert found["relative_perplexity"].value == pytest.approx(np.exp(mean - target), rel=1e-5)
+    assert found["agreement"].value == pytest.approx(np.mean(agrees))
+    assert found.scores["target"]["agreement"] == Score(1.0, 1.0, 1.0)
+    assert found.scores["chance"]["perplexity"].value == pytest.approx(40)
+    assert found.scores["chance"]["agreement"].value == pytest.approx(1 / 40)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_scored_is_refused(stitched: StitchedModel, a: Adapter, b: Adapter, data: Any) -> None:
+    headless = hf_stitch.stitch(a, "vit.layers.0", b, "vit.layers.0", data=data, task=None, progress=False)
+    assert headless.evaluation is None
+    with pytest.raises(ValueError, match="StitchedModel has no head that could be scored; stitch with a task"):
+        evaluate(headless, data, progress=False)
+    with pytest.raises(ValueError, match="empty"):
+        evaluate(stitched, [], target=b, progress=False)
+    with pytest.raises(ValueError, match=r"sample 3 has label 9, and the target predicts classes 0 to 3"):
+        evaluate(
+            stitched, [{**s, "label": 9 if i == 3 else 0} for i, s in enumerate(data[:N])], target=b, progress=False
+        )
+    with pytest.raises(ValueError, match=r"sample 3 has the label -1"):
+        evaluate(
+            stitched, [{**s, "label": -1 if i == 3 else 0} for i, s in enumerate(data[:N])], target=b, progress=False
+        )
+    other = Samples.of(data).select(range(1, N + 1))
+    with pytest.raises(ValueError, match="the two sides differ first at place 0"):
+        evaluate(stitched, Samples.of(data).take(N), target=b, target_data=other, progress=False)

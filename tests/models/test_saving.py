@@ -1,0 +1,403 @@
+"""A stitched model saved and loaded is the same model; what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import hf_stitch
+from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
+from hf_stitch.registry import registries
+
+from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network  # isort: skip
+
+BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
+OPTIONS = {"low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
+
+
+def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
+    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+
+
+def same_state(a: nn.Module, b: nn.Module) -> bool:
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(
+        value.dtype == right[name].dtype and torch.equal(value, right[name]) for name, value in left.items()
+    )
+
+
+def there_and_back(model: StitchedModel, folder: Path, **options: Any) -> StitchedModel:
+    model.save_pretrained(folder, **options)
+    return StitchedModel.from_pretrained(folder)
+
+
+@torch.no_grad()
+def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, torch.Tensor]) -> None:
+    assert type(again) is type(model)
+    assert same_state(model, again)
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert not any(module.training for module in again.modules())
+    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
+        n for n, p in model.named_parameters() if p.requires_grad
+    ]
+    assert again.config.recipe == json.loads(json.dumps(model.config.recipe))
+    assert again.config.scores == model.config.scores
+
+
+@pytest.fixture
+def cnn_vit(net: Any, images: Any) -> StitchedModel:
+    """A stitched model of images."""
+    return stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+
+
+@pytest.fixture
+def saved(cnn_vit: StitchedModel, tmp_path: Path) -> Path:
+    """Its folder."""
+    cnn_vit.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# -- the same again ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("matcher", CLOSED_FORMS)
+@pytest.mark.parametrize("layers", [("cnn", "deit"), ("swin", "cnn")], ids="-".join)
+def test_every_matcher(
+    matcher: str, layers: tuple[str, str], net: Any, images: Any, inputs: Any, tmp_path: Path
+) -> None:
+    a, b = net(layers[0]), net(layers[1], 1)
+    if not registries.matchers.get(matcher).unequal_widths:
+        b = a
+    model = stitched(
+        a,
+        b,
+        images,
+        (LAYERS[layers[0]], LAYERS[layers[1] if b is not a else layers[0]]),
+        matcher=matcher,
+        **OPTIONS.get(matcher, {}),
+    )
+    assert_same(model, there_and_back(model, tmp_path), inputs(a))
+
+
+@pytest.mark.parametrize("family", VISION + LANGUAGE[:-1])
+def test_every_family_on_both_sides_at_once(
+    family: str, net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
+) -> None:
+    """Buffers that parents do not save (Swin, Llama), tied weights (GPT-2), names that loaders rewrite (ConvNeXt)."""
+    a, layer = net(family), LAYERS[family]
+    model = stitched(a, a, texts if family in LANGUAGE else images, (layer, layer))
+    again = there_and_back(model, tmp_path)
+    assert_same(model, again, inputs(a))
+    if family in LANGUAGE:
+        words = [sample["text"] for sample in texts[:3]]
+        for name, value in model.preprocess(words).items():
+            assert torch.equal(again.preprocess(words)[name], value)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")],
+)
+@pytest.mark.parametrize("layers", [("vit", "swin"), ("gpt2", "llama")], ids="-".join)
+def test_every_part_keeps_its_dtype(
+    source: str, target: str, layers: tuple[str, str], images: Any, texts: Any, inputs: Any, tmp_path: Path
+) -> None:
+    a, b = network(layers[0], 0, source), network(layers[1], 1, target)
+    data = texts if layers[0] in LANGUAGE else [{**sample, "image": sample["image"]} for sample in images]
+    model = stitched(a, b, data, (LAYERS[layers[0]], LAYERS[layers[1]]))
+    assert {p.dtype for p in model.source.parameters()} == {getattr(torch, source)}
+    assert {p.dtype for p in model.target.parameters()} == {getattr(torch, target)}
+    assert model.stitch.body.weight.dtype == torch.float32
+    assert_same(model, there_and_back(model, tmp_path), inputs(a))
+
+
+def test_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
+    again = there_and_back(cnn_vit, tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert_same(cnn_vit, again, inputs(net("cnn")))
+    assert_same(cnn_vit, there_and_back(again, tmp_path), inputs(net("cnn")))  # the shards of before are gone
+
+
+def test_saved_again_it_is_the_same_folder(saved: Path, tmp_path: Path) -> None:
+    StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
+    files = sorted(path.name for path in saved.iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "twin").iterdir()) == ["config.json", "model.safetensors"]
+    for name in files:
+        assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
+
+
+def test_after_a_stitch_was_exchanged(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
+    cnn_vit.stitch = cnn_vit.stitch.identity()
+    assert_same(cnn_vit, there_and_back(cnn_vit, tmp_path), inputs(net("cnn")))
+
+
+def test_in_another_dtype(saved: Path) -> None:
+    for dtype in ("bfloat16", torch.bfloat16):
+        assert {p.dtype for p in StitchedModel.from_pretrained(saved, dtype=dtype).parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in StitchedModel.from_pretrained(saved, dtype="auto").parameters()} == {torch.float32}
+
+
+def test_loading_draws_no_random_numbers(saved: Path) -> None:
+    before = torch.get_rng_state()
+    StitchedModel.from_pretrained(saved)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_path_of_this_machine_is_saved(images: Any, tmp_path: Path) -> None:
+    build("vit", 0).save_pretrained(tmp_path / "parent")
+    a = hf_stitch.load(str(tmp_path / "parent"))
+    b = adapted("vit", transformers.ViTForImageClassification.from_pretrained(tmp_path / "parent"))
+    model = stitched(a, b, images, (LAYERS["vit"], LAYERS["vit"]))
+    model.save_pretrained(tmp_path / "model")
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    StitchedModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "again")
+    for path in (tmp_path / "model", tmp_path / "stitcher", tmp_path / "again"):
+        for file in path.glob("*.json"):
+            assert str(tmp_path) not in file.read_text()
+
+
+def test_no_warning_about_the_processor(
+    net: Any, texts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    a = net("bert")
+    there_and_back(stitched(a, a, texts, (LAYERS["bert"], LAYERS["bert"])), tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert "instantiate a model of type" not in capfd.readouterr().err
+
+
+def test_auto_classes_load_it(saved: Path, cnn_vit: StitchedModel, net: Any, inputs: Any) -> None:
+    import hf_stitch.auto as auto
+
+    assert auto.AutoModelForImageClassification is transformers.AutoModelForImageClassification
+    for kind in (transformers.AutoModelForImageClassification, transformers.AutoModel):
+        assert_same(cnn_vit, kind.from_pretrained(saved), inputs(net("cnn")))
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trained", ["stitch", "all"])
+def test_trainer_trains_it_and_its_checkpoint_loads(
+    trained: str, net: Any, images: Any, inputs: Any, tmp_path: Path
+) -> None:
+    """With a source of timm, whose forward takes its input and nothing besides."""
+    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+    if trained == "stitch":
+        model.requires_grad_(False)
+        model.stitch.requires_grad_(True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        learning_rate=1e-2,
+        seed=0,
+    )
+    data = [{"pixel_values": sample["image"], "label": sample["label"]} for sample in images[:32]]
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
+    trainer.train()
+    changed = {name.split(".")[0] for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == ({"stitch"} if trained == "stitch" else {"source", "stitch", "target"})
+    metrics = trainer.evaluate()
+    pixels, labels = torch.stack([s["image"] for s in images[:8]]), torch.tensor([s["label"] for s in images[:8]])
+    again = StitchedModel.from_pretrained(tmp_path / "checkpoint-2")
+    with torch.no_grad():
+        assert again(pixel_values=pixels, labels=labels).loss.item() == pytest.approx(metrics["eval_loss"], rel=1e-5)
+    assert same_state(again, model)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def reweigh(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def truncate(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        FileNotFoundError,
+        "has no config.json: it is no saved stitched model",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        FileNotFoundError,
+        "has no model.safetensors: the weights are missing",
+    ),
+    "config not JSON": (lambda f: truncate(f / "config.json", 100), ValueError, "config.json is no valid JSON"),
+    "config no object": (
+        lambda f: (f / "config.json").write_text("[]"),
+        ValueError,
+        "must hold a JSON object, got list",
+    ),
+    "truncated": (
+        lambda f: truncate(f / "model.safetensors", 50_000),
+        ValueError,
+        "cannot be read .* damaged or incomplete",
+    ),
+    "empty": (lambda f: truncate(f / "model.safetensors", 0), ValueError, "cannot be read .* damaged or incomplete"),
+    "another model": (
+        lambda f: edit(f, lambda c: c.update(model_type="bert")),
+        ValueError,
+        "config of a 'bert' model, not of a stitched one",
+    ),
+    "unknown class": (
+        lambda f: edit(f, lambda c: c.update(architectures=["StitchedModelForTTS"])),
+        ValueError,
+        "the class 'StitchedModelForTTS'; this version has StitchedModel,",
+    ),
+    "unknown stitch": (
+        lambda f: edit(f, lambda c: c["stitch"]["body"].update(type="liner")),
+        ValueError,
+        "did you mean 'linear'",
+    ),
+    "no half": (lambda f: edit(f, lambda c: c.update(source=None)), ValueError, "describes no stitched model"),
+    "half of a half": (
+        lambda f: edit(f, lambda c: c["source"].pop("cut")),
+        ValueError,
+        r"config.json is damaged .*KeyError: 'cut'",
+    ),
+    "unknown layer": (
+        lambda f: edit(f, lambda c: c["source"]["cut"].update(layer="layer9")),
+        ValueError,
+        "config.json is damaged .*layer9",
+    ),
+    "other width": (
+        lambda f: edit(f, lambda c: c["stitch"]["body"].update(in_features=7)),
+        ValueError,
+        "must map 24 -> 32, got 7 -> 32",
+    ),
+    "a weight missing": (
+        lambda f: reweigh(f, lambda w: w.pop("stitch.body.bias")),
+        ValueError,
+        r"lacks 1 weights .* stitch\.body\.bias",
+    ),
+    "a weight too many": (
+        lambda f: reweigh(f, lambda w: w.update(more=torch.zeros(1))),
+        ValueError,
+        "disagree about 'more': expected no such weight",
+    ),
+    "a weight of another shape": (
+        lambda f: reweigh(f, lambda w: w.update({"stitch.body.bias": torch.zeros(31)})),
+        ValueError,
+        r"disagree about 'stitch\.body\.bias': expected shape \(32,\), found shape \(31,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_refused(damage: str, saved: Path) -> None:
+    harm, error, message = DAMAGE[damage]
+    harm(saved)
+    with pytest.raises(error, match=message):
+        StitchedModel.from_pretrained(saved)
+
+
+def test_a_shard_that_is_missing_is_noticed(cnn_vit: StitchedModel, tmp_path: Path) -> None:
+    cnn_vit.save_pretrained(tmp_path, max_shard_size="100KB")
+    sorted(tmp_path.glob("model-*.safetensors"))[1].unlink()
+    with pytest.raises(ValueError, match=r"lacks \d+ weights"):
+        StitchedModel.from_pretrained(tmp_path)
+
+
+def test_the_class_with_another_head_is_refused(saved: Path) -> None:
+    assert isinstance(StitchedModelForImageClassification.from_pretrained(saved), StitchedModelForImageClassification)
+    with pytest.raises(
+        ValueError, match="holds a StitchedModelForImageClassification and no StitchedModelForSequenceClassification"
+    ):
+        StitchedModelForSequenceClassification.from_pretrained(saved)
+
+
+def test_it_goes_to_one_device(saved: Path) -> None:
+    assert StitchedModel.from_pretrained(saved, device_map="cpu").device.type == "cpu"
+    with pytest.raises(ValueError, match="device_map must name one device"):
+        StitchedModel.from_pretrained(saved, device_map="auto")
+
+
+def test_a_config_alone_makes_no_model() -> None:
+    with pytest.raises(ValueError, match="this config describes no stitched model"):
+        StitchedModel(hf_stitch.StitchConfig())
+
+
+def pickled(folder: Path, name: str) -> Path:
+    """A folder whose weights are a pickle that leaves a file behind when it is opened."""
+    trace = folder / "unpickled"
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return Path.touch, (trace,)
+
+    torch.save({"weight": Bomb()}, folder / name)
+    return trace
+
+
+def test_pickles_are_never_opened(saved: Path, tmp_path: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    trace = pickled(saved, "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
+        StitchedModel.from_pretrained(saved)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("family", ["vit", "cnn"])
+def test_load_opens_no_pickle_either(family: str, tmp_path: Path) -> None:
+    if family == "vit":
+        build("vit", 0).config.save_pretrained(tmp_path)
+    else:
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet10t", "num_classes": 5}))
+    trace = pickled(tmp_path, "pytorch_model.bin")
+    with pytest.raises((OSError, ValueError), match="safetensors"):
+        hf_stitch.load(str(tmp_path))
+    assert not trace.exists()
+
+
+def test_code_of_a_repository_does_not_run_unless_asked_for(tmp_path: Path) -> None:
+    config = {
+        "model_type": "custom",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"},
+        "architectures": ["Model"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        hf_stitch.load(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_networks_of_user_code_are_not_saved_whole(tmp_path: Path) -> None:
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    model = stitched(a, b, torch.randn(60, 4), ("1", "1"))
+    with pytest.raises(ValueError, match=r"Sequential is a class of user code .* Save the Stitcher"):
+        model.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

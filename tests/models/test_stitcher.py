@@ -1,0 +1,226 @@
+"""The small artefact: saved, loaded and attached to the networks that it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import hf_stitch
+from hf_stitch import Stitcher
+from hf_stitch.registry import registries
+
+from tiny_networks import LAYERS, adapted, build, network  # isort: skip
+
+BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
+OPTIONS = {"low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
+
+
+def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
+    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+
+
+@pytest.fixture
+def saved(net: Any, images: Any, tmp_path: Path) -> Path:
+    """The folder of a stitcher from a CNN to a ViT."""
+    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    return tmp_path / "stitcher"
+
+
+def as_it_was(stitcher: Stitcher) -> tuple[Any, ...]:
+    ends = (stitcher.source, stitcher.source_layer, stitcher.target, stitcher.target_layer)
+    return (*ends, stitcher.task, stitcher.scores, stitcher.stitch.to_dict(), json.loads(json.dumps(stitcher.recipe)))
+
+
+@pytest.mark.parametrize("matcher", CLOSED_FORMS)
+@pytest.mark.parametrize(
+    "pair", [("cnn", "deit"), ("vit", "vit"), ("gpt2", "llama"), ("roberta", "bert")], ids="-".join
+)
+def test_saved_loaded_and_attached_it_is_the_same_model(
+    matcher: str, pair: tuple[str, str], net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
+) -> None:
+    a, b = net(pair[0]), net(pair[1], 1)
+    if (
+        not registries.matchers.get(matcher).unequal_widths
+        and a.form(LAYERS[pair[0]]).width != b.form(LAYERS[pair[1]]).width
+    ):
+        pytest.skip(f"{matcher} takes equal widths")
+    options = {**OPTIONS.get(matcher, {}), "rows": "mean" if pair[0] == "roberta" else "positions"}
+    model = stitched(
+        a,
+        b,
+        images if pair[0] in ("cnn", "vit") else texts,
+        (LAYERS[pair[0]], LAYERS[pair[1]]),
+        matcher=matcher,
+        **options,
+    )
+    model.stitcher.save_pretrained(tmp_path)
+    again = Stitcher.from_pretrained(tmp_path)
+    assert as_it_was(again) == as_it_was(model.stitcher)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stitch.safetensors", "stitcher.json"]
+    attached = again.attach(a.model if pair[0] == "vit" else a, b)
+    batch = inputs(a)
+    with torch.no_grad():
+        assert torch.equal(attached(**batch).logits, model(**batch).logits)
+    assert type(attached) is type(model)
+    assert attached.config.scores == model.config.scores
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parents_of_other_dtypes(dtype: str, images: Any, inputs: Any, tmp_path: Path) -> None:
+    a, b = network("vit", 0, dtype), network("swin", 1, dtype)
+    model = stitched(a, b, images, (LAYERS["vit"], LAYERS["swin"]))
+    model.stitcher.save_pretrained(tmp_path)
+    attached = Stitcher.from_pretrained(tmp_path).attach(a, b)
+    assert attached.stitch.body.weight.dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(attached(**inputs(a)).logits, model(**inputs(a)).logits)
+
+
+def test_networks_of_user_code_are_attached_live(tmp_path: Path) -> None:
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    x = torch.randn(60, 4)
+    model = stitched(a, b, x, ("1", "1"), matcher="lstsq")
+    model.stitcher.save_pretrained(tmp_path)
+    stitcher = Stitcher.from_pretrained(tmp_path)
+    assert torch.equal(stitcher.attach(a, b)(input=x), model(input=x))
+    for side, given in (("source", {"target": b}), ("target", {"source": a})):
+        with pytest.raises(
+            ValueError, match=f"the {side} was a live module or in a local folder: pass it, as in attach\\({side}=…\\)"
+        ):
+            stitcher.attach(**given)
+
+
+def test_a_local_folder_is_named_when_it_is_attached(images: Any, inputs: Any, net: Any, tmp_path: Path) -> None:
+    build("vit", 0).save_pretrained(tmp_path / "vit")
+    a = hf_stitch.load(str(tmp_path / "vit"))
+    model = stitched(a, net("cnn", 1), images, (LAYERS["vit"], LAYERS["cnn"]))
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    attached = Stitcher.from_pretrained(tmp_path / "stitcher").attach(str(tmp_path / "vit"), net("cnn", 1))
+    with torch.no_grad():
+        assert torch.equal(attached(**inputs(a)).logits, model(**inputs(a)).logits)
+
+
+def test_attaching_changes_neither_the_stitcher_nor_the_parents(saved: Path, net: Any) -> None:
+    stitcher = Stitcher.from_pretrained(saved)
+    attached = stitcher.attach(net("cnn"), net("vit", 1))
+    assert attached.parents == (net("cnn"), net("vit", 1))
+    with torch.no_grad():
+        for parameter in attached.parameters():
+            parameter.zero_()
+    assert bool(stitcher.stitch.body.weight.any())
+    assert all(bool(p.any()) for p in net("vit", 1).model.vit.layers[2].mlp.parameters() if p.dim() > 1)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_other_weights_are_refused(side: str, saved: Path, net: Any) -> None:
+    parents = {"source": net("cnn"), "target": net("vit", 1)}
+    parents[side] = net("cnn", 7) if side == "source" else net("vit", 7)
+    with pytest.raises(ValueError, match=f"the {side} .* has other weights than the stitch was fitted to"):
+        Stitcher.from_pretrained(saved).attach(**parents)
+
+
+def test_a_single_weight_that_changed_is_noticed(saved: Path, net: Any) -> None:
+    model = build("cnn", 0)
+    assert adapted("cnn", model).pinned.weights_hash == net("cnn").pinned.weights_hash
+    with torch.no_grad():
+        model.fc.bias[0] += 1e-3
+    with pytest.raises(ValueError, match="has other weights"):
+        Stitcher.from_pretrained(saved).attach(adapted("cnn", model), net("vit", 1))
+
+
+def test_it_is_small_and_reads_well(saved: Path) -> None:
+    assert sum(path.stat().st_size for path in saved.iterdir()) < 20_000
+    assert repr(Stitcher.from_pretrained(saved)).endswith(f"{LAYERS['vit']})")
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "stitcher.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def reweigh(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(folder / "stitch.safetensors")
+    change(weights)
+    save_file(weights, folder / "stitch.safetensors")
+
+
+def truncate(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "no config": (
+        lambda f: (f / "stitcher.json").unlink(),
+        FileNotFoundError,
+        "has no stitcher.json: it is no saved stitcher",
+    ),
+    "no weights": (lambda f: (f / "stitch.safetensors").unlink(), FileNotFoundError, "has no stitch.safetensors"),
+    "config not JSON": (
+        lambda f: truncate(f / "stitcher.json", 80),
+        ValueError,
+        "stitcher.json is damaged .*JSONDecodeError",
+    ),
+    "config no object": (lambda f: (f / "stitcher.json").write_text("[]"), ValueError, "stitcher.json is damaged"),
+    "no layer": (
+        lambda f: edit(f, lambda c: c["source"].pop("layer")),
+        ValueError,
+        "stitcher.json is damaged .*'layer'",
+    ),
+    "newer format": (
+        lambda f: edit(f, lambda c: c.update(format=2)),
+        ValueError,
+        "has format 2, and this version reads 1",
+    ),
+    "unknown stitch": (
+        lambda f: edit(f, lambda c: c["stitch"]["body"].update(type="liner")),
+        ValueError,
+        "^no 'liner' among stitches; did you mean",
+    ),
+    "truncated": (lambda f: truncate(f / "stitch.safetensors", 500), ValueError, "stitch.safetensors cannot be read"),
+    "a weight missing": (lambda f: reweigh(f, lambda w: w.pop("body.bias")), ValueError, r"disagree: .*body\.bias"),
+    "a weight too many": (
+        lambda f: reweigh(f, lambda w: w.update(more=torch.zeros(1))),
+        ValueError,
+        "disagree: .*more",
+    ),
+    "another shape": (
+        lambda f: reweigh(f, lambda w: w.update({"body.bias": torch.zeros(3)})),
+        ValueError,
+        "disagree: .*size mismatch",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_refused(damage: str, saved: Path) -> None:
+    harm, error, message = DAMAGE[damage]
+    harm(saved)
+    with pytest.raises(error, match=f"(?s){message}"):
+        Stitcher.from_pretrained(saved)
+
+
+def test_a_task_that_does_not_exist_is_refused(saved: Path, net: Any) -> None:
+    edit(saved, lambda c: c.update(task="image-clasification"))
+    with pytest.raises(ValueError, match="no stitched model for the task 'image-clasification'"):
+        Stitcher.from_pretrained(saved).attach(net("cnn"), net("vit", 1))
+
+
+def test_pickles_are_never_opened(saved: Path) -> None:
+    (saved / "stitch.safetensors").rename(saved / "stitch.bin")
+    with pytest.raises(FileNotFoundError, match=r"has no stitch\.safetensors"):
+        Stitcher.from_pretrained(saved)

@@ -1,0 +1,288 @@
+"""Two networks of images joined into one, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hf_stitch
+from hf_stitch import NotACutError, StitchedModelForImageClassification, registries
+from hf_stitch.adapters import _tree
+from hf_stitch.endpoint import weights_hash
+from hf_stitch.matchers import build_matcher
+from hf_stitch.models.stitching import collect, fit_layer
+
+from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build  # isort: skip
+
+
+def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
+    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+
+
+def logits(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output.logits
+
+
+# -- exactness -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "padding"),
+    [*((f, "none") for f in VISION), *((f, side) for f in LANGUAGE for side in ("right", "left"))],
+)
+def test_a_network_stitched_to_itself_by_identity_is_itself(
+    family: str, padding: str, net: Any, inputs: Any, images: Any, texts: Any
+) -> None:
+    a, layer = net(family), LAYERS[family]
+    model = stitched(a, a, texts if family in LANGUAGE else images, (layer, layer), matcher="identity", task=None)
+    batch = inputs(a, padding)
+    with torch.no_grad():
+        expected, got = _tree.tensors(a.model(**batch)), _tree.tensors(model(**batch))
+    assert expected.keys() - got.keys() <= {path for path in expected if path[:1] == ("past_key_values",)}
+    for path, tensor in got.items():
+        assert torch.equal(tensor, expected[path])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options"),
+    [
+        ("cnn", "vit", {}),
+        ("cnn", "vit", {"rows": "mean"}),
+        ("vit", "cnn", {}),
+        ("vit", "cnn", {"rows": "flatten"}),
+        ("vit", "deit", {"matcher": "procrustes"}),
+        ("swin", "convnext", {"matcher": "low_rank", "rank": 3}),
+        ("deit", "swin", {}),
+    ],
+)
+def test_it_gives_what_encoding_stitching_and_decoding_give(
+    source: str, target: str, options: Any, net: Any, inputs: Any, images: Any
+) -> None:
+    a, b, layers = net(source), net(target, 1), (LAYERS[source], LAYERS[target])
+    model = stitched(a, b, images, layers, **options)
+    batch = inputs(a)
+    with torch.no_grad():
+        expected = b.decode(model.stitch(a.encode(batch, layers[0])[layers[0]]), layers[1])
+        assert torch.equal(model(**batch).logits, logits(expected))
+        assert torch.equal(model(pixel_values=batch[a.interface.content[0]]).logits, logits(expected))
+
+
+def test_it_holds_only_what_runs_and_leaves_the_parents_alone(net: Any, images: Any) -> None:
+    a, b = adapted("vit", build("vit", 0).train()), adapted("cnn", build("cnn", 1))
+    next(iter(b.model.parameters())).requires_grad_(False)
+
+    def state(adapter: Any) -> Any:
+        model = adapter.model
+        hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training, type(m)) for m in model.modules()]
+        return weights_hash(model), hooks, [(n, p.requires_grad, p.grad) for n, p in model.named_parameters()]
+
+    before = state(a), state(b), torch.get_rng_state().tolist()
+    model = stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"]))
+    assert (state(a), state(b), torch.get_rng_state().tolist()) == before
+    parameters = {id(p) for parent in (a, b) for p in parent.model.parameters()}
+    assert not parameters & {id(p) for p in model.parameters()}
+    halves = [sum(p.numel() for p in half.parameters()) for half in (model.source, model.target)]
+    assert all(
+        0 < n < sum(p.numel() for p in parent.model.parameters()) for n, parent in zip(halves, (a, b), strict=True)
+    )
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any(m.training for m in model.modules())
+    names = [name for name, _ in model.named_parameters()]
+    assert not any("vit.layers.2" in name or "classifier" in name for name in names if name.startswith("source."))
+    assert not any("layer1" in name or "conv1.0" in name for name in names if name.startswith("target.model.conv1"))
+
+
+def test_the_fit_is_that_of_all_training_rows_at_once(net: Any, images: Any) -> None:
+    a, b, layers = net("cnn"), net("swin", 1), (LAYERS["cnn"], LAYERS["swin"])
+    data = hf_stitch.Samples.of(images)
+    whole = collect(a, b, [layers], data, batch_size=80, progress=False)[layers]["body"]
+    parts = collect(a, b, [layers, layers], data, batch_size=7, progress=False)[layers]["body"]
+    assert whole.n == parts.n == 80 * 64
+    for name in ("mean_x", "mean_y", "sxx", "sxy", "syy"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
+    layer = fit_layer(build_matcher("ridge"), {"body": whole}, a.form(layers[0]), b.form(layers[1]))
+    assert torch.equal(layer.body_mean, whole.mean_y.float())
+
+
+def test_it_reports_where_it_comes_from(net: Any, images: Any) -> None:
+    a, b = net("cnn"), net("vit", 1)
+    model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), ridge=2.0, test_size=0.25, seed=3)
+    assert isinstance(model, StitchedModelForImageClassification)
+    recipe = model.config.recipe
+    assert recipe["matcher"] == {"name": "ridge", "ridge": 2.0}
+    assert (recipe["rows"], recipe["samples"], recipe["test_size"], recipe["seed"]) == ("positions", 60, 0.25, 3)
+    assert recipe["data"] == hf_stitch.Samples.of(images).fingerprint
+    assert model.config.target["endpoint"]["weights_hash"] == weights_hash(b.model)
+    assert model.config.num_labels == b.model.config.num_labels
+    assert model.evaluation.n == 20
+    assert model.config.scores == model.evaluation.to_dict()
+
+
+def test_training_reaches_all_three_parts(net: Any, images: Any) -> None:
+    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]), task="image-classification")
+    pixels, labels = torch.stack([s["image"] for s in images[:4]]), torch.tensor([s["label"] for s in images[:4]])
+    output = model.train()(pixel_values=pixels, labels=labels)
+    torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
+    output.loss.backward()
+    for part in (model.source, model.stitch, model.target):
+        assert any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in part.parameters())
+
+
+def test_it_exports_and_compiles_in_one_graph(net: Any, inputs: Any, images: Any) -> None:
+    a, b = net("cnn"), net("vit", 1)
+    model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]))
+    pixels = inputs(a)["x"]
+    # strict: the other way of exporting follows calls of modules by a stack that the signal at a cut would unbalance
+    exported = torch.export.export(model, (), {"pixel_values": pixels}, strict=True).module()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        expected = model(pixel_values=pixels).logits
+        assert torch.equal(exported(pixel_values=pixels).logits, expected)
+        assert torch.equal(compiled(pixel_values=pixels).logits, expected)
+
+
+def test_copies_and_casts_run(net: Any, inputs: Any, images: Any) -> None:
+    a, b = net("cnn"), net("vit", 1)
+    model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]))
+    pixels = inputs(a)["x"]
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(model)(pixel_values=pixels).logits, model(pixel_values=pixels).logits)
+        double = copy.deepcopy(model).double()(pixel_values=pixels.double()).logits
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), model(pixel_values=pixels).logits, rtol=1e-3, atol=1e-4)
+
+
+def test_data_of_their_own_need_not_be_labelled(net: Any, images: Any) -> None:
+    """The target's samples are split as the source's are, though only these have labels to stratify by."""
+    a, b, layers = net("cnn"), net("vit", 1), (LAYERS["cnn"], LAYERS["vit"])
+    model = stitched(a, b, images, layers, target_data=[sample["image"] for sample in images])
+    twin = stitched(a, b, images, layers)
+    assert torch.equal(model.stitch.body.weight, twin.stitch.body.weight)
+    assert model.evaluation.scores == twin.evaluation.scores
+    assert model.config.recipe["target_data"].startswith("sha256:")
+
+
+def test_held_out_samples_of_their_own(net: Any, images: Any) -> None:
+    model = stitched(net("cnn"), net("vit", 1), images[:60], (LAYERS["cnn"], LAYERS["vit"]), test_data=images[60:])
+    assert (model.config.recipe["samples"], model.evaluation.n) == (60, 20)
+    assert "test_size" not in model.config.recipe
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+CNN_VIT = (LAYERS["cnn"], LAYERS["vit"])
+
+
+def refused(
+    error: type[Exception], message: str, net: Any, data: Any, layers: tuple[str, str] = CNN_VIT, **options: Any
+) -> None:
+    with pytest.raises(error, match=message):
+        stitched(net("cnn"), net("vit", 1), data, layers, **options)
+
+
+def test_too_few_samples_for_least_squares(net: Any, images: Any) -> None:
+    message = r"the map of prefix tokens .*24 to 32 features takes at least 25 rows, got 16; .*'ridge'"
+    refused(ValueError, message, net, images[:20], matcher="lstsq")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_activations_that_are_not_finite(value: float, net: Any, images: Any) -> None:
+    data = [{"image": s["image"].clone(), "label": s["label"], "id": f"n{i}"} for i, s in enumerate(images)]
+    data[7]["image"][0, 3, 3] = value
+    samples = hf_stitch.Samples.of(data, id="id")
+    message = "layer 'layer2.0' of the source is NaN or infinite for 1 samples of a batch of 80; the first is 'n7'"
+    with pytest.raises(ValueError, match=message):
+        collect(net("cnn"), net("vit", 1), [CNN_VIT], samples, batch_size=80, progress=False)
+
+
+def test_networks_for_different_kinds_of_samples(net: Any, images: Any) -> None:
+    with pytest.raises(ValueError, match="the source takes image and the target text samples"):
+        stitched(net("cnn"), net("bert"), images, (LAYERS["cnn"], LAYERS["bert"]))
+
+
+def test_an_unknown_matcher(net: Any, images: Any) -> None:
+    refused(ValueError, "did you mean 'procrustes'", net, images, matcher="procustes")
+    refused(TypeError, "did you mean 'ridge'", net, images, matcher="ridge", rigde=1.0)
+
+
+def test_an_unknown_task(net: Any, images: Any) -> None:
+    refused(ValueError, "no stitched model for the task 'image-clasification'", net, images, task="image-clasification")
+
+
+def test_an_unknown_layer(net: Any, images: Any) -> None:
+    refused(
+        NotACutError,
+        r"'layer2\.O' of ResNet does not exist; did you mean 'layer2\.0'",
+        net,
+        images,
+        ("layer2.O", CNN_VIT[1]),
+    )
+
+
+def test_a_layer_that_something_bypasses(net: Any, images: Any) -> None:
+    layers = ("layer2.0.bn2", CNN_VIT[1])
+    refused(NotACutError, r"cannot be cut at 'layer2\.0\.bn2': the output of '.*' bypasses it", net, images, layers)
+
+
+def test_samples_that_do_not_correspond(net: Any, images: Any) -> None:
+    other = hf_stitch.Samples.of(images).select([1, 0, *range(2, 80)])
+    refused(ValueError, "differ first at place 0: id 0 and id 1", net, images, target_data=other)
+    refused(ValueError, "leave out test_data", net, images, target_data=images, test_data=images)
+
+
+def test_no_samples(net: Any) -> None:
+    refused(ValueError, "empty", net, [])
+
+
+@pytest.fixture
+def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a refusal comes only after the pass over the data."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the data were read before the bad input was refused")
+
+    monkeypatch.setattr(hf_stitch.models.stitching, "collect", fail)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_labels_that_are_no_classes_of_the_target(net: Any, images: Any) -> None:
+    wrong = [{**s, "label": 7 if i == 9 else s["label"]} for i, s in enumerate(images)]
+    refused(ValueError, "sample 9 has label 7, and the target predicts classes 0 to 4", net, images, test_data=wrong)
+    missing = [{**s, "label": -1 if i == 9 else s["label"]} for i, s in enumerate(images)]
+    refused(ValueError, "sample 9 has the label -1", net, images, test_data=missing)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_images_of_another_size_than_the_network_is_cut_for(net: Any, images: Any) -> None:
+    large = [{**s, "image": s["image"].repeat(1, 2, 2)} for s in images]
+    message = r"layer 'layer2\.0' of the source the form bchw 24 8x8, and the network is cut for bchw 24 4x4"
+    with pytest.raises(ValueError, match=message):
+        stitched(net("cnn"), net("cnn", 1), large, (LAYERS["cnn"], LAYERS["cnn"]))
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_one_token_for_a_target_that_needs_two(net: Any, images: Any) -> None:
+    message = r"cannot run from layer 'blocks\.1' on what rows='mean' gives it \(IndexError: .*use another rows policy"
+    with pytest.raises(ValueError, match=message):
+        stitched(net("cnn"), net("deit", 1), images, (LAYERS["cnn"], LAYERS["deit"]), rows="mean")
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_forms_that_do_not_join(net: Any, images: Any) -> None:
+    refused(ValueError, "rows policy must be one of", net, images, rows="tokens")
+
+
+def test_inputs_that_are_missing_or_labels_without_a_head(net: Any, images: Any) -> None:
+    model = stitched(net("cnn"), net("vit", 1), images, CNN_VIT, task=None)
+    with pytest.raises(ValueError, match="the source takes x, got no inputs"):
+        model()
+    with pytest.raises(ValueError, match="StitchedModel has no head and takes no labels"):
+        model(pixel_values=torch.zeros(1, 3, 32, 32), labels=torch.zeros(1).long())
+
+
+def test_every_closed_form_matcher_can_be_named() -> None:
+    assert {"identity", "low_rank", "lstsq", "procrustes", "ridge"} <= set(registries.matchers.names())

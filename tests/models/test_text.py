@@ -1,0 +1,130 @@
+"""Two networks of texts joined into one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hf_stitch
+from hf_stitch import StitchedModelForCausalLM, StitchedModelForSequenceClassification
+
+from tiny_networks import LAYERS, adapted, build  # isort: skip
+
+ROBERTA_BERT = (LAYERS["roberta"], LAYERS["bert"])
+GPT2_LLAMA = (LAYERS["gpt2"], LAYERS["llama"])
+
+
+def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
+    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize(
+    ("source", "target", "rows"),
+    [
+        ("roberta", "bert", "mean"),
+        ("roberta", "bert", "cls"),
+        ("bert", "roberta", "last"),
+        ("gpt2", "llama", "positions"),
+        ("t5", "bert", "positions"),
+    ],
+)
+def test_it_gives_what_encoding_stitching_and_decoding_give(
+    source: str, target: str, rows: str, padding: str, net: Any, inputs: Any, texts: Any
+) -> None:
+    a, b, layers = net(source), net(target, 1), (LAYERS[source], LAYERS[target])
+    model = stitched(a, b, texts, layers, rows=rows)
+    batch = inputs(a, padding)
+    with torch.no_grad():
+        expected = b.decode(model.stitch(a.encode(batch, layers[0])[layers[0]]), layers[1]).logits
+        assert torch.equal(model(**batch).logits, expected)
+
+
+@pytest.mark.parametrize(("source", "target", "rows"), [("roberta", "bert", "mean"), ("gpt2", "llama", "positions")])
+def test_what_padding_holds_and_how_long_it_is_changes_nothing(
+    source: str, target: str, rows: str, net: Any, inputs: Any, texts: Any
+) -> None:
+    a = net(source)
+    model = stitched(a, net(target, 1), texts, (LAYERS[source], LAYERS[target]), rows=rows)
+    batch = inputs(a)
+    mask = batch["attention_mask"].bool()
+    other = {**batch, "input_ids": batch["input_ids"].masked_fill(~mask, 9)}
+    longer = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in batch.items()}
+    if source == "roberta":  # its positions are read off the padding id
+        other, longer["input_ids"][:, -3:] = batch, a.interface.pad_id
+    with torch.no_grad():
+        expected, got, long = (model(**given).logits for given in (batch, other, longer))
+    if rows == "positions":
+        expected, got, long = expected[mask], got[mask], long[:, :-3][mask]
+    assert torch.equal(got, expected)
+    torch.testing.assert_close(long, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_classifier_of_texts(net: Any, inputs: Any, texts: Any) -> None:
+    a, b = net("roberta"), net("bert", 1)
+    model = stitched(a, b, texts, ROBERTA_BERT, rows="mean")
+    assert isinstance(model, StitchedModelForSequenceClassification)
+    assert (model.config.num_labels, model.main_input_name) == (3, "input_ids")
+    batch, labels = inputs(a), torch.tensor([0, 1, 2, 0, 1])
+    output = model(**batch, labels=labels)
+    torch.testing.assert_close(output.loss, torch.nn.functional.cross_entropy(output.logits, labels))
+    sizes = [sum(p.numel() for p in part.parameters()) for part in (model, a.model, b.model)]
+    assert sizes[0] < sizes[1] + sizes[2]
+
+
+def test_a_language_model(net: Any, inputs: Any, texts: Any) -> None:
+    a = net("gpt2")
+    model = stitched(a, net("llama", 1), texts, GPT2_LLAMA)
+    assert isinstance(model, StitchedModelForCausalLM)
+    batch = inputs(a)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    output = model(**batch, labels=labels)
+    by_hand = []
+    for logits, row in zip(output.logits.log_softmax(-1), labels, strict=True):
+        by_hand += [-logits[i, row[i + 1]] for i in range(len(row) - 1) if row[i + 1] != -100]
+    torch.testing.assert_close(output.loss, torch.stack(by_hand).mean())
+    assert model.evaluation["perplexity"].value > 1
+
+
+def test_the_processor_is_the_source_s(net: Any, texts: Any) -> None:
+    a, samples = net("roberta"), [sample["text"] for sample in texts[:4]]
+    model = stitched(a, net("bert", 1), texts, ROBERTA_BERT, rows="mean")
+    for name, value in a.preprocess(samples).items():
+        assert torch.equal(model.preprocess(samples)[name], value)
+
+
+def test_it_exports(net: Any, inputs: Any, texts: Any) -> None:
+    a = net("gpt2")
+    model = stitched(a, net("llama", 1), texts, GPT2_LLAMA)
+    batch = inputs(a)
+    exported = torch.export.export(model, (), batch, strict=True).module()
+    with torch.no_grad():
+        assert torch.equal(exported(**batch).logits, model(**batch).logits)
+
+
+def test_tokens_of_two_tokenizers_do_not_correspond(net: Any, texts: Any) -> None:
+    with pytest.raises(ValueError, match=r"two tokenizers differ.* use rows='mean', 'cls' or 'last'"):
+        stitched(net("roberta"), net("bert", 1), texts, ROBERTA_BERT)
+
+
+def test_tokenizers_that_pad_on_different_sides_are_refused(net: Any, texts: Any) -> None:
+    left = adapted("llama", build("llama", 1))
+    left.processor.padding_side = "left"
+    with pytest.raises(ValueError, match="cut or pad the texts differently"):
+        stitched(net("gpt2"), left, texts, GPT2_LLAMA)
+
+
+def test_a_language_model_takes_no_pooled_stitch(net: Any, texts: Any) -> None:
+    with pytest.raises(ValueError, match="no next token could be predicted; use rows='positions'"):
+        stitched(net("gpt2"), net("llama", 1), texts, GPT2_LLAMA, rows="mean")
+
+
+def test_texts_in_two_languages_meet_by_their_ids(net: Any, texts: Any) -> None:
+    a, b = net("roberta"), net("bert", 1)
+    other = [sample["text"].upper() for sample in texts]
+    model = stitched(a, b, texts, ROBERTA_BERT, rows="mean", target_data=other)
+    assert model.stitch.body.fitted["n"] == 64
+    with pytest.raises(ValueError, match=r"differ first at place 79: id 79 and no more samples"):
+        stitched(a, b, texts, ROBERTA_BERT, rows="mean", target_data=other[:-1])

@@ -1,0 +1,128 @@
+"""Tiny networks of every family, made without any download, and raw samples for them."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import timm
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+
+from hf_stitch import Adapter, load
+
+SIZE = 32
+WORDS = [f"w{i}" for i in range(60)]
+BODY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+TEXT = {**BODY, "vocab_size": 80}
+CLASSES = 5
+LAYERS = {
+    "cnn": "layer2.0",
+    "convnext": "stages.1.blocks.0",
+    "vit": "vit.layers.1",
+    "deit": "blocks.1",
+    "swin": "layers.0.blocks.1",
+    "bert": "bert.encoder.layer.1",
+    "roberta": "roberta.encoder.layer.1",
+    "gpt2": "transformer.h.1",
+    "llama": "model.layers.1",
+    "t5": "encoder.block.1",
+}
+"""A cut in the middle of each network."""
+VISION, LANGUAGE = ("cnn", "convnext", "vit", "deit", "swin"), ("bert", "roberta", "gpt2", "llama", "t5")
+
+
+def tokenizer(words: int, seed: int, *specials: str, **names: str) -> Any:
+    """A tokenizer of whole words, its vocabulary in an order of its own."""
+    shuffled = random.Random(seed).sample(WORDS[:words], words)
+    vocabulary = {word: index for index, word in enumerate([*specials, *shuffled])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=names["unk_token"]))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+def plain_tokenizer() -> Any:
+    """The one that BERT, GPT-2, Llama and T5 share here."""
+    return tokenizer(
+        60,
+        0,
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[UNK]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
+
+
+def other_tokenizer() -> Any:
+    """RoBERTa's: fewer words, in another order, with padding at 1."""
+    return tokenizer(
+        40, 1, "<s>", "<pad>", "</s>", "<unk>", pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def build(family: str, seed: int) -> nn.Module:
+    """The network alone, in eval mode."""
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        match family:
+            case "cnn":
+                model = timm.create_model("resnet10t", num_classes=CLASSES, channels=(16, 24, 32, 48))
+            case "convnext":
+                model = timm.create_model(
+                    "convnext_atto", num_classes=CLASSES, depths=(1, 1, 1, 1), dims=(16, 24, 32, 32)
+                )
+            case "deit":
+                model = timm.create_model(
+                    "deit_tiny_distilled_patch16_224", num_classes=CLASSES, img_size=SIZE, depth=3, embed_dim=36
+                )
+            case "swin":
+                model = timm.create_model(
+                    "swin_tiny_patch4_window7_224", num_classes=CLASSES, img_size=SIZE, window_size=4, embed_dim=24,
+                    depths=(2, 2), num_heads=(2, 4),
+                )  # fmt: skip
+            case "vit":
+                config = transformers.ViTConfig(**BODY, image_size=SIZE, patch_size=8, num_labels=CLASSES)
+                model = transformers.ViTForImageClassification(config)
+            case "bert":
+                config = transformers.BertConfig(**TEXT, num_labels=3)
+                model = transformers.BertForSequenceClassification(config)
+            case "roberta":
+                config = transformers.RobertaConfig(**TEXT, num_labels=3, max_position_embeddings=40)
+                model = transformers.RobertaForSequenceClassification(config)
+            case "gpt2":
+                model = transformers.GPT2LMHeadModel(
+                    transformers.GPT2Config(n_embd=24, n_layer=3, n_head=4, vocab_size=80, **ends)
+                )
+            case "llama":
+                config = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, **ends)
+                model = transformers.LlamaForCausalLM(config)
+            case "t5":
+                config = transformers.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, vocab_size=80)
+                model = transformers.T5EncoderModel(config)
+            case _:
+                raise ValueError(family)
+    return model.eval()
+
+
+def adapted(family: str, model: nn.Module) -> Adapter:
+    """The network ready to be cut, with its tokenizer."""
+    if family in LANGUAGE:
+        return load(model, processor=other_tokenizer() if family == "roberta" else plain_tokenizer())
+    dtype = next(model.parameters()).dtype
+    return load(
+        model, example_inputs=torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
+    )
+
+
+@cache
+def network(family: str, seed: int = 0, dtype: str = "float32") -> Adapter:
+    """A network of a family; kept, as adapters leave models as they are."""
+    return adapted(family, build(family, seed).to(getattr(torch, dtype)))

@@ -1,0 +1,215 @@
+"""The stitching layer: forms in, forms out, the rows it is fitted on, and its baselines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_stitch.registry import UnknownNameError
+from hf_stitch.representation import Form, Representation
+from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
+from hf_stitch.stitches.layer import paired_rows, part_widths
+
+CNN, VIT, DEIT = Form("bchw", 6, (4, 4)), Form("bnd", 5, (2, 3), 1), Form("bnd", 5, (2, 3), 2)
+SWIN, TEXT, VECTOR = Form("bhwc", 4, (2, 2)), Form("bnd", 5), Form("bd", 7)
+
+
+def sample(form: Form, batch: int = 3, mask: torch.Tensor | None = None) -> Representation:
+    """A random representation of a form; texts have six tokens."""
+    positions = form.grid[0] * form.grid[1] if form.grid else 6
+    shape = {
+        "bd": (form.width,),
+        "bnd": (form.prefix_tokens + positions, form.width),
+        "bchw": (form.width, *(form.grid or ())),
+        "bhwc": (*(form.grid or ()), form.width),
+    }[form.layout]
+    grid = form.grid if form.layout == "bnd" else None
+    return Representation(torch.randn(batch, *shape), form.layout, mask, form.prefix_tokens, grid)
+
+
+def layer_of(source: Form, target: Form, rows: str = "positions") -> StitchingLayer:
+    widths = part_widths(source, target, rows)
+    maps = {part: LinearStitch(*width) for part, width in widths.items()}
+    return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"))
+
+
+JOINED = [
+    *((source, target, "positions") for source in (CNN, VIT, DEIT, SWIN) for target in (CNN, VIT, DEIT, SWIN)),
+    *((source, target, "flatten") for source in (CNN, VIT, SWIN, VECTOR) for target in (CNN, DEIT, SWIN, VECTOR)),
+    (TEXT, TEXT, "positions"),
+    (VECTOR, VECTOR, "positions"),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "rows"), JOINED, ids=lambda value: str(value))
+def test_what_comes_out_has_the_form_of_the_target(source: Form, target: Form, rows: str) -> None:
+    assert layer_of(source, target, rows)(sample(source)).form == target
+
+
+@pytest.mark.parametrize("rows", ["mean", "cls", "last"])
+@pytest.mark.parametrize("target", [CNN, VIT, SWIN, TEXT, VECTOR], ids=str)
+def test_a_pooled_stitch_gives_one_position(rows: str, target: Form) -> None:
+    for source in (VIT, TEXT, VECTOR):
+        representation = sample(source)
+        out = layer_of(source, target, rows)(representation)
+        assert out.layout == target.layout
+        assert out.rows("flatten").shape == (3, target.width)
+        assert out.prefix_tokens == 0
+        if target == TEXT:
+            assert out.mask is not None and out.mask.shape == (3, 1) and bool(out.mask.all())
+
+
+def test_every_position_is_mapped_by_the_same_map() -> None:
+    layer = layer_of(CNN, SWIN)
+    representation = sample(CNN)
+    expected = layer.body(representation.resize((2, 2)).rows("positions"))
+    torch.testing.assert_close(layer(representation).rows("positions"), expected)
+
+
+def test_prefix_tokens_come_from_prefix_tokens_or_else_from_the_mean() -> None:
+    layer, representation = layer_of(DEIT, DEIT), sample(DEIT)
+    expected = layer.prefix(representation.values[:, :2].reshape(3, 10)).view(3, 2, 5)
+    torch.testing.assert_close(layer(representation).prefix(), expected)
+    layer, representation = layer_of(CNN, VIT), sample(CNN)
+    torch.testing.assert_close(layer(representation).prefix()[:, 0], layer.prefix(representation.values.mean((2, 3))))
+
+
+def test_the_mask_is_kept_and_padding_mapped() -> None:
+    mask = torch.tensor([[True] * 6, [False, False, *[True] * 4], [True, *[False] * 5]])
+    layer, representation = layer_of(TEXT, TEXT), sample(TEXT, mask=mask)
+    out = layer(representation)
+    assert out.mask is mask
+    torch.testing.assert_close(out.values, layer.body(representation.values))
+
+
+@pytest.mark.parametrize("form", [CNN, VIT, DEIT, SWIN, TEXT, VECTOR], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_identity_to_the_same_form_changes_no_bit(form: Form, dtype: torch.dtype) -> None:
+    representation = sample(form)
+    representation = representation.replace(values=representation.values.to(dtype))
+    out = layer_of(form, form).identity()(representation)
+    assert out.values.dtype == dtype
+    assert torch.equal(out.values, representation.values)
+
+
+def test_mean_only_ignores_what_comes_in() -> None:
+    means = {"body": torch.arange(5.0), "prefix": torch.arange(10.0)}
+    widths = part_widths(CNN, DEIT, "positions")
+    layer = StitchingLayer(
+        CNN, DEIT, "positions", LinearStitch(*widths["body"]), LinearStitch(*widths["prefix"]), means
+    )
+    out = layer.mean_only()(sample(CNN))
+    assert torch.equal(out.rows("positions"), torch.arange(5.0).expand(18, 5))
+    assert torch.equal(out.prefix(), torch.arange(10.0).view(2, 5).expand(3, 2, 5))
+
+
+def test_state_and_config_are_the_whole_layer() -> None:
+    layer = layer_of(CNN, DEIT)
+    layer.body_mean.fill_(2.0)
+    twin = StitchingLayer.from_dict(json.loads(json.dumps(layer.to_dict())))
+    twin.load_state_dict(layer.state_dict(), strict=True)
+    representation = sample(CNN)
+    assert torch.equal(twin(representation).values, layer(representation).values)
+    assert torch.equal(twin.mean_only()(representation).values, layer.mean_only()(representation).values)
+
+
+# -- what it is fitted on ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "target", "rows"), JOINED, ids=lambda value: str(value))
+def test_rows_pair_up_in_the_widths_of_the_maps(source: Form, target: Form, rows: str) -> None:
+    pairs = paired_rows(sample(source), sample(target), rows)
+    assert {part: (x.shape[1], y.shape[1]) for part, (x, y) in pairs.items()} == part_widths(source, target, rows)
+    for x, y in pairs.values():
+        assert len(x) == len(y)
+
+
+@given(st.sampled_from([CNN, VIT, DEIT, SWIN]), st.sampled_from([CNN, VIT, DEIT, SWIN]))
+def test_the_fitted_rows_are_those_that_the_layer_maps(source: Form, target: Form) -> None:
+    """Where the target's rows are the map of the source's, the layer gives the target's representation."""
+    layer, x = layer_of(source, target), sample(source)
+    for part, (rows_x, rows_y) in paired_rows(x, layer(x), "positions").items():
+        torch.testing.assert_close(getattr(layer, part)(rows_x), rows_y)
+
+
+def test_masked_positions_are_not_fitted_on() -> None:
+    mask = torch.tensor([[True] * 6, [False, False, *[True] * 4]])
+    x, y = sample(TEXT, 2, mask), sample(TEXT, 2, mask)
+    (rows_x, rows_y) = paired_rows(x, y, "positions")["body"]
+    assert torch.equal(rows_x, x.values[mask])
+    assert torch.equal(rows_y, y.values[mask])
+
+
+@pytest.mark.parametrize("unmasked", ["source", "target"])
+def test_a_mask_of_one_side_alone_holds_for_both(unmasked: str) -> None:
+    mask = torch.tensor([[True] * 6, [True, *[False] * 5]])
+    x = sample(TEXT, 2, None if unmasked == "source" else mask)
+    y = sample(TEXT, 2, None if unmasked == "target" else mask)
+    (rows_x, rows_y) = paired_rows(x, y, "positions")["body"]
+    assert torch.equal(rows_x, x.values[mask])
+    assert torch.equal(rows_y, y.values[mask])
+
+
+@pytest.mark.parametrize("other", [[[True] * 6] * 2, [[True] * 6, [*[False] * 5, True]]], ids=["longer", "other side"])
+def test_tokens_that_do_not_correspond_are_refused(other: list[list[bool]]) -> None:
+    mask, other = torch.tensor([[True] * 6, [True, *[False] * 5]]), torch.tensor(other)
+    with pytest.raises(ValueError, match="cut or pad the texts differently; use rows='mean', 'cls' or 'last'"):
+        paired_rows(sample(TEXT, 2, mask), sample(TEXT, 2, other), "positions")
+    longer = Representation(torch.randn(2, 8, 5), "bnd")
+    with pytest.raises(ValueError, match="to have the same tokens, got 6 and 8"):
+        paired_rows(sample(TEXT, 2, other), longer, "positions")
+
+
+def test_batches_of_different_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="both sides must have the same samples, got 2 and 3"):
+        paired_rows(sample(CNN, 2), sample(VIT, 3), "positions")
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "rows", "message"),
+    [
+        (CNN, TEXT, "positions", "only one of them forms a grid; use 'mean'"),
+        (TEXT, VIT, "positions", "only one of them forms a grid; use 'mean'"),
+        (CNN, VECTOR, "positions", "one of them is a vector; use 'mean' or 'flatten'"),
+        (VECTOR, TEXT, "positions", "one of them is a vector"),
+        (TEXT, TEXT, "flatten", "texts have none; use 'positions' or 'mean'"),
+        (TEXT, VECTOR, "flatten", "texts have none"),
+        (VECTOR, TEXT, "flatten", "texts have none"),
+    ],
+)
+def test_forms_that_a_policy_cannot_join_are_refused(source: Form, target: Form, rows: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StitchingLayer(source, target, rows, IdentityStitch(source.width, target.width))
+    with pytest.raises(ValueError, match=message):
+        paired_rows(sample(source), sample(target), rows)
+
+
+def test_maps_of_other_widths_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"the body of a stitch from bchw 6 4x4 to bhwc 4 2x2 .* must map 6 -> 4, got 6 -> 5"
+    ):
+        StitchingLayer(CNN, SWIN, "positions", LinearStitch(6, 5))
+    with pytest.raises(ValueError, match=r"the prefix of .* must map 6 -> 5, got none"):
+        StitchingLayer(CNN, VIT, "positions", LinearStitch(6, 5))
+    with pytest.raises(ValueError, match=r"the prefix of .* must map none, got 6 -> 5"):
+        StitchingLayer(CNN, SWIN, "positions", LinearStitch(6, 4), LinearStitch(6, 5))
+
+
+@pytest.mark.parametrize("form", [SWIN, TEXT, VECTOR, Form("bchw", 7, (4, 4)), DEIT], ids=str)
+def test_a_representation_of_another_form_is_refused(form: Form) -> None:
+    with pytest.raises(ValueError, match="the stitch takes a representation of the form bchw 6 4x4, got"):
+        layer_of(CNN, VIT)(sample(form))
+
+
+def test_an_unknown_type_of_stitch_is_refused() -> None:
+    config = layer_of(CNN, SWIN).to_dict()
+    config["body"]["type"] = "liner"
+    with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
+        StitchingLayer.from_dict(config)

@@ -1,0 +1,224 @@
+"""Representations as matrices and in other shapes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from hf_stitch.representation import ROWS_POLICIES, Form, Representation
+
+LENGTHS = [5, 1, 3]
+
+
+def ragged(padding: str, fill: float = 0.0, prefix: int = 0, dtype: torch.dtype = torch.float64) -> Representation:
+    """Texts of LENGTHS tokens of width 4 whose token values do not depend on the side that is padded."""
+    n = max(LENGTHS)
+    values, mask = torch.full((3, n, 4), fill, dtype=dtype), torch.zeros(3, n, dtype=torch.bool)
+    for sample, length in enumerate(LENGTHS):
+        place = slice(0, length) if padding == "right" else slice(n - length, n)
+        values[sample, place] = tokens(sample, length).to(dtype)
+        mask[sample, place] = True
+    return Representation(values, "bnd", mask=mask, prefix_tokens=prefix)
+
+
+def tokens(sample: int, length: int) -> torch.Tensor:
+    return torch.arange(length * 4, dtype=torch.float64).view(length, 4) + 100 * sample
+
+
+EXPECTED = {
+    "positions": torch.cat([tokens(i, n) for i, n in enumerate(LENGTHS)]),
+    "mean": torch.stack([tokens(i, n).mean(0) for i, n in enumerate(LENGTHS)]),
+    "cls": torch.stack([tokens(i, n)[0] for i, n in enumerate(LENGTHS)]),
+    "last": torch.stack([tokens(i, n)[-1] for i, n in enumerate(LENGTHS)]),
+}
+
+
+@pytest.mark.parametrize("policy", EXPECTED)
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("fill", [0.0, 1e30, float("nan"), float("inf")])
+def test_rows_of_texts_are_of_real_tokens_only(policy: str, padding: str, fill: float) -> None:
+    representation = ragged(padding, fill)
+    assert torch.equal(representation.rows(policy), EXPECTED[policy])
+    owners = [i for i, n in enumerate(LENGTHS) for _ in range(n)] if policy == "positions" else [0, 1, 2]
+    assert representation.row_samples(policy).tolist() == owners
+
+
+def test_prefix_tokens_are_left_out_unless_asked_for() -> None:
+    values = torch.randn(2, 6, 3)
+    r = Representation(values, "bnd", prefix_tokens=2, grid=(2, 2))
+    assert torch.equal(r.rows("positions"), values[:, 2:].reshape(8, 3))
+    assert torch.equal(r.rows("positions", prefix=True), values.reshape(12, 3))
+    assert torch.equal(r.rows("flatten"), values[:, 2:].reshape(2, 12))
+    assert torch.equal(r.rows("flatten", prefix=True), values.reshape(2, 18))
+    assert torch.equal(r.rows("mean"), values[:, 2:].mean(1))
+    assert torch.equal(r.rows("mean", prefix=True), values.mean(1))
+    assert torch.equal(r.rows("cls"), values[:, 0])
+    assert torch.equal(r.prefix(), values[:, :2])
+    assert r.row_samples("positions", prefix=True).tolist() == [0] * 6 + [1] * 6
+
+
+def test_masked_prefix_tokens_do_not_count() -> None:
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    values = torch.randn(2, 3, 4)
+    r = Representation(values, "bnd", mask=mask, prefix_tokens=1)
+    assert torch.equal(r.rows("positions"), torch.stack([values[0, 1], values[0, 2], values[1, 1]]))
+    assert torch.equal(r.rows("mean")[1], values[1, 1])
+
+
+@pytest.mark.parametrize("layout", ["bchw", "bhwc"])
+def test_grids_have_a_row_for_each_position_in_reading_order(layout: str) -> None:
+    grid = torch.arange(2 * 3 * 2 * 4.0).view(2, 3, 2, 4)  # b, h, w, d
+    r = Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout)
+    assert r.form == Form(layout, 4, (3, 2))
+    assert torch.equal(r.rows("positions"), grid.reshape(12, 4))
+    assert torch.equal(r.rows("flatten"), grid.reshape(2, 24))
+    assert torch.equal(r.rows("mean"), grid.mean((1, 2)))
+    assert r.row_samples().tolist() == [0] * 6 + [1] * 6
+    for policy in ("cls", "last"):
+        with pytest.raises(ValueError, match=f"'{policy}' needs tokens"):
+            r.rows(policy)
+
+
+@pytest.mark.parametrize("policy", ROWS_POLICIES)
+def test_vectors_are_rows_under_every_policy(policy: str) -> None:
+    values = torch.randn(4, 3)
+    r = Representation(values, "bd")
+    assert torch.equal(r.rows(policy), values)
+    assert r.row_samples(policy).tolist() == [0, 1, 2, 3]
+
+
+def test_the_mean_of_many_float16_tokens_does_not_overflow() -> None:
+    values = torch.full((1, 600, 2), 200.0, dtype=torch.float16)
+    mask = torch.ones(1, 600, dtype=torch.bool)
+    mask[0, -1] = False
+    mean = Representation(values, "bnd", mask=mask).rows("mean")
+    assert mean.dtype == torch.float16
+    assert mean.tolist() == [[200.0, 200.0]]
+
+
+@pytest.mark.parametrize("policy", ["mean", "cls", "last"])
+def test_a_sample_without_a_real_token_is_refused(policy: str) -> None:
+    r = ragged("right")
+    assert r.mask is not None
+    r.mask[1] = False
+    with pytest.raises(ValueError, match="sample 1 of the batch is masked entirely"):
+        r.rows(policy)
+    assert len(r.rows("positions")) == LENGTHS[0] + LENGTHS[2]
+
+
+def test_policies_that_do_not_exist_here_are_refused() -> None:
+    with pytest.raises(ValueError, match="one of positions, flatten, mean, cls, last, got 'tokens'"):
+        ragged("right").rows("tokens")
+    with pytest.raises(ValueError, match="'flatten' needs samples of one length"):
+        ragged("right").rows("flatten")
+    with pytest.raises(ValueError, match="'cls' needs a prefix token"):
+        Representation(torch.zeros(2, 4, 3), "bnd", grid=(2, 2)).rows("cls")
+
+
+@given(
+    st.sampled_from(["bchw", "bhwc", "bnd"]),
+    st.sampled_from(["bchw", "bhwc", "bnd"]),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+)
+def test_another_layout_and_back_is_the_same(layout: str, other: str, grid: tuple[int, int]) -> None:
+    values = torch.randn(2, *grid, 3)
+    r = Representation(values, "bhwc", context={"x": 1}).to_layout(layout)
+    moved = r.to_layout(other)
+    assert (moved.layout, moved.grid, moved.context) == (other, grid, {"x": 1})
+    assert torch.equal(moved.rows("positions"), values.reshape(-1, 3))
+    assert torch.equal(moved.to_layout(layout).values, r.values)
+
+
+def test_prefix_tokens_have_no_place_in_a_grid() -> None:
+    r = Representation(torch.randn(2, 7, 3), "bnd", prefix_tokens=1, grid=(2, 3))
+    grid = r.to_layout("bchw")
+    assert grid.values.shape == (2, 3, 2, 3)
+    assert torch.equal(grid.rows(), r.rows())
+
+
+@pytest.mark.parametrize("layout", ["bchw", "bhwc", "bnd"])
+@pytest.mark.parametrize("size", [(2, 2), (6, 9), (4, 3)])
+def test_resize_is_bilinear(layout: str, size: tuple[int, int]) -> None:
+    grid = torch.randn(2, 5, 4, 3)
+    resized = Representation(grid, "bchw").to_layout(layout).resize(size)
+    expected = functional.interpolate(grid, size=size, mode="bilinear", align_corners=False)
+    assert (resized.layout, resized.grid) == (layout, size)
+    torch.testing.assert_close(resized.to_layout("bchw").values, expected)
+
+
+def test_resize_to_its_own_size_changes_no_bit_and_keeps_prefix_tokens() -> None:
+    r = Representation(torch.randn(2, 5, 3), "bnd", prefix_tokens=1, grid=(2, 2))
+    assert r.resize((2, 2)) is r
+    larger = r.resize((3, 3))
+    assert larger.form == Form("bnd", 3, (3, 3), 1)
+    assert torch.equal(larger.prefix(), r.prefix())
+    assert torch.equal(larger.rows(), Representation(r.rows().view(2, 4, 3), "bnd", grid=(2, 2)).resize((3, 3)).rows())
+
+
+def test_positions_without_a_grid_take_no_other_shape() -> None:
+    for change in (lambda r: r.resize((2, 2)), lambda r: r.to_layout("bchw")):
+        with pytest.raises(ValueError, match="form no grid"):
+            change(ragged("right"))
+    with pytest.raises(ValueError, match="vectors have no positions"):
+        Representation(torch.zeros(2, 3), "bd").to_layout("bnd")
+    with pytest.raises(ValueError, match="vectors have no positions"):
+        ragged("right").to_layout("bd")
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("layout must be one of bd, bnd, bchw, bhwc, got 'nchw'", {"shape": (2, 3, 4, 4), "layout": "nchw"}),
+        ("layout bnd needs 3 axes, got shape", {"shape": (2, 3), "layout": "bnd"}),
+        ("exist in the layout bnd only, not in bd", {"shape": (2, 3), "layout": "bd", "prefix_tokens": 1}),
+        (
+            "exist in the layout bnd only, not in bchw",
+            {"shape": (1, 2, 2, 2), "layout": "bchw", "mask": torch.ones(1, 2).bool()},
+        ),
+        ("mask must be bool of the shape", {"shape": (2, 3, 4), "layout": "bnd", "mask": torch.ones(2, 2).bool()}),
+        ("mask must be bool", {"shape": (2, 3, 4), "layout": "bnd", "mask": torch.ones(2, 3).long()}),
+        (
+            "5 tokens do not hold 1 prefix tokens and a grid of 2x3",
+            {"shape": (2, 5, 4), "layout": "bnd", "prefix_tokens": 1, "grid": (2, 3)},
+        ),
+        ("2 tokens do not hold 3 prefix tokens", {"shape": (2, 2, 4), "layout": "bnd", "prefix_tokens": 3}),
+        (
+            "a mask belongs to texts",
+            {"shape": (2, 4, 4), "layout": "bnd", "mask": torch.ones(2, 4).bool(), "grid": (2, 2)},
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(message: str, arguments: dict[str, object]) -> None:
+    values = torch.zeros(arguments.pop("shape"))
+    with pytest.raises(ValueError, match=message):
+        Representation(values, **arguments)
+
+
+def test_forms_go_through_json_and_read_well() -> None:
+    form = Form("bnd", 192, (14, 14), 1)
+    assert Form(**json.loads(json.dumps(form.to_dict()))) == form
+    assert [str(f) for f in (form, Form("bd", 8), Form("bchw", 3, (4, 2)))] == [
+        "bnd 192 14x14 +1",
+        "bd 8",
+        "bchw 3 4x2",
+    ]
+    with pytest.raises(ValueError, match="prefix tokens exist in the layout bnd only"):
+        Form("bchw", 3, (4, 4), prefix_tokens=1)
+    with pytest.raises(ValueError, match="layout must be one of"):
+        Form("hwc", 3)
+
+
+@given(st.integers(1, 6), st.integers(1, 7), st.randoms(use_true_random=False))
+def test_the_mean_is_that_of_the_positions_of_a_sample(batch: int, length: int, random: object) -> None:
+    mask = torch.tensor([[random.random() < 0.6 for _ in range(length)] for _ in range(batch)])
+    mask[:, random.randrange(length)] = True
+    r = Representation(torch.randn(batch, length, 3, dtype=torch.float64), "bnd", mask=mask)
+    rows, owners = r.rows("positions").numpy(), r.row_samples("positions").numpy()
+    by_hand = np.stack([rows[owners == sample].mean(0) for sample in range(batch)])
+    np.testing.assert_allclose(r.rows("mean").numpy(), by_hand, rtol=1e-12, atol=1e-14)
