@@ -21,7 +21,7 @@ from PIL.Image import Image, fromarray
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["Batch", "Id", "Modality", "Samples", "check_same_order", "read_data"]
+__all__ = ["Batch", "Id", "Modality", "Samples", "check_same_order", "paired_batches", "read_data"]
 
 Id = int | str
 Modality = Literal["image", "text", "tensor"]
@@ -291,6 +291,24 @@ class Samples:
                 bar.update(len(part))
 
 
+def paired_batches(
+    a: Samples, b: Samples, batch_size: int, progress: str | None = None
+) -> Iterator[tuple[Batch, Batch]]:
+    """The batches of two sides in step; where both are the same samples, each is read once.
+
+    Args:
+        a: One side.
+        b: The other, with as many samples.
+        batch_size: Samples per batch.
+        progress: What the progress bar says; ``None``: no bar.
+    """
+    if a is b:
+        for batch in a.batches(batch_size, progress):
+            yield batch, batch
+    else:
+        yield from zip(a.batches(batch_size, progress), b.batches(batch_size), strict=True)
+
+
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:
     """Make sure that two sides hold the same samples in the same order.
 
@@ -328,7 +346,8 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
             pixels, that scikit-learn ships, 1438 to train and 359 to test.
         data_dir: Where copies of data sets lie: the Hub's ``owner/name/config`` is then read from
             ``<data_dir>/name/config``, and the Hub is not asked.
-        split: Which split, also in part (``"train[:1000]"``); may be left out where there is one only.
+        split: Which split, of the Hub's and of folders also in part (``"train[:1000]"``); may be left out where there
+            is one only.
 
     Raises:
         FileNotFoundError: If the data set is not there, or the Hub cannot be reached.
@@ -600,7 +619,8 @@ def _find_samples(
 def _find_label(kinds: Mapping[str, str], taken: Iterable[Any]) -> str | None:
     """The only column that can be meant by labels, or none."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
-    integers = [name for name in ("label", "labels") if kinds.get(name) == "integer" and name not in taken]
+    # A column with gaps is one of labels too: reading these names the sample that has none.
+    integers = [name for name in ("label", "labels") if "integer" in kinds.get(name, "") and name not in taken]
     candidates = classes or integers
     if len(candidates) > 1:
         raise ValueError(f"several columns could be the labels: {', '.join(map(repr, candidates))}; name one by label=")

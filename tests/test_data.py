@@ -495,3 +495,9 @@ def test_digits_are_those_of_scikit_learn():
 def test_public_data_sets(source, options, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     assert repr(Samples.of(read_data(source, SHARED, "test"), **options)) == expected
+
+
+def test_a_missing_label_in_a_list_of_dicts_is_named() -> None:
+    samples = Samples.of([{"text": "a", "label": 0}, {"text": "b", "label": None}])
+    with pytest.raises(ValueError, match="1"):
+        _ = samples.labels

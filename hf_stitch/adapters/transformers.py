@@ -229,8 +229,11 @@ def _processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
 
     kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
     try:
-        return kind.from_pretrained(place, **hub)
+        found = kind.from_pretrained(place, **hub)
+        if main_input != "input_ids" or len(found.get_vocab()) > len(found.all_special_tokens):
+            return found
+        reason = "its vocabulary is empty"  # what transformers makes of a missing file
     except (OSError, ValueError, KeyError) as error:  # what transformers raises for a repository without one
         reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"{place} has no {kind.__name__[4:]} ({reason}): raw samples will need processor=", stacklevel=4)
-        return None
+    warnings.warn(f"{place} has no {kind.__name__[4:]} ({reason}): raw samples will need processor=", stacklevel=4)
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..adapters import Adapter, load
 from ..adapters.base import evaluating
-from ..data import Batch, Samples, check_same_order
+from ..data import Batch, Samples, check_same_order, paired_batches
 from ..endpoint import Endpoint
 from ..models.modeling import StitchedModel, logits_of
 
@@ -56,14 +56,12 @@ class Evaluation:
         data: Fingerprint of these.
         scores: Name of a predictor (``stitched``, ``identity``, ``mean only``, ``target``, ``chance``) -> name of a
             figure -> score.
-        confidence: Of the intervals.
     """
 
     task: str
     n: int
     data: str
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
-    confidence: float = 0.95
 
     def __getitem__(self, figure: str) -> Score:
         """A figure of the stitched model: ``evaluation["relative_accuracy"]``."""
@@ -150,8 +148,8 @@ def evaluate(
     """Score a stitched model on samples it was not fitted on, beside its baselines.
 
     Baselines share both halves: ``identity`` (no map; widths that differ are padded with zeros or cut), ``mean only``
-    (the target's mean whatever the source says), the ``target`` alone, and ``chance`` (the share of the most frequent
-    class; for language, all tokens equally likely).
+    (the target's mean whatever the source says), the ``target`` alone, and ``chance`` (always the most frequent class,
+    with the classes' shares as probabilities; for language, all tokens equally likely).
 
     Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021,
     section 4; NaN where the target has none right); ``cross_entropy`` with the true
@@ -189,10 +187,10 @@ def evaluate(
     }
     measure = _measure_tokens if stitched.task == "text-generation" else _measure_classes
     parts: dict[str, list[Mapping[str, Array]]] = {}
-    for batch, twin in zip(
-        samples.batches(batch_size, progress="scoring" if progress else None), other.batches(batch_size), strict=True
-    ):
+    for batch, twin in paired_batches(samples, other, batch_size, progress="scoring" if progress else None):
         inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
+        if stitched.task == "text-generation":
+            _check_same_tokens(inputs, reference)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
             logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
@@ -203,11 +201,12 @@ def evaluate(
         name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()
     }
     figures = _language_figures if stitched.task == "text-generation" else _class_figures
-    weights = _resamples(len(samples), resamples, seed)
-    scores = {
-        name: _intervals(figures, values, collected, weights)
-        for name, values in _with_chance(collected, stitched.task).items()
-    }
+    predictors = _with_chance(collected, stitched.task)
+    drawn: dict[str, list[dict[str, Array]]] = {name: [] for name in predictors}
+    for weights in _resamples(len(samples), resamples, seed):
+        for name, values in predictors.items():
+            drawn[name].append(figures(values, collected["target"], weights))
+    scores = {name: _intervals(chunks) for name, chunks in drawn.items()}
     return Evaluation(stitched.task, len(samples), samples.fingerprint, scores)
 
 
@@ -233,6 +232,16 @@ def check_labels(samples: Samples | Batch, classes: int) -> None:
     for id_, label in zip(samples.ids, samples.labels or (), strict=False):
         if not 0 <= label < classes:
             raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
+
+
+def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    """Make sure that both sides see the same tokens at the same places."""
+    for name in ("input_ids", "attention_mask"):
+        if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
+            raise ValueError(
+                f"source and target see other {name} for the same text: next tokens can be compared only with one "
+                "tokenizer that pads both on the same side"
+            )
 
 
 def _measure_classes(
@@ -291,10 +300,10 @@ def _with_chance(collected: dict[str, dict[str, Array]], task: str) -> dict[str,
         chance = {**target, "cross_entropy": target["tokens"] * np.log(target["vocabulary"])}
         chance["agreement"] = target["tokens"] / target["vocabulary"]
     else:
-        classes, counts = np.unique(target["class"], return_counts=True)
+        answers = target.get("label", target["class"])
+        classes, inverse, counts = np.unique(answers, return_inverse=True, return_counts=True)
         chance["agreement"] = (target["class"] == classes[counts.argmax()]).astype(float)
         if "label" in target:
-            _, inverse, counts = np.unique(target["label"], return_inverse=True, return_counts=True)
             chance["right"] = (inverse == counts.argmax()).astype(float)
             chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
     return {**collected, "chance": chance}
@@ -318,25 +327,26 @@ def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], wei
     tokens = weights @ own["tokens"]
     loss, reference = weights @ own["cross_entropy"] / tokens, weights @ target["cross_entropy"] / tokens
     return {
-        "perplexity": np.exp(loss), "relative_perplexity": np.exp(loss - reference), "cross_entropy": loss,
+        "perplexity": np.exp(loss),
+        "relative_perplexity": np.exp(loss - reference),
+        "cross_entropy": loss,
         "agreement": weights @ own["agreement"] / tokens,
-    }  # fmt: skip
+    }
 
 
-def _resamples(n: int, count: int, seed: int) -> Array:
-    """How often each sample counts: first once each, then in ``count`` bootstrap resamples; each row sums to ``n``."""
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=count)
-    return np.concatenate([np.ones((1, n)), drawn])
+def _resamples(n: int, count: int, seed: int) -> Iterator[Array]:
+    """How often each sample counts, some resamples at a time: first once each, then ``count`` bootstrap resamples."""
+    random = np.random.default_rng(seed)
+    yield np.ones((1, n))
+    for start in range(0, count, 50):
+        yield random.multinomial(n, np.full(n, 1 / n), size=min(50, count - start)).astype(float)
 
 
-def _intervals(
-    figures: Callable[..., dict[str, Array]],
-    own: Mapping[str, Array],
-    collected: Mapping[str, Mapping[str, Array]],
-    weights: Array,
-) -> dict[str, Score]:
+def _intervals(chunks: list[dict[str, Array]]) -> dict[str, Score]:
+    """The value on all samples, which comes first, with the percentiles of the resamples."""
     found = {}
-    for name, values in figures(own, collected["target"], weights).items():
+    for name in chunks[0]:
+        values = np.concatenate([chunk[name] for chunk in chunks])
         low, high = np.nan, np.nan
         if not np.isnan(values[0]):
             low, high = np.nanquantile(values[1:], [0.025, 0.975])  # a resample may hold none that the target has right

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..adapters import Adapter, load
-from ..data import Batch, Samples, check_same_order
+from ..data import Batch, Samples, check_same_order, paired_batches
 from ..matchers import Matcher, build_matcher
 from ..representation import Form, Representation, RowsPolicy
 from ..statistics import Moments
@@ -221,8 +221,8 @@ def collect(
     pairs = list(dict.fromkeys(pairs))
     layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
     found: dict[tuple[str, str], Statistics] = {pair: {} for pair in pairs}
-    others = (target_samples or samples).batches(batch_size)
-    for batch, other in zip(samples.batches(batch_size, progress="fitting" if progress else None), others, strict=True):
+    others = samples if target_samples is None else target_samples
+    for batch, other in paired_batches(samples, others, batch_size, progress="fitting" if progress else None):
         x = source.encode(source.preprocess(batch.samples), layers_a)
         y = target.encode(target.preprocess(other.samples), layers_b)
         for side, representations in (("source", x), ("target", y)):

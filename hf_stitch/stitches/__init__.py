@@ -1,5 +1,7 @@
-"""Stitches: the modules between two networks. Each maps vectors of one width to vectors of another; a stitching layer
-carries whole representations."""
+"""Stitches: the modules between two networks.
+
+Each maps vectors of one width to vectors of another; a stitching layer carries whole representations.
+"""
 
 from hf_stitch.stitches.base import Stitch, build_stitch
 from hf_stitch.stitches.identity import IdentityStitch

@@ -247,7 +247,8 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
         mask = None if side.mask is None else side.mask[:, side.prefix_tokens :].to(x.device)
         pairs = {"body": (x.flatten(0, 1), y.flatten(0, 1)) if mask is None else (x[mask], y[mask.to(y.device)])}
     else:
-        pairs = {"body": (x, target.rows(rows))}
+        # The single token of a pooled stitch stands where the target's head finds its CLS token.
+        pairs = {"body": (x, target.rows("cls" if rows in POOLED and target.prefix_tokens else rows))}
     if target.prefix_tokens and rows not in POOLED:
         pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))
     return pairs

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import hf_stitch
@@ -14,7 +16,10 @@ from hf_stitch import NotACutError, StitchedModelForImageClassification, registr
 from hf_stitch.adapters import _tree
 from hf_stitch.endpoint import weights_hash
 from hf_stitch.matchers import build_matcher
+from hf_stitch.models.modeling import join
 from hf_stitch.models.stitching import collect, fit_layer
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.stitches.layer import paired_rows
 
 from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build  # isort: skip
 
@@ -286,3 +291,48 @@ def test_inputs_that_are_missing_or_labels_without_a_head(net: Any, images: Any)
 
 def test_every_closed_form_matcher_can_be_named() -> None:
     assert {"identity", "low_rank", "lstsq", "procrustes", "ridge"} <= set(registries.matchers.names())
+
+
+def test_a_pooled_stitch_into_a_network_with_a_cls_token_speaks_where_its_head_listens() -> None:
+    """At the last block a ViT's head reads the CLS token alone: fitted on it, the pooled self-stitch must agree."""
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            image_size=32,
+            patch_size=8,
+            num_labels=4,
+        )
+    ).eval()
+    images = [{"image": image, "label": i % 4} for i, image in enumerate(torch.randn(120, 3, 32, 32))]
+    stitched = hf_stitch.stitch(model, "vit.layers.1", model, "vit.layers.1", data=images, rows="cls", progress=False)
+    assert stitched.evaluation["agreement"].value == 1
+    target = hf_stitch.load(model)
+    with torch.no_grad():
+        representation = target.encode(torch.randn(3, 3, 32, 32), "vit.layers.1")["vit.layers.1"]
+    pooled = paired_rows(representation, representation, "mean")["body"]
+    assert torch.equal(pooled[0], representation.rows("mean"))
+    assert torch.equal(pooled[1], representation.rows("cls"))
+
+
+def test_what_belongs_to_a_user_or_a_machine_is_not_recorded(tmp_path: Path) -> None:
+    transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50
+        )
+    ).save_pretrained(tmp_path / "parent")
+    with pytest.warns(UserWarning, match="has no Tokenizer"):
+        adapter = hf_stitch.load(str(tmp_path / "parent"), token="hf_secret", cache_dir=str(tmp_path / "cache"))
+    layer, form = adapter.layers[0], adapter.form(adapter.layers[0])
+    width = form.width
+    stitched = join(
+        adapter, layer, StitchingLayer(form, form, "positions", IdentityStitch(width, width)), adapter, layer, task=None
+    )
+    stitched.save_pretrained(tmp_path / "model")
+    stitched.stitcher.save_pretrained(tmp_path / "stitcher")
+    for file in [*(tmp_path / "model").glob("*.json"), *(tmp_path / "stitcher").glob("*.json")]:
+        assert "hf_secret" not in file.read_text()
+        assert str(tmp_path) not in file.read_text()
