@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub import save_torch_state_dict, snapshot_download
-from safetensors import safe_open
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -28,9 +25,8 @@ from ..registry import UnknownNameError, registries
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from .configuration import StitchConfig
+from .files import load_strictly, read_config, save_weights
 from .stitcher import Stitcher
-
-WEIGHTS = "model.safetensors"
 
 
 class StitchedModel(PreTrainedModel):
@@ -214,8 +210,7 @@ class StitchedModel(PreTrainedModel):
         self.config.architectures = [type(self).__name__]
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
-        weights = {name: tensor.contiguous() for name, tensor in (state_dict or self.state_dict()).items()}
-        save_torch_state_dict(_untied(weights), folder, max_shard_size=max_shard_size)
+        save_weights(state_dict or self.state_dict(), folder, max_shard_size)
         if hasattr(self.processor, "save_pretrained"):
             self.processor.save_pretrained(folder)
         if push_to_hub:
@@ -263,19 +258,26 @@ class StitchedModel(PreTrainedModel):
         folder = Path(place)
         if not folder.is_dir():
             patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-            folder = Path(snapshot_download(
-                place, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only,
-                force_download=force_download, allow_patterns=patterns,
-            ))  # fmt: skip
+            folder = Path(
+                snapshot_download(
+                    place,
+                    revision=revision,
+                    token=token,
+                    cache_dir=cache_dir,
+                    local_files_only=local_files_only,
+                    force_download=force_download,
+                    allow_patterns=patterns,
+                )
+            )
         if config is None:
-            config = _read_config(folder)
+            config = read_config(folder)
         kind = _class_of(config)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained"
             )
         model = _skeleton(kind, config, folder)
-        _load_strictly(model, folder)
+        load_strictly(model, folder)
         blueprint = (config.source or {})["blueprint"]
         model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
         if dtype is not None and dtype != "auto":
@@ -335,39 +337,6 @@ CLASSES: dict[str | None, type[StitchedModel]] = {
 """Task -> the class with its head."""
 
 
-def join(
-    source: Adapter, source_layer: str, layer: StitchingLayer, target: Adapter, target_layer: str, *, task: str | None,
-    recipe: Mapping[str, Any] | None = None,
-) -> StitchedModel:  # fmt: skip
-    """The stitched model of two networks and a stitching layer; weights are copied, the networks left as they are.
-
-    Args:
-        source: Gives the front half.
-        source_layer: Its cut.
-        layer: The stitching layer.
-        target: Gives the back half.
-        target_layer: Its cut.
-        task: Which head; ``None``: the target's own output.
-        recipe: How the layer was found.
-    """
-    kind = class_for(task)
-    front, back = source.front(source_layer), target.back(target_layer)
-    config = StitchConfig(
-        source=_half(source, source_layer),
-        target=_half(target, target_layer),
-        stitch=layer.to_dict(),
-        recipe=dict(recipe or {}),
-    )
-    labels = getattr(getattr(target.model, "config", None), "id2label", None)
-    if labels and task in ("image-classification", "text-classification"):
-        config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
-    elif task == "image-classification" and (classes := getattr(target.model, "num_classes", None)):
-        config.num_labels = int(classes)
-    stitched = kind(config, front, layer, back, processor=source.processor)
-    stitched.parents = (source, target)
-    return stitched
-
-
 def class_for(task: str | None) -> type[StitchedModel]:
     """The class with the head for a task.
 
@@ -379,25 +348,6 @@ def class_for(task: str | None) -> type[StitchedModel]:
             f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}"
         )
     return CLASSES[task]
-
-
-def _half(adapter: Adapter, layer: str) -> dict[str, Any]:
-    """One half as JSON values: how to build the network, where it is cut, how it runs, and which it was."""
-    try:
-        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
-    except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
-        blueprint = {"blueprint": None, "why": str(error)}
-    endpoint = adapter.pinned
-    if endpoint.is_local:  # a path means nothing elsewhere and is not to be published
-        endpoint = dataclasses.replace(endpoint, id=None)
-    cut, plan = adapter.cut(layer)
-    return {
-        **blueprint,
-        "cut": cut.to_dict(),
-        "plan": plan.to_dict(),
-        "interface": adapter.interface.to_dict(),
-        "endpoint": endpoint.to_dict(),
-    }
 
 
 def _build_front(half: Mapping[str, Any]) -> Front:
@@ -423,34 +373,6 @@ def _class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     return functional.cross_entropy(logits.float(), labels.to(logits.device))
 
 
-def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every weight with memory of its own: what the parents tied must not be dropped when saving."""
-    seen: set[tuple[Any, ...]] = set()
-    for name, tensor in weights.items():
-        key = (tensor.device, tensor.untyped_storage().data_ptr())
-        if tensor.numel() and key in seen:
-            weights[name] = tensor.clone()
-        seen.add(key)
-    return weights
-
-
-def _read_config(folder: Path) -> StitchConfig:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json: it is no saved stitched model")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path} is no valid JSON ({error}); the folder is damaged: save or download it again"
-        ) from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}; save or download it again")
-    if values.get("model_type") != StitchConfig.model_type:
-        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
-    return StitchConfig.from_dict(values)
-
-
 def _class_of(config: StitchConfig) -> type[StitchedModel]:
     name = (config.architectures or ["StitchedModel"])[0]
     by_name = {kind.__name__: kind for kind in CLASSES.values()}
@@ -473,34 +395,3 @@ def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> 
             f"{folder / 'config.json'} is damaged or was written by another version ({type(error).__name__}: "
             f"{error}); save or download it again"
         ) from error
-
-
-def _load_strictly(model: nn.Module, folder: Path) -> None:
-    """Load safetensors of a folder into a skeleton; names and shapes must agree exactly, dtypes are as saved."""
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; save or download it again")
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    state: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 - not a mapping
-                    shape = tuple(weights.get_slice(name).get_shape())
-                    if expected.get(name) != shape:
-                        want = f"shape {expected[name]}" if name in expected else "no such weight"
-                        raise ValueError(
-                            f"{file} and its config disagree about {name!r}: expected {want}, found shape {shape}"
-                        )
-                    # A copy: in place in the file, memory is aligned by chance, and convolutions round by alignment.
-                    state[name] = weights.get_tensor(name).clone()
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"{file} cannot be read ({error}); the file is damaged or incomplete: save or download it again"
-            ) from error
-    missing = sorted(expected.keys() - state.keys())
-    if missing:
-        raise ValueError(f"{folder} lacks {len(missing)} weights that its config asks for: {', '.join(missing[:5])}")
-    model.load_state_dict(state, strict=True, assign=True)

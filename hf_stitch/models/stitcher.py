@@ -54,9 +54,17 @@ class Stitcher:
     """
 
     def __init__(
-        self, stitch: StitchingLayer, source: Endpoint, source_layer: str, target: Endpoint, target_layer: str, *,
-        task: str | None = None, recipe: Mapping[str, Any] | None = None, scores: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        stitch: StitchingLayer,
+        source: Endpoint,
+        source_layer: str,
+        target: Endpoint,
+        target_layer: str,
+        *,
+        task: str | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        scores: Mapping[str, Any] | None = None,
+    ) -> None:
         """Put the parts together."""
         self.stitch = stitch
         self.source, self.source_layer = source, source_layer
@@ -145,7 +153,7 @@ class Stitcher:
             ValueError: If a parent has other weights than those that the stitch was fitted to, or must be given and is
                 not.
         """
-        from .modeling import join
+        from .joining import join
 
         parents = [
             self._parent(side, given, endpoint, options)

@@ -17,7 +17,8 @@ from ..representation import Form, Representation, RowsPolicy
 from ..statistics import Moments
 from ..stitches import IdentityStitch, Stitch, StitchingLayer
 from ..stitches.layer import POOLED, paired_rows, part_widths
-from .modeling import StitchedModel, class_for, join, logits_of
+from .joining import join
+from .modeling import StitchedModel, class_for, logits_of
 
 CLASSIFIES = ("image-classification", "text-classification")
 Statistics = dict[str, Moments]
@@ -25,11 +26,23 @@ Statistics = dict[str, Moments]
 
 
 def stitch(
-    source: str | nn.Module | Adapter, source_layer: str, target: str | nn.Module | Adapter, target_layer: str,
-    matcher: str | Matcher = "lstsq", *, data: Any, target_data: Any = None, rows: RowsPolicy = "positions",
-    test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64, seed: int = 0,
-    progress: bool = True, **options: Any,
-) -> StitchedModel:  # fmt: skip
+    source: str | nn.Module | Adapter,
+    source_layer: str,
+    target: str | nn.Module | Adapter,
+    target_layer: str,
+    matcher: str | Matcher = "lstsq",
+    *,
+    data: Any,
+    target_data: Any = None,
+    rows: RowsPolicy = "positions",
+    test_size: float | int = 0.2,
+    test_data: Any = None,
+    task: str | None = "auto",
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> StitchedModel:
     """Join two networks: the source up to a cut, a fitted stitch, the target from a cut on; score the result.
 
     The stitch is fitted on a training split and scored on a held-out one, beside what it must beat: no map (identity),

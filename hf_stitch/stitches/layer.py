@@ -49,9 +49,14 @@ class StitchingLayer(nn.Module):
     """
 
     def __init__(
-        self, source: Form, target: Form, rows: RowsPolicy, body: Stitch, prefix: Stitch | None = None,
+        self,
+        source: Form,
+        target: Form,
+        rows: RowsPolicy,
+        body: Stitch,
+        prefix: Stitch | None = None,
         means: Mapping[str, Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check that everything fits."""
         super().__init__()
         check_forms(source, target, rows)
@@ -167,9 +172,12 @@ class StitchingLayer(nn.Module):
         """The layer of a :meth:`to_dict`, weights to be loaded."""
         prefix = config.get("prefix")
         return cls(
-            Form(**config["source"]), Form(**config["target"]), config["rows"],
-            build_stitch(config["body"]), build_stitch(prefix) if prefix else None,
-        )  # fmt: skip
+            Form(**config["source"]),
+            Form(**config["target"]),
+            config["rows"],
+            build_stitch(config["body"]),
+            build_stitch(prefix) if prefix else None,
+        )
 
 
 def check_forms(source: Form, target: Form, rows: RowsPolicy) -> None:
@@ -236,9 +244,13 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
     x = source_positions(source, source.form, target.form, rows)
     if rows == "positions" and source.layout != "bd":
         y = target.positions()
-        if x.shape[1] != y.shape[1] or (source.mask is not None and target.mask is not None and not torch.equal(
-            source.mask[:, source.prefix_tokens :], target.mask[:, target.prefix_tokens :].to(source.mask.device)
-        )):  # fmt: skip
+        if x.shape[1] != y.shape[1] or (
+            source.mask is not None
+            and target.mask is not None
+            and not torch.equal(
+                source.mask[:, source.prefix_tokens :], target.mask[:, target.prefix_tokens :].to(source.mask.device)
+            )
+        ):
             raise ValueError(
                 f"rows policy 'positions' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} "
                 "or other masks: two tokenizers cut or pad the texts differently; use rows='mean', 'cls' or 'last'"

@@ -16,7 +16,7 @@ from hf_stitch import NotACutError, StitchedModelForImageClassification, registr
 from hf_stitch.adapters import _tree
 from hf_stitch.endpoint import weights_hash
 from hf_stitch.matchers import build_matcher
-from hf_stitch.models.modeling import join
+from hf_stitch.models.joining import join
 from hf_stitch.models.stitching import collect, fit_layer
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows

@@ -1,0 +1,70 @@
+"""Two networks and a stitching layer become one model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..adapters.base import Adapter
+from ..stitches import StitchingLayer
+from .configuration import StitchConfig
+from .modeling import StitchedModel, class_for
+
+
+def join(
+    source: Adapter,
+    source_layer: str,
+    layer: StitchingLayer,
+    target: Adapter,
+    target_layer: str,
+    *,
+    task: str | None,
+    recipe: Mapping[str, Any] | None = None,
+) -> StitchedModel:
+    """The stitched model of two networks and a stitching layer; weights are copied, the networks left as they are.
+
+    Args:
+        source: Gives the front half.
+        source_layer: Its cut.
+        layer: The stitching layer.
+        target: Gives the back half.
+        target_layer: Its cut.
+        task: Which head; ``None``: the target's own output.
+        recipe: How the layer was found.
+    """
+    kind = class_for(task)
+    front, back = source.front(source_layer), target.back(target_layer)
+    config = StitchConfig(
+        source=_half(source, source_layer),
+        target=_half(target, target_layer),
+        stitch=layer.to_dict(),
+        recipe=dict(recipe or {}),
+    )
+    labels = getattr(getattr(target.model, "config", None), "id2label", None)
+    if labels and task in ("image-classification", "text-classification"):
+        config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
+    elif task == "image-classification" and (classes := getattr(target.model, "num_classes", None)):
+        config.num_labels = int(classes)
+    stitched = kind(config, front, layer, back, processor=source.processor)
+    stitched.parents = (source, target)
+    return stitched
+
+
+def _half(adapter: Adapter, layer: str) -> dict[str, Any]:
+    """One half as JSON values: how to build the network, where it is cut, how it runs, and which it was."""
+    try:
+        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
+    except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
+        blueprint = {"blueprint": None, "why": str(error)}
+    endpoint = adapter.pinned
+    if endpoint.is_local:  # a path means nothing elsewhere and is not to be published
+        endpoint = dataclasses.replace(endpoint, id=None)
+    cut, plan = adapter.cut(layer)
+    return {
+        **blueprint,
+        "cut": cut.to_dict(),
+        "plan": plan.to_dict(),
+        "interface": adapter.interface.to_dict(),
+        "endpoint": endpoint.to_dict(),
+    }
