@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hf_stitch.metrics._cka import linear_cka as linear_cka
     from hf_stitch.metrics._cka import minibatch_cka as minibatch_cka
     from hf_stitch.metrics._cka import rbf_cka as rbf_cka
+    from hf_stitch.metrics._evaluate import SimilarityMetric as SimilarityMetric
     from hf_stitch.metrics._matching import correlation_matching as correlation_matching
     from hf_stitch.metrics._matching import soft_matching as soft_matching
     from hf_stitch.metrics._neighbours import jaccard as jaccard
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_cca": ("cca", "pwcca", "svcca"),
     "_cka": ("linear_cka", "minibatch_cka", "rbf_cka"),
+    "_evaluate": ("SimilarityMetric",),
     "_matching": ("correlation_matching", "soft_matching"),
     "_neighbours": ("jaccard", "mrr", "mutual_knn", "paired_cosine", "rank_similarity", "second_order_cosine"),
     "_options": ("Within",),

@@ -5,6 +5,7 @@ Every function returns a ``matplotlib.figure.Figure`` that belongs to no window 
 """
 
 from .heatmap import heatmap
+from .histogram import histogram
 from .intervals import intervals
 
-__all__ = ["heatmap", "intervals"]
+__all__ = ["heatmap", "histogram", "intervals"]

@@ -1,0 +1,115 @@
+"""Layer identification between networks that differ in their seed (Balogh & Jelasity 2025, table 1, on Tiny-10).
+
+For each BatchNorm output of one network, is the most similar one of another network the corresponding one? Layers
+differ in their number of positions, so that all are compared by the mean over positions, one row per test image;
+``--rows mixed`` shows what becomes of it otherwise.
+
+    python examples/how_not_to_stitch/layer_identification.py --data-dir DATA --networks NETWORKS
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import hf_stitch
+from hf_stitch.analysis import identify_layers
+from hf_stitch.data import read_data
+from hf_stitch.metrics import build_metric
+from hf_stitch.statistics import DebiasedMoments
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
+import networks
+
+LAYERS = [f"bn{i}" for i in range(1, len(networks.TINY10) + 1)]
+METRICS = {
+    "linear CKA": build_metric("linear_cka"),
+    "linear CKA, debiased": build_metric("linear_cka", debiased=True),
+    "Procrustes": build_metric("procrustes"),
+    "PWCCA": build_metric("pwcca"),
+    "CCA": build_metric("cca"),
+}
+
+
+def main() -> None:
+    """Parse the arguments, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--networks", type=Path, required=True, help="folder of safetensors files of trained Tiny-10 networks"
+    )
+    parser.add_argument("--data-dir", help="local folder that holds cifar10/test.parquet; default: the Hub")
+    parser.add_argument("--images", type=int, default=10000, help="number of test images")
+    parser.add_argument(
+        "--rows",
+        choices=("mean", "mixed"),
+        default="mean",
+        help="mean over positions; or mixed, as in the authors' code: positions where two layers have equal grids, "
+        "means elsewhere, which makes the values of one layer with several others incomparable",
+    )
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    arguments = parser.parse_args()
+
+    samples = hf_stitch.Samples.of(read_data("uoft-cs/cifar10", data_dir=arguments.data_dir, split="test"))
+    loaded = {path.stem: _load(path) for path in sorted(arguments.networks.glob("*.safetensors"))}
+    values = similarities(loaded, samples.take(arguments.images), arguments.rows)
+    table = Table(
+        "metric",
+        "layers of a among b's",
+        "layers of b among a's",
+        "chance",
+        title=f"Layer identification, {len(loaded)} networks, {arguments.images} images, rows: {arguments.rows}",
+    )
+    figures = {}
+    for name, metric in METRICS.items():
+        found = identify_layers(values[name], is_distance=metric.is_distance, layers=LAYERS)
+        table.add_row(name, *(str(found[axis]).replace("[", "\\[") for axis in ("a", "b")), f"{found.chance:.3f}")
+        figures[name] = found.to_dict()
+    Console(width=120).print(table)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+@torch.no_grad()
+def similarities(loaded: dict[str, hf_stitch.Adapter], samples: hf_stitch.Samples, policy: str) -> dict[str, dict]:
+    """Metric -> pair of networks -> layers of a by layers of b; one pass over the images for all of them."""
+    kept = {}
+    for batch in samples.batches(250, progress="comparing"):
+        found = {name: adapter.encode(adapter.preprocess(batch.samples), LAYERS) for name, adapter in loaded.items()}
+        for a, b in itertools.combinations(found, 2):
+            for x, y in itertools.product(LAYERS, LAYERS):
+                rows = _rows(found[a][x], found[b][y], policy)
+                key = (a, b, x, y)
+                if key not in kept:
+                    kept[key] = DebiasedMoments(*(side.shape[1] for side in rows))
+                kept[key].update(*rows)
+    return {
+        name: {
+            (a, b): [[_value(metric, kept[a, b, x, y]) for y in LAYERS] for x in LAYERS]
+            for a, b in itertools.combinations(loaded, 2)
+        }
+        for name, metric in METRICS.items()
+    }
+
+
+def _rows(x: hf_stitch.Representation, y: hf_stitch.Representation, policy: str) -> tuple[torch.Tensor, torch.Tensor]:
+    chosen = "positions" if policy == "mixed" and x.grid == y.grid else "mean"
+    return x.rows(chosen), y.rows(chosen)
+
+
+def _value(metric: hf_stitch.metrics.Metric, kept: DebiasedMoments) -> float:
+    return metric.from_debiased(kept) if metric.statistic == "debiased" else metric.from_moments(kept.moments)
+
+
+def _load(path: Path) -> hf_stitch.Adapter:
+    return hf_stitch.load(
+        networks.Tiny10.from_file(path), example_inputs=torch.randn(2, 3, 32, 32), processor=networks.normalise
+    )
+
+
+if __name__ == "__main__":
+    main()

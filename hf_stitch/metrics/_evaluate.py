@@ -1,0 +1,75 @@
+"""Every metric as an ``evaluate.Metric``, for what is built on that library; needs no Hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hf_stitch.metrics.base import Metric, build_metric
+
+try:
+    import evaluate
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "SimilarityMetric needs the library evaluate, which is not installed: pip install 'hf-stitch[evaluate]'; "
+        "the metrics themselves (hf_stitch.metrics) do without",
+        name=error.name,
+    ) from error
+
+from datasets import Features, List, Value
+
+
+class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is not typed
+    """A metric of ``hf_stitch.registries.metrics`` with the interface of ``evaluate``.
+
+    Rows of x are the ``predictions``, rows of y the ``references``; a metric that takes labels has a third column,
+    ``labels``. Rows are kept in memory as Arrow and the value is computed from all of them at once: for large data use
+    the metric itself (:func:`hf_stitch.metrics.build_metric`), which streams.
+
+    Args:
+        name: A name in the registry of metrics, or a metric.
+        **options: Of the metric.
+
+    Raises:
+        UnknownNameError: No metric has that name.
+        TypeError: An option is unknown.
+        ValueError: An option is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).standard_normal((20, 3))
+        >>> cka = SimilarityMetric("linear_cka")
+        >>> for batch in np.split(x, 4):
+        ...     cka.add_batch(predictions=batch, references=-2 * batch)
+        >>> {name: round(value, 6) for name, value in cka.compute().items()}
+        {'linear_cka': 1.0}
+    """
+
+    def __init__(self, name: str | Metric, **options: Any) -> None:
+        self.metric = build_metric(name, **options)
+        super().__init__(config_name=self.metric.name, keep_in_memory=True)
+
+    def _info(self) -> evaluate.MetricInfo:
+        columns = {"predictions": List(Value("float64")), "references": List(Value("float64"))}
+        if self.metric.labelled:
+            columns["labels"] = Value("int64")
+        function = self.metric.function
+        return evaluate.MetricInfo(
+            description=(function.__doc__ or "").partition("\n")[0],
+            citation="",
+            inputs_description=f"predictions: rows of x; references: rows of y. Computes {self.metric!r}.",
+            features=Features(columns),
+        )
+
+    def _compute(self, *, predictions: ArrayLike, references: ArrayLike, **labels: ArrayLike) -> dict[str, float]:
+        x, y = (self._matrix(side, rows) for side, rows in (("predictions", predictions), ("references", references)))
+        given = {name: np.asarray(column) for name, column in labels.items()}
+        return {self.metric.name: self.metric.function(x, y, **self.metric.options, **given)}
+
+    def _matrix(self, side: str, rows: Any) -> np.ndarray:
+        widths = sorted({len(row) for row in rows})
+        if len(widths) != 1:
+            raise ValueError(f"{self.metric.name}: all rows of {side} must have one width, got the widths {widths}")
+        return np.array(rows, np.float64)

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import cohen_kappa_score
+from torch import nn
+
+from hf_stitch import metrics
+from hf_stitch.analysis import bootstrap, permutation_null
+from hf_stitch.metrics import build_metric
+from hf_stitch.plots import histogram
+from hf_stitch.registry import registries
+
+ROUTES = [
+    ("linear_cka", {}, 3),
+    ("linear_cka", {}, 15),
+    ("linear_cka", {"debiased": True}, 3),
+    ("linear_cka", {"debiased": True}, 15),
+    ("minibatch_cka", {"batch_size": 7}, 3),
+    ("procrustes", {"unit_norm": False}, 3),
+    ("procrustes", {}, 15),
+    ("pwcca", {}, 3),
+    ("linear_regression", {}, 4),
+    ("mutual_knn", {"k": 3}, 3),
+    ("paired_cosine", {}, 3),
+    ("disagreement", {}, 3),
+]
+"""Metrics that are computed in different ways: from moments, debiased moments, rows; narrow and wide."""
+
+
+def related(samples: int, positions: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows (about a mean far from 0) that share something of their sample, and the samples they belong to."""
+    g = np.random.default_rng(seed)
+    shared = np.repeat(g.standard_normal((samples, width)), positions, 0)
+    x, y = (shared + g.standard_normal(shared.shape) + 50 for _ in range(2))
+    return x, y, np.repeat(np.arange(samples), positions)
+
+
+def rearranged(y: np.ndarray, samples: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """The rows of y with sample ``order[i]`` in the place of sample i."""
+    other = np.empty_like(y)
+    for place, sample in enumerate(order):
+        other[samples == place] = y[samples == sample]
+    return other
+
+
+def random_network(seed: int) -> nn.Module:
+    """Six convolutions with zero padding, which all images feel alike near the border."""
+    generator, layers, width = torch.Generator().manual_seed(seed), [], 3
+    for _ in range(6):
+        convolution = nn.Conv2d(width, 32, 3, padding=1)
+        nn.init.normal_(convolution.weight, 0, (9 * width) ** -0.5, generator=generator)
+        nn.init.normal_(convolution.bias, 0, 0.5, generator=generator)
+        layers += [convolution, nn.Tanh()]
+        width = 32
+    return nn.Sequential(*layers)
+
+
+@torch.no_grad()
+def position_rows(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    return network(images).flatten(2).transpose(1, 2).flatten(0, 1)
+
+
+# -- better than chance? -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_independent_networks_under_positions_are_at_chance(seed: int) -> None:
+    images = torch.randn(2, 64, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+    samples = torch.arange(64).repeat_interleave(49)
+    a, b = random_network(seed + 1), random_network(seed + 2)
+    for seen in (images[1], images[0]):  # images of its own; the same images, of which random networks keep little
+        x, y = position_rows(a, images[0]), position_rows(b, seen)
+        null = permutation_null("linear_cka", x, y, samples=samples, debiased=True, permutations=99)
+        assert null.observed > 0.7
+        assert abs(null.calibrated) < 0.02
+        if seen is images[1]:
+            assert null.p_value > 0.05
+        by_row = permutation_null("linear_cka", x, y, debiased=True, permutations=99)
+        assert by_row.mean < 0.01
+        assert by_row.p_value == 0.01
+        assert by_row.calibrated > 0.7
+
+
+def test_p_values_are_uniform_where_nothing_is_shared_unless_rows_are_permuted() -> None:
+    by_sample, by_row = [], []
+    for seed in range(300):
+        g = np.random.default_rng(seed)
+        x, y = (np.repeat(g.standard_normal((12, 2)), 4, 0) + 0.3 * g.standard_normal((48, 2)) for _ in range(2))
+        for found, samples in ((by_sample, np.repeat(np.arange(12), 4)), (by_row, None)):
+            null = permutation_null("linear_cka", x, y, samples=samples, permutations=9, seed=seed)
+            found.append(round(null.p_value * 10))
+    assert stats.chisquare(np.bincount(by_sample, minlength=11)[1:]).pvalue > 0.01
+    assert np.mean(np.array(by_row) == 1) > 0.4
+
+
+@pytest.mark.parametrize(("name", "options", "width"), ROUTES)
+def test_null_values_are_those_of_samples_rearranged(name: str, options: dict[str, Any], width: int) -> None:
+    x, y, samples = related(5, 4, width)
+    function = getattr(metrics, name)
+    exact = [function(x, rearranged(y, samples, order), **options) for order in itertools.permutations(range(5))]
+    null = permutation_null(name, x, y, samples=samples, permutations=300, **options)
+    distances = np.abs(null.values[:, None] - np.array(exact))
+    assert null.observed == pytest.approx(exact[0], rel=1e-10, abs=1e-12)
+    assert distances.min(1).max() < 1e-10
+    assert null.mean == pytest.approx(np.mean(exact), abs=4 * np.std(exact) / np.sqrt(300))
+    sign = -1 if registries.metrics.get(name).is_distance else 1
+    share = np.mean(sign * (np.array(exact) - exact[0]) >= -1e-10)
+    assert null.p_value == pytest.approx(share, abs=4 * np.sqrt(share / 300) + 1 / 301)
+
+
+def test_samples_exchange_with_those_of_as_many_rows() -> None:
+    x, y, _ = related(14, 1, 2)
+    samples = np.repeat(list("abcdef"), [2, 2, 2, 3, 3, 2])
+    places = np.searchsorted(list("abcdef"), samples)
+    allowed = [p for p in itertools.permutations(range(6)) if {p[3], p[4]} == {3, 4}]
+    exact = np.array([metrics.linear_cka(x, rearranged(y, places, order)) for order in allowed])
+    values = permutation_null("linear_cka", x, y, samples=samples).values
+    assert np.abs(values[:, None] - exact).min(1).max() < 1e-12
+
+
+def test_mean_of_the_null_is_that_of_the_rv_coefficient() -> None:
+    """Kazi-Aoual et al. 1995: over all permutations ``E‖Sxy‖² = tr Sxx tr Syy / (n - 1)``."""
+    x, y, _ = related(30, 1, 5)
+    a, b = x - x.mean(0), y - y.mean(0)
+    exact = (a**2).sum() * (b**2).sum() / 29 / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
+    null = permutation_null("linear_cka", x, y, permutations=1000)
+    error = null.values.std() / np.sqrt(1000)
+    assert null.mean == pytest.approx(exact, abs=4 * error)
+    assert null.z == pytest.approx((null.observed - exact) / null.values.std(), rel=0.1)
+
+
+def test_calibrated_disagreement_is_cohens_kappa() -> None:
+    g = np.random.default_rng(0)
+    x = g.standard_normal((300, 4))
+    y = x + g.standard_normal((300, 4))
+    null = permutation_null("disagreement", x, y, permutations=1000)
+    assert null.calibrated == pytest.approx(cohen_kappa_score(x.argmax(1), y.argmax(1)), abs=0.005)
+
+
+@pytest.mark.parametrize("name", ["linear_cka", "procrustes", "mutual_knn", "distance_correlation"])
+def test_a_copy_is_best_whichever_way_the_metric_points(name: str) -> None:
+    x, _, _ = related(30, 1, 3)
+    null = permutation_null(registries.metrics.get(name), x, x, permutations=49)
+    assert null.calibrated == pytest.approx(1, abs=1e-6)
+    assert null.p_value == 0.02
+    assert null.z > 3
+
+
+def test_a_metric_is_taken_by_name_class_and_instance_alike() -> None:
+    x, y, _ = related(20, 1, 3)
+    ways = (
+        ("linear_cka", {"debiased": True}),
+        (registries.metrics.get("linear_cka"), {"debiased": True}),
+        (build_metric("linear_cka", debiased=True), {}),
+    )
+    nulls = [permutation_null(metric, x, torch.from_numpy(y), permutations=5, **options) for metric, options in ways]
+    for null in nulls:
+        np.testing.assert_array_equal(null.values, nulls[0].values)
+    assert {null.metric for null in nulls} == {"LinearCKA(debiased=True)"}
+
+
+@pytest.mark.parametrize("name", ["linear_cka", "mutual_knn"])
+def test_order_of_samples_does_not_matter(name: str) -> None:
+    x, y, samples = related(10, 3, 2)
+    shuffled = np.concatenate([np.flatnonzero(samples == s) for s in np.random.default_rng(1).permutation(10)])
+    for ask in (permutation_null, bootstrap):
+        one = ask(name, x, y, samples=samples)
+        two = ask(name, x[shuffled], y[shuffled], samples=torch.from_numpy(samples[shuffled]))
+        np.testing.assert_allclose(one.values, two.values, atol=1e-10)
+
+
+@pytest.mark.parametrize("repeats", [2, 40])
+@pytest.mark.parametrize("name", ["linear_cka", "procrustes", "cca"])
+def test_rows_said_twice_are_no_more_samples(name: str, repeats: int) -> None:
+    """Also compares the route by rows with that by blocks, which 40 rows per sample take."""
+    x, y, samples = related(20, 1, 3)
+    for ask in (permutation_null, bootstrap):
+        once = ask(name, x, y, samples=samples)
+        often = ask(name, *(np.repeat(side, repeats, 0) for side in (x, y)), samples=np.repeat(samples, repeats))
+        np.testing.assert_allclose(often.values, once.values, rtol=1e-9, atol=1e-10)
+        assert (often.samples, often.rows) == (20, 20 * repeats)
+
+
+# -- how sure? ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "excess"),
+    [("cca", {}, 1.4), ("linear_cka", {"debiased": True}, 1.4), ("mutual_knn", {"k": 3}, 2.2)],
+)
+def test_intervals_cover_what_so_many_samples_score(name: str, options: dict[str, Any], excess: float) -> None:
+    def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        g = np.random.default_rng(seed)
+        shared = g.standard_normal((60, 6))
+        return shared + g.standard_normal((60, 6)), shared + g.standard_normal((60, 6))
+
+    function = getattr(metrics, name)
+    average = np.mean([function(*draw(seed), **options) for seed in range(1000, 1200)])
+    found = [bootstrap(name, *draw(seed), resamples=60, **options) for seed in range(60)]
+    assert np.mean([interval.low <= average <= interval.high for interval in found]) > 0.85
+    spread = np.std([interval.value for interval in found])
+    assert 0.8 < np.mean([interval.standard_error for interval in found]) / spread < excess
+
+
+def test_standard_error_of_a_mean() -> None:
+    g = np.random.default_rng(0)
+    x, y = g.standard_normal((2, 101, 8))
+    cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+    interval = bootstrap("paired_cosine", x, y, resamples=2000)
+    assert interval.value == pytest.approx(cosines.mean())
+    assert interval.standard_error == pytest.approx(cosines.std(ddof=1) / np.sqrt(101), rel=0.05)
+    assert (interval.high - interval.low) / interval.standard_error == pytest.approx(2 * 1.96, rel=0.06)
+    narrow = bootstrap("paired_cosine", x, y, resamples=2000, confidence=0.5)
+    assert (narrow.high - narrow.low) / narrow.standard_error == pytest.approx(2 * 0.674, rel=0.06)
+
+
+def test_samples_may_have_unequal_rows() -> None:
+    counts = [3, 1, 4, 1, 5, 9, 2, 6]
+    x, y, _ = related(sum(counts), 1, 2)
+    samples = np.repeat(range(8), counts)
+    halves = [np.isin(samples, chosen) for chosen in itertools.combinations(range(8), 4)]
+    exact = np.array([metrics.linear_cka(x[half], y[half]) for half in halves])
+    values = bootstrap("linear_cka", x, y, samples=samples).values
+    assert np.abs(values[:, None] - exact).min(1).max() < 1e-10
+
+
+def test_labels_go_with_their_rows() -> None:
+    g = np.random.default_rng(0)
+    labels = g.integers(0, 3, 200)
+    right = np.eye(3)[labels]
+    wrong = np.eye(3)[(labels + (np.arange(200) % 4 == 0)) % 3]
+    interval = bootstrap("accuracy_difference", right, wrong, labels=labels)
+    assert interval.value == pytest.approx(0.25)
+    assert interval.standard_error == pytest.approx(np.sqrt(0.25 * 0.75 / 200), rel=0.2)
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+def test_results_are_records_tables_and_figures(tmp_path) -> None:
+    x, y, _ = related(20, 1, 3)
+    null, interval = permutation_null("procrustes", x, y), bootstrap("procrustes", x, y)
+    for result, key in ((null, "observed"), (interval, "value")):
+        record = json.loads(json.dumps(result.to_dict()))
+        row = result.to_pandas().iloc[0]
+        assert len(result.to_pandas()) == 1
+        assert record[key] == row[key] == pytest.approx(metrics.procrustes(x, y))
+        assert record["metric"] == row["metric"] == "Procrustes(squared=False, unit_norm=True)"
+        assert len(record["values"]) == 200
+        assert (row["samples"], row["seed"]) == (20, 0)
+        result.plot().savefig(tmp_path / "figure.png", dpi=50)
+    assert f"p = {null.p_value:.3g}" in str(null)
+    assert f"[{interval.low:.3f}, {interval.high:.3f}]" in str(interval)
+    assert null.plot().axes[0].lines[0].get_xdata()[0] == null.observed
+
+
+def test_what_has_no_value_says_so() -> None:
+    x, y = np.eye(4)[[0, 1] * 5], np.eye(4)[[2, 3] * 5]  # they disagree in any order
+    null = permutation_null("disagreement", x, y, permutations=9)
+    assert null.p_value == 1
+    assert null.calibrated == 0
+    assert np.isnan(null.z)
+    assert json.loads(json.dumps(null.to_dict(), allow_nan=False))["z"] == "nan"
+
+
+def test_histogram_refuses() -> None:
+    with pytest.raises(ValueError, match=r"at least one number, got the shape \(0,\)"):
+        histogram([], {})
+    with pytest.raises(ValueError, match="must be finite"):
+        histogram([0.0], {"observed": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": np.arange(11)}, r"each of the 12 rows, got the shape \(11,\)"),
+        (
+            {"samples": np.repeat(range(4), [2, 2, 3, 5])},
+            r"2 of 4 samples have no other of as many rows .*of 3, 5 rows",
+        ),
+        ({"samples": np.zeros(12)}, "1 of 1 samples have no other"),
+        ({"permutations": 1}, "permutations must be at least 2, got 1"),
+        ({"debaised": True}, "did you mean 'debiased'"),
+    ],
+)
+def test_null_refuses(options: dict[str, Any], message: str) -> None:
+    x, y, _ = related(12, 1, 2)
+    with pytest.raises((ValueError, TypeError), match=message):
+        permutation_null("linear_cka", x, y, **options)
+
+
+def test_exchanging_samples_says_nothing_of_labels() -> None:
+    with pytest.raises(ValueError, match="accuracy_difference compares each side with the labels"):
+        permutation_null("accuracy_difference", np.eye(4), np.eye(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("linear_cka", {"samples": np.repeat(range(3), 4)}, "at least 4 samples, got 3"),
+        ("linear_cka", {"resamples": 0}, "resamples must be at least 2, got 0"),
+        ("linear_cka", {"confidence": 95}, "confidence must be between 0 and 1, got 95"),
+        ("linear_cka", {"labels": np.zeros(12)}, "linear_cka takes no labels"),
+        ("accuracy_difference", {}, "accuracy_difference takes labels: pass labels"),
+        ("mutual_knn", {"k": 8}, "half of the samples, a resample, does not determine mutual_knn: .*k"),
+    ],
+)
+def test_bootstrap_refuses(name: str, options: dict[str, Any], message: str) -> None:
+    x, y, _ = related(12, 1, 2)
+    with pytest.raises(ValueError, match=message):
+        bootstrap(name, x, y, **options)

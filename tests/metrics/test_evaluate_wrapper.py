@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hf_stitch.metrics import build_metric
+from hf_stitch.registry import registries
+
+evaluate = pytest.importorskip("evaluate")
+
+
+def wrapped(name: str, **options: Any) -> Any:
+    from hf_stitch.metrics import SimilarityMetric
+
+    return SimilarityMetric(name, **options)
+
+
+def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    g = np.random.default_rng(seed)
+    x = g.random((40, 5))
+    return x, x + 0.5 * g.random((40, 5))
+
+
+@pytest.mark.parametrize("name", registries.metrics.names())
+def test_every_metric_is_served_batch_by_batch(name: str) -> None:
+    x, y = rows()
+    metric, own = wrapped(name), build_metric(name)
+    extra = {"labels": np.arange(40) % 5} if own.labelled else {}
+    for part in np.array_split(np.arange(40), 3):
+        batch = {key: column[part] for key, column in extra.items()}
+        metric.add_batch(predictions=x[part], references=y[part], **batch)
+        own.update(x[part], y[part], **batch)
+    assert isinstance(metric, evaluate.Metric)
+    assert metric.compute() == {name: pytest.approx(own.compute(), rel=1e-9, abs=1e-12)}
+
+
+def test_options_reach_the_metric_and_bad_ones_are_refused() -> None:
+    x, y = rows()
+    metric = wrapped("linear_cka", debiased=True)
+    own = build_metric("linear_cka", debiased=True)
+    assert metric.compute(predictions=x, references=y)["linear_cka"] == pytest.approx(own.update(x, y).compute())
+    assert metric.compute(predictions=x, references=2 * x)["linear_cka"] == pytest.approx(1), "it starts afresh"
+    with pytest.raises(TypeError, match="did you mean 'debiased'"):
+        wrapped("linear_cka", debaised=True)
+    with pytest.raises(LookupError, match="did you mean 'linear_cka'"):
+        wrapped("linear_ckaa")
+
+
+def test_lists_tensors_and_single_rows_count_alike() -> None:
+    x, y = rows()
+    metric = wrapped("procrustes")
+    metric.add(prediction=x[0], reference=y[0])
+    metric.add_batch(predictions=x[1:20].tolist(), references=y[1:20].tolist())
+    metric.add_batch(predictions=torch.from_numpy(x[20:]), references=torch.from_numpy(y[20:]))
+    assert metric.compute()["procrustes"] == pytest.approx(build_metric("procrustes").update(x, y).compute())
+
+
+def test_metrics_combine() -> None:
+    x, y = rows()
+    both = evaluate.combine([wrapped("linear_cka"), wrapped("procrustes")])
+    assert both.compute(predictions=x, references=y).keys() == {"linear_cka", "procrustes"}
+
+
+def test_bad_rows_are_refused() -> None:
+    x, y = rows()
+    with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
+        wrapped("linear_cka").compute(predictions=x, references=y[:7])
+    with pytest.raises(ValueError, match=r"all rows of references must have one width, got the widths \[1, 2\]"):
+        wrapped("linear_cka").compute(predictions=[[1.0], [2.0]], references=[[1.0], [1.0, 2.0]])
+    x[3, 1] = np.nan
+    with pytest.raises(ValueError, match="row 3 of x holds NaN"):
+        wrapped("linear_cka").compute(predictions=x, references=y)
+
+
+def test_evaluate_is_imported_when_the_wrapper_is_and_missing_it_says_what_to_do() -> None:
+    code = (
+        "import sys, hf_stitch.metrics as m; m.linear_cka; assert 'evaluate' not in sys.modules\n"
+        "sys.modules['evaluate'] = None\n"
+        "try: m.SimilarityMetric\n"
+        "except ModuleNotFoundError as error: assert 'hf-stitch[evaluate]' in str(error), error\n"
+        "else: raise AssertionError"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,167 @@
+"""Statistics of all pairs of layers against dense float64 computations, pair by pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_stitch.metrics import linear_cka, minibatch_cka
+from hf_stitch.statistics import HSIC, Grams, LayerMoments, MinibatchGrams
+
+
+def layers(seed: int, n: int, widths: tuple[int, ...], offset: float = 0.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    made = []
+    for width in widths:
+        noise = torch.randn(n, width, generator=generator, dtype=torch.float64)
+        made.append(shared @ torch.randn(4, width, generator=generator, dtype=torch.float64) + noise + offset)
+    return made
+
+
+def cka(hsic: HSIC) -> np.ndarray:
+    return (hsic.xy / torch.outer(hsic.xx, hsic.yy).sqrt()).numpy()
+
+
+def dense(x: list[Tensor], y: list[Tensor], debiased: bool = False) -> np.ndarray:
+    return np.array([[linear_cka(a, b, debiased=debiased).item() for b in y] for a in x])
+
+
+def by_hand(x: np.ndarray, y: np.ndarray) -> float:
+    """Unbiased HSIC of Song et al. (2012), equation 5, with explicit matrices."""
+    n = len(x)
+    k, m = x @ x.T, y @ y.T
+    np.fill_diagonal(k, 0)
+    np.fill_diagonal(m, 0)
+    one = np.ones(n)
+    terms = np.trace(k @ m) + one @ k @ one * (one @ m @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ k @ m @ one
+    return terms / (n * (n - 3))
+
+
+X, Y = layers(0, 60, (3, 7, 5)), layers(1, 60, (6, 2))
+
+
+def moments(x: list[Tensor], y: list[Tensor] | None, size: int = 13) -> LayerMoments:
+    kept = LayerMoments([rows[0] for rows in x], None if y is None else [rows[0] for rows in y])
+    for start in range(0, len(x[0]), size):
+        part = [[rows[start : start + size] for rows in side] for side in (x, y or [])]
+        kept.update(part[0], None if y is None else part[1])
+    return kept
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_moments_and_grams_are_the_dense_values(same: bool, debiased: bool) -> None:
+    y = None if same else Y
+    expected = dense(X, X if same else Y, debiased)
+    np.testing.assert_allclose(cka(moments(X, y).hsic(debiased)), expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(cka(Grams(X, y).hsic(debiased)), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_unbiased_hsic_by_hand() -> None:
+    hsic = moments(X, Y).hsic(debiased=True)
+    for i, x in enumerate(X):
+        np.testing.assert_allclose(hsic.xx[i], by_hand(x.numpy(), x.numpy()), rtol=1e-11)
+        for j, y in enumerate(Y):
+            np.testing.assert_allclose(hsic.xy[i, j], by_hand(x.numpy(), y.numpy()), rtol=1e-11)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_moments_of_a_pair(same: bool) -> None:
+    kept, y = moments(X, None if same else Y), X if same else Y
+    for i, j in ((0, 1), (2, 0), (1, 1)):
+        pair = kept.moments(i, j)
+        centred = [(rows - rows.mean(0)).numpy() for rows in (X[i], y[j])]
+        assert pair.n == 60
+        np.testing.assert_allclose(pair.mean_y, y[j].mean(0), rtol=1e-12)
+        np.testing.assert_allclose(pair.sxy, centred[0].T @ centred[1], atol=1e-11)
+        np.testing.assert_allclose(pair.sxx, centred[0].T @ centred[0], atol=1e-11)
+        np.testing.assert_allclose(pair.syy, centred[1].T @ centred[1], atol=1e-11)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=6), st.booleans())
+def test_batching_changes_no_bit(sizes: list[int], same: bool) -> None:
+    n = sum(sizes)
+    x, y = layers(2, n, (3, 2)), None if same else layers(3, n, (4,))
+    whole, parts = moments(x, y, n), LayerMoments([r[0] for r in x], None if y is None else [r[0] for r in y])
+    for piece in zip(*(rows.split(sizes) for rows in (*x, *(y or []))), strict=True):
+        parts.update(list(piece[:2]), list(piece[2:]) or None)
+    assert all(torch.equal(a, b) for a, b in zip(whole.hsic(), parts.hsic(), strict=True))
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0, 300.0])
+@pytest.mark.parametrize("debiased", [False, True])
+def test_means_far_from_zero_cost_no_precision(offset: float, debiased: bool) -> None:
+    x, y = layers(4, 200, (16, 8), offset), layers(5, 200, (12,), -offset)
+    expected = dense([r - offset for r in x], [r + offset for r in y], debiased)
+    np.testing.assert_allclose(cka(moments(x, y).hsic(debiased)), expected, atol=1e-11)
+    np.testing.assert_allclose(cka(Grams(x, y).hsic(debiased)), expected, atol=1e-11)
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0, 300.0])
+def test_minibatches_in_float32_far_from_zero(offset: float) -> None:
+    x, y = ([r.float() for r in layers(seed, 256, (512, 2048), offset)] for seed in (6, 7))
+    exact = MinibatchGrams(64).update([r.double() for r in x], [r.double() for r in y]).hsic()
+    found = MinibatchGrams(64).update(x, y).hsic()
+    np.testing.assert_allclose(cka(found), cka(exact), atol=1e-6)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 16, 60])
+def test_minibatches_are_those_of_the_metric(same: bool, size: int) -> None:
+    y = X if same else Y
+    kept = MinibatchGrams(16, same)
+    for start in range(0, 60, size):
+        parts = [[rows[start : start + size] for rows in side] for side in (X, Y)]
+        kept.update(parts[0], None if same else parts[1])
+    expected = [[minibatch_cka(a, b, batch_size=16).item() for b in y] for a in X]
+    np.testing.assert_allclose(cka(kept.hsic()), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [511, 512, 700])
+@pytest.mark.parametrize("same", [False, True])
+def test_states_go_on_bit_for_bit(n: int, same: bool) -> None:
+    x, y = layers(8, n + 50, (3, 2)), None if same else layers(9, n + 50, (4,))
+    mini: MinibatchGrams = MinibatchGrams(64, same)
+
+    def feed(kept: LayerMoments | MinibatchGrams, some: slice) -> None:
+        kept.update([r[some] for r in x], None if y is None else [r[some] for r in y])
+
+    for kept in (LayerMoments([r[0] for r in x], None if y is None else [r[0] for r in y]), mini):
+        feed(kept, slice(n))
+        again = type(kept).from_state_dict(kept.state_dict())
+        feed(kept, slice(n, None))
+        feed(again, slice(n, None))
+        assert all(torch.equal(a, b) for a, b in zip(kept.hsic(), again.hsic(), strict=True))
+
+
+def test_equal_rows_have_no_hsic() -> None:
+    dead = [torch.full((40, 5), 0.1, dtype=torch.float64)]
+    assert moments(dead, None).hsic().xx.item() == 0
+    assert Grams(dead).hsic().xx.item() == 0
+    assert MinibatchGrams(8, same=True).update([dead[0].float()]).hsic().xx.item() == 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    kept = moments(X, Y)
+    with pytest.raises(ValueError, match=r"shapes \[\(60, 3\), \(60, 7\), \(60, 5\)\]"):
+        kept.update(X[:2], Y)
+    with pytest.raises(ValueError, match="shapes"):
+        kept.update(X, [Y[0], Y[1][:9]])
+    with pytest.raises(ValueError, match="leave out its rows"):
+        moments(X, None).update(X, X)
+    with pytest.raises(ValueError, match=r"got \['n'\]"):
+        LayerMoments.from_state_dict({"n": torch.tensor(3)})
+    with pytest.raises(ValueError, match="float64 of shape"):
+        LayerMoments.from_state_dict({**kept.state_dict(), "cross": torch.zeros(1)})
+    with pytest.raises(ValueError, match="same rows, got"):
+        Grams(X, [Y[0][:3]])
+    with pytest.raises(ValueError, match="at least 4 rows, got 3"):
+        MinibatchGrams(3)
+    with pytest.raises(ValueError, match="at least 4 rows, got 3"):
+        moments([r[:3] for r in X], None).hsic(debiased=True)
