@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter as Adapter
     from hf_stitch.adapters import NotACutError as NotACutError
     from hf_stitch.adapters import load as load
+    from hf_stitch.analysis.activations import Activations as Activations
+    from hf_stitch.analysis.atlas import SimilarityAtlas as SimilarityAtlas
+    from hf_stitch.analysis.atlas import compare as compare
     from hf_stitch.analysis.evaluation import evaluate as evaluate
     from hf_stitch.data import Samples as Samples
     from hf_stitch.endpoint import Endpoint as Endpoint
@@ -42,18 +45,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Activations": "hf_stitch.analysis.activations",
     "Adapter": "hf_stitch.adapters",
     "Endpoint": "hf_stitch.endpoint",
     "Moments": "hf_stitch.statistics",
     "NotACutError": "hf_stitch.adapters",
     "Representation": "hf_stitch.representation",
     "Samples": "hf_stitch.data",
+    "SimilarityAtlas": "hf_stitch.analysis.atlas",
     "StitchConfig": "hf_stitch.models",
     "StitchedModel": "hf_stitch.models",
     "StitchedModelForCausalLM": "hf_stitch.models",
     "StitchedModelForImageClassification": "hf_stitch.models",
     "StitchedModelForSequenceClassification": "hf_stitch.models",
     "Stitcher": "hf_stitch.models",
+    "compare": "hf_stitch.analysis.atlas",
     "evaluate": "hf_stitch.analysis.evaluation",
     "load": "hf_stitch.adapters",
     "registries": "hf_stitch.registry",

@@ -1,17 +1,24 @@
 """What can be said of a stitched model and of the networks it joins."""
 
+from .activations import Activations, record
+from .atlas import Plan, SimilarityAtlas, compare
 from .calibration import Interval, Null, bootstrap, permutation_null
 from .evaluation import Evaluation, Score, evaluate
 from .identification import Identification, identify_layers
 
 __all__ = [
+    "Activations",
     "Evaluation",
     "Identification",
     "Interval",
     "Null",
+    "Plan",
     "Score",
+    "SimilarityAtlas",
     "bootstrap",
+    "compare",
     "evaluate",
     "identify_layers",
     "permutation_null",
+    "record",
 ]

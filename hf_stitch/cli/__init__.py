@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import evaluate, layers, listing, quickstart, stitch
+from . import compare, evaluate, layers, listing, quickstart, stitch
 
 __all__ = ["app", "main"]
 
@@ -48,6 +48,7 @@ def hf_stitch(
 
 app.command("quickstart")(quickstart.quickstart)
 app.command("layers")(layers.layers)
+app.command("compare")(compare.compare)
 app.command("stitch")(stitch.stitch)
 app.command("evaluate")(evaluate.evaluate)
 app.command("list")(listing.listing)

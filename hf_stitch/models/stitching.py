@@ -50,7 +50,8 @@ def stitch(
 
     Args:
         source: The network that gives the front half: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-        source_layer: Its cut.
+        source_layer: Its cut. ``"auto"``: the one most alike to the target's, by linear CKA of the means over positions
+            on the training samples (:func:`hf_stitch.compare`).
         target: The network that gives the back half.
         target_layer: Its cut.
         matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
@@ -115,6 +116,9 @@ def stitch(
     other_train, other_test = (
         (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
     )
+    if source_layer == "auto":
+        source_layer = _most_alike(a, b, target_layer, train, other_train, batch_size, progress)
+        recipe["source_layer"] = "auto"
     _rehearse(a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None)
 
     pair = (source_layer, target_layer)
@@ -131,6 +135,31 @@ def stitch(
         )
         stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
+
+
+def _most_alike(
+    source: Adapter,
+    target: Adapter,
+    target_layer: str,
+    samples: Samples,
+    target_samples: Samples | None,
+    batch_size: int,
+    progress: bool,
+) -> str:
+    """The cut of the source that is most alike to a layer of the target."""
+    from ..analysis.atlas import compare
+
+    atlas = compare(
+        source,
+        target,
+        samples,
+        data_b=target_samples,
+        layers_b=[target_layer],
+        rows="mean",
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return atlas.best_matches(axis="b")[target_layer]
 
 
 def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:

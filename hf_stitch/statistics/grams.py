@@ -333,7 +333,9 @@ class MinibatchGrams:
         Raises:
             ValueError: There are fewer than 4 rows.
         """
-        left = sum(map(len, self._pending[0])) if self._pending else 0
+        if not self._pending:
+            raise ValueError("no rows have come yet; call update first")
+        left = sum(map(len, self._pending[0]))
         if not left and self._sums is not None:
             return self._sums
         return self._plus(self._batch([torch.cat(chunks) for chunks in self._pending]))

@@ -336,3 +336,12 @@ def test_what_belongs_to_a_user_or_a_machine_is_not_recorded(tmp_path: Path) -> 
     for file in [*(tmp_path / "model").glob("*.json"), *(tmp_path / "stitcher").glob("*.json")]:
         assert "hf_secret" not in file.read_text()
         assert str(tmp_path) not in file.read_text()
+
+
+def test_the_layer_of_the_source_is_found_by_likeness() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)), nn.Linear(6, 3))
+    a = hf_stitch.load(net, example_inputs=torch.randn(2, 6))
+    stitched = hf_stitch.stitch(a, "auto", a, "2", data=torch.randn(300, 6), task=None, progress=False)
+    assert stitched.stitcher.source_layer == "2"
+    assert stitched.config.recipe["source_layer"] == "auto"

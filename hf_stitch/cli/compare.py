@@ -1,0 +1,126 @@
+"""``hf-stitch compare``: how alike is every layer of one network to every layer of another."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..analysis.atlas import SimilarityAtlas
+    from ..metrics import Metric
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="A Hub id, timm/…, timm:name, or a local folder.")],
+    b: Annotated[str, typer.Argument(help="The other network; the same name compares a network with itself.")],
+    data: Data,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for values, recipe and figures; files of an earlier run are replaced.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="As linear_cka or linear_cka:debiased=true; may be repeated; see hf-stitch list metrics."),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="Which vectors are compared: positions, flatten, mean, cls or last.")
+    ] = "mean",
+    layer_a: Annotated[
+        list[str] | None, typer.Option(help="A layer of A; may be repeated. [default: all cuts]")
+    ] = None,
+    layer_b: Annotated[
+        list[str] | None, typer.Option(help="A layer of B; may be repeated. [default: all cuts]")
+    ] = None,
+    data_dir: DataDir = None,
+    split: Split = None,
+    samples: Count = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward.")] = 64,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and stop.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder for the state, from which an interrupted run goes on.")
+    ] = None,
+    seed: Seed = 0,
+    task: Task = None,
+    json: AsJson = False,
+) -> None:
+    """Compare every layer of one network with every layer of another, in one pass over the data."""
+    output = Output(json)
+    metrics = [_metric(text) for text in metric or ["linear_cka"]]
+    read = read_samples(data, data_dir, split, samples, seed)
+
+    import hf_stitch
+
+    from ..analysis.atlas import compare as compare_networks
+
+    first = hf_stitch.load(a, task=task)
+    second = first if b == a else hf_stitch.load(b, task=task)
+    options: dict[str, Any] = {
+        "metrics": metrics,
+        "rows": rows,
+        "layers_a": layer_a or None,
+        "layers_b": layer_b or None,
+    }
+    if plan:
+        planned = compare_networks(first, second, read, plan=True, batch_size=batch_size, **options)
+        output.say(planned)
+        output.record({"seconds": planned.seconds, "routes": [vars(route) for route in planned.routes]})
+        return
+    atlas = compare_networks(first, second, read, batch_size=batch_size, resume=resume, **options)
+    saved = {} if out is None else save(atlas, out)
+    output.say(atlas)
+    if saved:
+        output.say("saved " + ", ".join(map(str, saved.values())))
+    output.record(_record(atlas, saved))
+
+
+def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
+    """Save the atlas, and a figure for each metric.
+
+    Returns:
+        What was saved -> where.
+    """
+    atlas.save(folder)
+    saved = {"atlas": folder / "atlas.json", "values": folder / "values.npz"}
+    for number, metric in enumerate(atlas.values, 1):
+        saved[metric] = folder / f"{number}-{metric.partition('(')[0]}.png"
+        atlas.plot(metric).savefig(saved[metric], dpi=150)
+    return saved
+
+
+def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "layers_a": atlas.layers_a,
+        "layers_b": atlas.layers_b,
+        "n": atlas.n,
+        "rows": atlas.rows,
+        "routes": dict(atlas.routes),
+        "values": {metric: values.tolist() for metric, values in atlas.values.items()},
+        "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.values},
+        "recipe": dict(atlas.recipe),
+        "saved": {what: str(path) for what, path in saved.items()},
+    }
+
+
+def _metric(text: str) -> Metric:
+    """A metric from its name and options; values are read as JSON, and as text where they are none."""
+    from ..metrics import build_metric
+
+    name, _, options = text.partition(":")
+    values: dict[str, Any] = {}
+    for option in filter(None, options.split(",")):
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"write name:key=value, got {text!r}", param_hint="--metric")
+        try:
+            values[key] = json_.loads(value)
+        except json_.JSONDecodeError:
+            values[key] = value
+    try:
+        return build_metric(name, **values)
+    except TypeError as error:  # an option that the metric does not have
+        raise typer.BadParameter(str(error), param_hint="--metric") from error

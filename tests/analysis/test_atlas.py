@@ -1,0 +1,418 @@
+"""Atlases against the metrics as pure functions, on rows captured one layer at a time."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch import Adapter, NotACutError
+from hf_stitch.analysis import atlas as atlas_module
+from hf_stitch.analysis.activations import Activations, record
+from hf_stitch.analysis.atlas import Plan, SimilarityAtlas, compare
+from hf_stitch.metrics import build_metric
+
+N, SIZE = 61, 32
+WORDS = [f"w{i}" for i in range(30)]
+DEBIASED = build_metric("linear_cka", debiased=True)
+MINIBATCH = build_metric("minibatch_cka", batch_size=16)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make().eval().double()
+
+
+@pytest.fixture(scope="module")
+def cnn() -> Adapter:
+    model = seeded(lambda: timm.create_model("resnet10t", num_classes=5, channels=(8, 12, 16, 16)), 0)
+    return hf_stitch.load(model, example_inputs=torch.zeros(2, 3, SIZE, SIZE, dtype=torch.float64))
+
+
+@pytest.fixture(scope="module")
+def vit() -> Adapter:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, image_size=SIZE, patch_size=8,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return hf_stitch.load(seeded(lambda: transformers.ViTForImageClassification(config), 1))
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.randn(N, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def bert(seed: int, order: int = 0) -> Adapter:
+    """A tiny text model; its vocabulary comes in an order of its own."""
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=40
+    )
+    words = random.Random(order).sample(WORDS, len(WORDS))
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    return hf_stitch.load(seeded(lambda: transformers.BertModel(config), seed), processor=tokens)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(N)]
+
+
+def mlp(seed: int, *middle: nn.Module) -> Adapter:
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 6), *middle, nn.ReLU(inplace=True), nn.Linear(6, 3)), seed)
+    return hf_stitch.load(model, example_inputs=torch.zeros(2, 4, dtype=torch.float64))
+
+
+@pytest.fixture(scope="module")
+def points() -> Tensor:
+    return torch.randn(N, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def captured(adapter: Adapter, samples: Any, rows: Any, grid: Any = None) -> dict[str, Tensor]:
+    """The rows of every cut, all samples at once."""
+    with torch.no_grad():
+        found = adapter.encode(adapter.preprocess(list(samples)), adapter.layers)
+    return {name: (r.resize(grid) if grid else r).rows(rows) for name, r in found.items()}
+
+
+def expected(metric: Any, x: dict[str, Tensor], y: dict[str, Tensor]) -> np.ndarray:
+    return np.array([[type(metric).function(a, b, **metric.options).item() for b in y.values()] for a in x.values()])
+
+
+METRICS = [
+    "linear_cka", DEBIASED, MINIBATCH, "procrustes", build_metric("cca", ridge=0.1), "linear_regression", "mutual_knn",
+    "rsa", "rbf_cka",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", ["mean", "flatten"])
+def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: Tensor, rows: Any) -> None:
+    metrics = [m for m in METRICS if rows == "mean" or m != "linear_regression"]
+    atlas = compare(cnn, vit, images, metrics=metrics, rows=rows, batch_size=16, progress=False)
+    x, y = captured(cnn, images, rows), captured(vit, images, rows)
+    assert atlas.layers_a == cnn.layers and atlas.layers_b == vit.layers and atlas.n == N
+    for metric, values in zip(map(build_metric, metrics), atlas.values.values(), strict=True):
+        np.testing.assert_allclose(values, expected(metric, x, y), rtol=1e-9, atol=1e-9, err_msg=metric.name)
+
+
+def test_positions_are_brought_to_the_grid_of_b(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
+    metrics = ["linear_cka", "procrustes"]
+    atlas = compare(vit, cnn, images, metrics=metrics, rows="positions", batch_size=16, progress=False)
+    grids = {name: cnn.form(name).grid for name in cnn.layers}
+    assert len(set(grids.values())) > 2
+    for place, (layer, grid) in enumerate(grids.items()):
+        x = captured(vit, images, "positions", grid)
+        y = {layer: captured(cnn, images, "positions")[layer]}
+        for name in metrics:
+            got = atlas[name][:, [place]]
+            np.testing.assert_allclose(got, expected(build_metric(name), x, y), rtol=1e-9, atol=1e-9)
+
+
+def test_texts_by_token_and_by_mean(texts: list[str]) -> None:
+    a, b, other = bert(0), bert(1), bert(2, order=1)
+    for rows in ("positions", "mean"):
+        atlas = compare(a, b, texts, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+        x, y = captured(a, texts, rows), captured(b, texts, rows)
+        np.testing.assert_allclose(atlas["linear_cka"], expected(build_metric("linear_cka"), x, y), rtol=1e-9)
+    assert compare(a, other, texts, progress=False)["linear_cka"].shape == (2, 2)
+    with pytest.raises(ValueError, match="tokenizers differ"):
+        compare(a, other, texts, rows="positions", progress=False)
+
+
+@pytest.mark.parametrize("rows", ["mean", "positions"])
+def test_batching_changes_nothing(cnn: Adapter, vit: Adapter, images: Tensor, rows: Any) -> None:
+    metrics = ["linear_cka", "procrustes"] if rows == "positions" else ["linear_cka", DEBIASED, MINIBATCH, "mutual_knn"]
+    found = [compare(cnn, vit, images, metrics=metrics, rows=rows, batch_size=s, progress=False) for s in (1, 7, 64)]
+    for other in found[1:]:
+        for name, values in found[0].values.items():
+            np.testing.assert_allclose(other[name], values, rtol=1e-9, atol=1e-9)
+
+
+def test_padding_and_shuffling_change_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(6) < torch.randint(1, 7, (N, 1), generator=generator)
+    values = [{f"l{i}": torch.randn(N, 6, 5, generator=generator) for i in range(2)} for _ in range(2)]
+    ids = range(N)
+    order = torch.randperm(N, generator=generator)
+
+    def side(number: int, fill: float, order: Tensor) -> Activations:
+        held = {k: torch.where(mask[..., None], v, fill)[order].double() for k, v in values[number].items()}
+        return Activations(held, [ids[i] for i in order], mask=mask[order])
+
+    for rows in ("positions", "mean", "last"):
+        plain = compare(side(0, 0.0, torch.arange(N)), side(1, 0.0, torch.arange(N)), rows=rows, progress=False)  # type: ignore[call-overload]
+        odd = compare(side(0, 1e9, order), side(1, float("nan"), order), rows=rows, progress=False)  # type: ignore[call-overload]
+        np.testing.assert_allclose(odd["linear_cka"], plain["linear_cka"], atol=1e-10)
+
+
+def counted(adapter: Adapter, call: Callable[[], Any]) -> int:
+    calls = []
+    handle = adapter.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        call()
+    finally:
+        handle.remove()
+    return len(calls)
+
+
+def test_each_network_runs_once_per_batch(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
+    metrics, looks, batches = ["linear_cka", "procrustes", "rsa"], 2, 4
+
+    def run(b: Adapter = vit, **options: Any) -> Callable[[], Any]:
+        return lambda: compare(cnn, b, images, metrics=metrics, batch_size=16, progress=False, **options)
+
+    assert counted(cnn, run()) == counted(vit, run()) == looks + batches
+    assert counted(cnn, run(b=cnn)) == looks + batches
+    assert counted(cnn, run(plan=True)) == looks
+
+
+@pytest.mark.parametrize("metric", ["linear_cka", DEBIASED, "procrustes"])
+def test_routes_agree(cnn: Adapter, vit: Adapter, images: Tensor, metric: Any, monkeypatch: Any) -> None:
+    found = {}
+    for way in atlas_module._ways(build_metric(metric)):
+        monkeypatch.setattr(atlas_module, "_ways", lambda _, way=way: (way,))
+        atlas = compare(cnn, vit, images, metrics=[metric], progress=False)
+        (found[way],) = atlas.values.values()
+        assert [*atlas.routes.values()] == [way]
+    first, second = found.values()
+    np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-9)
+
+
+def test_routes_follow_cost_and_memory(monkeypatch: Any) -> None:
+    def route(n: int, width: int) -> str:
+        side = Activations({"a": torch.randn(n, width)}, range(n))
+        return compare(side, side, progress=False).routes["linear_cka"]
+
+    assert (route(400, 4), route(500, 400)) == ("moments", "grams")
+    monkeypatch.setattr(atlas_module, "_available", lambda device: 3_000_000)
+    assert route(500, 400) == "moments"
+    monkeypatch.setattr(atlas_module, "_available", lambda device: 2_000_000)
+    with pytest.raises(ValueError, match=r"no route to linear_cka fits .* moments 2\.56 MB, grams 4 MB; name fewer"):
+        route(500, 400)
+
+
+def test_a_network_and_itself(vit: Adapter, cnn: Adapter, images: Tensor) -> None:
+    for adapter, rows in ((vit, "positions"), (cnn, "mean")):
+        atlas = compare(adapter, adapter, images, metrics=["linear_cka", "rsa"], rows=rows, progress=False)  # type: ignore[call-overload]
+        for values in atlas.values.values():
+            np.testing.assert_allclose(np.diag(values), 1, atol=1e-12)
+            np.testing.assert_array_equal(values, values.T)
+        assert atlas.best_matches() == {layer: layer for layer in adapter.layers}
+
+
+def test_layers_need_not_be_cuts(points: Tensor) -> None:
+    a = mlp(0, nn.Identity())
+    atlas = compare(a, a, points, layers_a=["0", "1", "2"], layers_b=["0", "2"], progress=False)
+    with torch.no_grad():
+        before = a.model[0](points)  # which the in-place activation overwrites
+    want = expected(build_metric("linear_cka"), {"0": before, "2": before.relu()}, {"0": before, "2": before.relu()})
+    np.testing.assert_allclose(atlas["linear_cka"][[0, 2]], want, rtol=1e-12)
+    np.testing.assert_array_equal(atlas["linear_cka"][0], atlas["linear_cka"][1])
+
+
+def test_identical_tensors_are_taken_once(points: Tensor, monkeypatch: Any) -> None:
+    groups = []
+    collector = atlas_module._Collector
+    monkeypatch.setattr(
+        atlas_module, "_Collector", lambda group, *rest: groups.append(group) or collector(group, *rest)
+    )
+    a = mlp(0, nn.Identity(), nn.Dropout())
+    compare(a, mlp(1), points, layers_a=["0", "1", "2", "3"], progress=False)
+    assert [key[1] for key in groups[0].x] == ["0", "3"]
+
+
+def test_a_plan_says_what_it_takes(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
+    plan = compare(cnn, vit, images, metrics=["linear_cka", "rsa"], plan=True)
+    assert isinstance(plan, Plan)
+    assert [(r.metric, r.name, r.chosen) for r in plan.routes][-1] == ("rsa", "features", True)
+    assert sum(r.chosen for r in plan.routes) == 2 and plan.seconds > 0
+    text = str(plan)
+    assert all(word in text for word in ("4 × 3 layers, 61 samples", "moments", "grams", "features", "kB", "forwards"))
+
+
+def test_an_atlas_is_saved_shown_and_read(cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path) -> None:
+    atlas = compare(cnn, vit, images, metrics=["linear_cka", "procrustes"], progress=False)
+    atlas.save(tmp_path / "run")
+    again = SimilarityAtlas.load(tmp_path / "run")
+    for field in ("layers_a", "layers_b", "n", "rows", "routes", "distances", "recipe"):
+        assert getattr(again, field) == getattr(atlas, field), field
+    assert all(np.array_equal(again[name], atlas[name]) for name in ("linear_cka", "procrustes"))
+    assert again.recipe["a"]["endpoint"]["weights_hash"] == cnn.pinned.weights_hash
+    assert atlas.distances == ("procrustes",)
+    for axis, own, other in (("a", atlas.layers_a, atlas.layers_b), ("b", atlas.layers_b, atlas.layers_a)):
+        distances = atlas["procrustes"] if axis == "a" else atlas["procrustes"].T
+        best = {layer: other[row.argmin()] for layer, row in zip(own, distances, strict=True)}
+        assert atlas.best_matches("procrustes", axis=axis) == best  # type: ignore[arg-type]
+    frame = atlas.to_pandas()
+    assert list(frame.columns) == ["metric", "layer_a", "layer_b", "value"] and len(frame) == 2 * 4 * 3
+    line = frame.query("metric == 'procrustes' and layer_a == @cnn.layers[2] and layer_b == @vit.layers[1]")
+    assert line["value"].item() == atlas["procrustes"][2, 1]
+    assert len(atlas.plot("procrustes").axes[0].patches) == 4
+    assert "Best matches among 3 layers of b" in str(atlas)
+    with pytest.raises(KeyError, match="no metric 'cka'; it has linear_cka, procrustes"):
+        atlas["cka"]
+    record_file = tmp_path / "run" / "atlas.json"
+    record_file.write_text(json.dumps({**json.loads(record_file.read_text()), "more": 1}))
+    with pytest.raises(ValueError, match="must have the keys"):
+        SimilarityAtlas.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["saved.npz", "saved.safetensors", "saved"])
+@pytest.mark.parametrize("rows", ["mean", "positions"])
+def test_saved_activations_stand_for_a_network(
+    cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path, name: str, rows: Any
+) -> None:
+    live = compare(vit, cnn, images, rows=rows, progress=False)
+    saved = []
+    for number, adapter in enumerate((vit, cnn)):
+        (tmp_path / str(number)).mkdir()
+        record(adapter, None, images, rows, batch_size=16, progress=False).save(tmp_path / str(number) / name)
+        saved.append(Activations.load(tmp_path / str(number) / name))
+    for a, b, data in ((saved[0], cnn, images), (vit, saved[1], images), (saved[0], saved[1], None)):
+        atlas = compare(a, b, data, rows=rows, progress=False)
+        np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
+    assert atlas.recipe["a"] == {"activations": saved[0].fingerprint}
+
+
+def test_recorded_texts_keep_their_mask(texts: list[str]) -> None:
+    a, b = bert(0), bert(1)
+    live = compare(a, b, texts, rows="positions", progress=False)
+    saved = record(a, None, texts, "positions", batch_size=8, progress=False)
+    atlas = compare(saved, b, texts, rows="positions", progress=False)
+    np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
+
+
+def test_a_state_is_resumed_or_refused(points: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
+    metrics = ["linear_cka", DEBIASED, "procrustes", "rsa", MINIBATCH]
+    a, b = mlp(0), mlp(1)
+    whole = compare(a, b, points, metrics=metrics, batch_size=8, progress=False)
+    for stopped_at in (3, 6):
+        folder = tmp_path / str(stopped_at)
+        seen = []
+
+        def stop(*args: Any, seen: list[int] = seen, stopped_at: int = stopped_at) -> None:
+            seen.append(1)
+            if len(seen) == 2 + stopped_at:
+                raise KeyboardInterrupt
+
+        handle = a.model.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            compare(a, b, points, metrics=metrics, batch_size=8, resume=folder, progress=False)
+        handle.remove()
+        calls = counted(a, lambda: compare(a, b, points, metrics=metrics, batch_size=8, resume=folder, progress=False))  # noqa: B023
+        resumed = compare(a, b, points, metrics=metrics, batch_size=8, resume=folder, progress=False)
+        assert calls < 2 + 8
+        assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
+    with pytest.raises(ValueError, match=r"another comparison, which differs in batch_size \(8, now 9\)"):
+        compare(a, b, points, metrics=metrics, batch_size=9, resume=folder, progress=False)
+    with pytest.raises(ValueError, match=r"differs in b \("):
+        compare(a, mlp(2), points, metrics=metrics, batch_size=8, resume=folder, progress=False)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+
+def test_bad_input_is_refused_before_anything_is_lost(
+    cnn: Adapter, vit: Adapter, images: Tensor, points: Tensor
+) -> None:
+    def refused(match: str, *args: Any, error: type[Exception] = ValueError, **options: Any) -> None:
+        with pytest.raises(error, match=match):
+            compare(*args, progress=False, **options)
+
+    a = mlp(0)
+    saved = Activations({"l": torch.randn(N, 3)}, range(N), rows="mean")
+    refused("is empty", a, a, points[:0])
+    refused("at least 2 samples, got 1", a, a, points[:1])
+    refused(r"linear_cka\(debiased=True\) takes at least 4 samples, got 3", a, a, points[:3], metrics=[DEBIASED])
+    refused("mutual_knn takes at least 11 samples, got 9", a, a, points[:9], metrics=["mutual_knn"])
+    refused("a is a network and needs data", a, saved)
+    refused("leave data out", saved, saved, points)
+    refused("recorded with rows='mean', not 'cls'", saved, saved, rows="cls")
+    refused(r"They hold different samples \(60 and 61\)", a, saved, points[:60])
+    refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
+    refused("must be one of positions", a, a, points, rows="average")
+    refused("must be at least 1, got 0", a, a, points, batch_size=0)
+    vectors = Activations({"l": torch.randn(N, 3)}, range(N))
+    refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, rows="positions")
+    refused("compares what networks answer", a, a, points, metrics=["disagreement"])
+    refused("asked for twice", a, a, points, metrics=["rsa", "rsa"])
+    refused("at least one metric", a, a, points, metrics=[])
+    refused("write", a, a, points, metrics="rsa", error=TypeError)
+    refused("must name at least one layer", a, a, points, layers_a=[])
+    refused("names '0' more than once", a, a, points, layers_a=["0", "0"])
+    refused("widths", a, a, points, layers_a=["2"], metrics=["direct_matching"])
+    refused("no layer 'll'; did you mean 'l'", saved, saved, layers_a=["ll"])
+    refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
+    refused("takes image and the target tensor|no sample serves both", vit, a, images)
+    twice = hf_stitch.load(nn.Sequential(Twice(), nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
+    refused("fires 2 times", twice, twice, points.float(), layers_a=["0.layer"], error=NotACutError)
+
+
+def test_what_only_the_data_show_is_named(points: Tensor) -> None:
+    a = mlp(0)
+    broken = points.clone()
+    broken[37, 0] = float("nan")
+    with pytest.raises(ValueError, match="layer '0' is NaN or infinite for sample 37"):
+        compare(a, a, broken, batch_size=8, progress=False)
+    ids = [f"s{i}" for i in range(N)]
+    mask = torch.ones(N, 4, dtype=torch.bool)
+    mask[40] = False
+    masked = Activations({"l": torch.randn(N, 4, 3)}, ids, mask=mask)
+    for rows in ("mean", "positions"):
+        with pytest.raises(ValueError, match="sample 's40' is masked entirely at layer 'l'"):
+            compare(masked, masked, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+    dead = Activations({"live": torch.randn(N, 3), "dead": torch.full((N, 3), 0.1)}, ids)
+    for metric in ("linear_cka", DEBIASED, MINIBATCH):
+        with pytest.raises(ValueError, match="is undefined for layer 'dead' of a"):
+            compare(dead, dead, metrics=[metric], progress=False)
+    with pytest.raises(ValueError, match=r"cca of layer 'live' of a and layer 'dead' of b: .*constant"):
+        compare(dead, dead, metrics=["cca"], progress=False)
+
+
+def test_positions_are_no_independent_samples(vit: Adapter, images: Tensor) -> None:
+    with pytest.warns(UserWarning, match="takes rows for independent samples"):
+        compare(vit, vit, images, metrics=[DEBIASED], rows="positions", progress=False)
+
+
+def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
+    def refused(match: str, call: Callable[[], Any]) -> None:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+    refused("at least one layer", lambda: Activations({}, []))
+    refused("int64 of", lambda: Activations({"l": torch.zeros(3, 2, dtype=torch.int64)}, range(3)))
+    refused("complex64", lambda: Activations({"l": torch.zeros(3, 2, dtype=torch.complex64)}, range(3)))
+    refused("3 samples, and there are 2 ids", lambda: Activations({"l": torch.zeros(3, 2)}, range(2)))
+    refused("unique", lambda: Activations({"l": torch.zeros(2, 2)}, ["a", "a"]))
+    narrow = Activations({"l": torch.zeros(2, 2, dtype=torch.bfloat16)}, ["a", "b"])
+    refused("bfloat16", lambda: narrow.save(tmp_path / "a.npz"))
+    narrow.save(tmp_path / "a.safetensors")
+    again = Activations.load(tmp_path / "a.safetensors")
+    assert again.values["l"].dtype == torch.bfloat16 and again.ids == ("a", "b")
+    np.savez(tmp_path / "b.npz", l=np.zeros((2, 2)))
+    refused("has no ids", lambda: Activations.load(tmp_path / "b.npz"))
+    assert Activations.load(tmp_path / "b.npz", ids=[4, 5]).ids == (4, 5)
+    with pytest.raises(FileNotFoundError, match="no activations at"):
+        Activations.load(tmp_path / "c.npz")
