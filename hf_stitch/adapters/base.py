@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,7 +62,7 @@ class Explanation:
         return f"{self.layer}: {self.status}, {self.form}, {self.cost:.0%} of the cost before it{plan}"
 
 
-class Adapter:
+class Adapter(ABC):
     """Runs a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
 
     Made by :func:`hf_stitch.load`. The model is used, never changed: mode, gradients, hooks and buffers are left as
@@ -121,40 +122,45 @@ class Adapter:
 
     # -- what a library must provide --------------------------------------------------------------------------------
     @classmethod
-    def load(cls, endpoint: Endpoint, **options: Any) -> Adapter:
-        """The adapter of a network by name, with the library's own loading options."""
-        raise NotImplementedError
-
-    @classmethod
+    @abstractmethod
     def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> Adapter:
         """The adapter of a live network."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def task(self) -> str | None:
-        """What the model's head does.
+        """What the head does: ``image-classification``, ``text-classification``, ``text-generation``, or ``None``."""
 
-        ``image-classification``, ``text-classification``, ``text-generation``, or none of these.
-        """
-        raise NotImplementedError
-
+    @abstractmethod
     def blueprint(self) -> dict[str, Any]:
         """How to build this network without its weights, as JSON values.
 
         Raises:
             ValueError: For classes of user code, which no config can rebuild.
         """
-        raise NotImplementedError
+
+    @classmethod
+    def load(cls, endpoint: Endpoint, **options: Any) -> Adapter:
+        """The adapter of a network by name, with the library's own loading options.
+
+        Raises:
+            ValueError: If networks of this library have no names.
+        """
+        raise ValueError(f"networks of {cls.library} have no names, got {endpoint}: pass the live module")
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """The network of a :meth:`blueprint`, weights not loaded, in eval mode."""
-        raise NotImplementedError
+        """The network of a :meth:`blueprint`, weights not loaded, in eval mode.
+
+        Raises:
+            ValueError: If networks of this library cannot be rebuilt.
+        """
+        raise ValueError(f"networks of {cls.library} cannot be rebuilt from a config: pass the live module")
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """The processor for a network of a :meth:`blueprint`, whose files are in a folder."""
-        raise NotImplementedError
+        """The processor for a network of a :meth:`blueprint`, from the files in a folder; ``None`` without one."""
+        return None
 
     # -- cuts ------------------------------------------------------------------------------------
     @property
@@ -354,9 +360,8 @@ class Adapter:
 
         handles = [self.model.get_submodule(name).register_forward_hook(hook(name)) for name in cuts]
         try:
-            self._run(inputs)
-        except CutReached:
-            pass
+            with suppress(CutReached):
+                self._run(inputs)
         finally:
             for handle in handles:
                 handle.remove()

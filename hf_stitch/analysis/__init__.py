@@ -1,10 +1,11 @@
 """What can be said of a stitched model and of the networks it joins."""
 
 from .activations import Activations, record
-from .atlas import Plan, SimilarityAtlas, compare
+from .atlas import SimilarityAtlas, compare
 from .calibration import Interval, Null, bootstrap, permutation_null
 from .evaluation import Evaluation, Score, evaluate
 from .identification import Identification, identify_layers
+from .routes import Plan
 
 __all__ = [
     "Activations",

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -130,9 +131,8 @@ def observe(adapter: Adapter, inputs: Any, layers: Sequence[str], see: See) -> N
 
     handles = [adapter.model.get_submodule(name).register_forward_hook(hook(name)) for name in cuts]
     try:
-        adapter.forward(arguments)
-    except CutReached:
-        pass
+        with suppress(CutReached):
+            adapter.forward(arguments)
     finally:
         for handle in handles:
             handle.remove()

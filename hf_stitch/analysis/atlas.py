@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-import shutil
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from ..adapters import Adapter, load
+from ..adapters import Adapter
 from ..data import Samples, check_same_order
-from ..metrics import Metric, MomentsMetric, build_metric
+from ..metrics import Metric, build_metric
 from ..models.stitching import check_meet, versions
 from ..representation import ROWS_POLICIES, RowsPolicy
-from ..statistics import HSIC, Grams, LayerMoments, MinibatchGrams
-from .activations import Activations, Group, Key, Network, Reader, Side, Watch
+from .activations import Activations, Network, Reader, Side, Watch
+from .collecting import Collector, run_pass
+from .lasting import Processes, State
+from .routes import Plan, as_text, available_memory, routes_of, speed, taken_routes
 
 if TYPE_CHECKING:
     import pandas
@@ -36,10 +33,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Array = NDArray[np.float64]
-T = TypeVar("T")
-
-SAVING = 0.05
-"""Share of the time that saving the state of a comparison may take."""
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------------
@@ -120,7 +113,7 @@ class SimilarityAtlas:
 
     def save(self, folder: str | Path) -> None:
         """Write ``atlas.json`` and ``values.npz`` into a folder; of several processes, the first one does."""
-        if _Processes.of(None).rank:
+        if Processes.of(None).rank:
             return
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,80 +164,11 @@ class SimilarityAtlas:
 
     def __str__(self) -> str:
         """The table as text."""
-        return _as_text(self)
+        return as_text(self)
 
     def _best(self, metric: str, axis: str) -> NDArray[np.intp]:
         values = -self[metric] if metric in self.distances else self[metric]
         return values.argmax(1 if axis == "a" else 0)
-
-
-@dataclass(frozen=True)
-class Route:
-    """A way to the values of a metric, and what it takes.
-
-    Attributes:
-        metric: The metric.
-        name: ``moments``, ``grams``, ``features`` or ``minibatches``.
-        flops: Floating-point operations, most of them in float64.
-        memory: Bytes of memory.
-        disk: Bytes of rows kept in files.
-        chosen: Whether it is taken.
-    """
-
-    metric: str
-    name: str
-    flops: float
-    memory: int
-    disk: int
-    chosen: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a comparison will take: ``compare(…, plan=True)``.
-
-    Attributes:
-        routes: All routes, those that are taken marked.
-        layers: How many layers either side has.
-        n: Number of samples.
-        forwards: Predicted seconds of the networks' forwards.
-        speed: Floating-point operations in a second, as measured.
-        available: Bytes of memory that a route may take.
-    """
-
-    routes: tuple[Route, ...]
-    layers: tuple[int, int]
-    n: int
-    forwards: float
-    speed: float
-    available: int
-
-    @property
-    def seconds(self) -> float:
-        """Of everything, as predicted."""
-        return self.forwards + sum(route.flops for route in self.routes if route.chosen) / self.speed
-
-    def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each route."""
-        from rich.table import Table
-        from rich.text import Text
-
-        a, b = self.layers
-        table = Table("metric", "route", title=f"{a} × {b} layers, {self.n} samples", title_justify="left")
-        for column in ("memory", "files", "seconds"):
-            table.add_column(column, justify="right")
-        table.add_column("taken")
-        for route in self.routes:
-            figures = (_bytes(route.memory), _bytes(route.disk), f"{route.flops / self.speed:.2g}")
-            row = [Text(route.metric), route.name, *figures, "yes" if route.chosen else ""]
-            table.add_row(*row, style="bold" if route.chosen else "dim")
-        table.add_row("", "forwards", "", "", f"{self.forwards:.2g}", "", end_section=True)
-        table.caption = f"{self.seconds:.2g} seconds in all; a route may take {_bytes(self.available)} of memory"
-        return table
-
-    def __str__(self) -> str:
-        """The table as text."""
-        return _as_text(self)
 
 
 # -- the one call ------------------------------------------------------------------------------------------------------
@@ -322,16 +246,16 @@ def compare(
         raise ValueError(f"rows must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    processes = _Processes.of(accelerator)
+    processes = Processes.of(accelerator)
     scores = _metrics(metrics)
     sides = _sides(a, b, data, data_b, rows, processes)
     watch = Watch(sides, layers_a, layers_b, rows)
     _check(scores, watch, processes)
-    available = _available(watch.device)
-    routes = _routes(scores, watch, available)
+    available = available_memory(watch.device)
+    routes = routes_of(scores, watch, available)
     if plan:
         forwards = watch.seconds * watch.n / processes.count
-        return Plan(routes, (len(watch.layers_a), len(watch.layers_b)), watch.n, forwards, _speed(), available)
+        return Plan(routes, (len(watch.layers_a), len(watch.layers_b)), watch.n, forwards, speed(), available)
     described = {
         "a": sides[0].describe(), "b": sides[-1].describe(), "layers_a": watch.layers_a, "layers_b": watch.layers_b,
         "rows": rows, "metrics": {label: {"name": m.name, "options": m.options} for label, m in scores.items()},
@@ -340,12 +264,12 @@ def compare(
     recipe = json.loads(json.dumps(described))
     with ExitStack() as stack:
         folder = Path(resume or stack.enter_context(tempfile.TemporaryDirectory()))
-        state = _State(folder, processes.rank, lasting=resume is not None)
-        taken = processes.agree(state.begin(recipe, lambda: _taken(routes, available)))
+        state = State(folder, processes.rank, lasting=resume is not None)
+        taken = processes.agree(state.begin(recipe, lambda: taken_routes(routes, available)))
         collectors = [
-            _Collector(group, watch, scores, taken, state.rows / str(i)) for i, group in enumerate(watch.groups)
+            Collector(group, watch, scores, taken, state.rows / str(i)) for i, group in enumerate(watch.groups)
         ]
-        _collect(watch, collectors, state, processes, batch_size, progress)
+        run_pass(watch, collectors, state, processes, batch_size, progress)
         values = {label: np.empty((len(watch.layers_a), len(watch.layers_b))) for label in scores}
         for collector in collectors:
             collector.all_reduce(processes.accelerator)
@@ -376,7 +300,7 @@ def _metrics(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
 
 
 def _sides(
-    a: Comparable, b: Comparable, data: Any, data_b: Any, rows: RowsPolicy, processes: _Processes
+    a: Comparable, b: Comparable, data: Any, data_b: Any, rows: RowsPolicy, processes: Processes
 ) -> tuple[Side, ...]:
     """Both sides, or the one that stands on both."""
     if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
@@ -396,7 +320,7 @@ def _sides(
     return first, second
 
 
-def _side(name: str, side: Comparable, reader: Reader | None, rows: RowsPolicy, processes: _Processes) -> Side:
+def _side(name: str, side: Comparable, reader: Reader | None, rows: RowsPolicy, processes: Processes) -> Side:
     if isinstance(side, Activations):
         if side.rows not in (None, rows):
             raise ValueError(f"the activations of {name} were recorded with rows={side.rows!r}, not {rows!r}")
@@ -406,7 +330,7 @@ def _side(name: str, side: Comparable, reader: Reader | None, rows: RowsPolicy, 
     return Network(processes.load(side), reader)
 
 
-def _check(scores: Mapping[str, Metric], watch: Watch, processes: _Processes) -> None:
+def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> None:
     """Refuse what is known to fail before the data are read."""
     if watch.n < processes.count:
         raise ValueError(f"{watch.n} samples are not enough for {processes.count} processes")
@@ -423,446 +347,3 @@ def _check(scores: Mapping[str, Metric], watch: Watch, processes: _Processes) ->
         widths = {watch.width(key) for group in watch.groups for key in group.keys}
         if metric.equal_widths and len(widths) > 1:
             raise ValueError(f"{label} takes layers of one width, got widths {sorted(widths)}; name such layers")
-
-
-def _routes(scores: Mapping[str, Metric], watch: Watch, available: int) -> tuple[Route, ...]:
-    """Every route to every metric; taken are those of the fewest operations that fit into memory.
-
-    Metrics with one route come first: what they collect costs the others nothing.
-    """
-    routes: dict[str, list[Route]] = {}
-    collected: set[str] = set()
-    for label, metric in sorted(scores.items(), key=lambda item: len(_ways(item[1]))):
-        routes[label] = [_route(label, metric, way, watch, way in collected) for way in _ways(metric)]
-        fitting = [route for route in routes[label] if route.memory <= available]
-        if fitting:
-            best = min(fitting, key=lambda route: route.flops)
-            collected.add(best.name)
-            routes[label] = [replace(route, chosen=route is best) for route in routes[label]]
-    return tuple(route for label in scores for route in routes[label])
-
-
-def _ways(metric: Metric) -> tuple[str, ...]:
-    """The routes that give the value of a metric."""
-    if metric.name == "linear_cka":
-        return ("moments", "grams")
-    if metric.name == "minibatch_cka":
-        return ("minibatches",)
-    return ("moments", "features") if isinstance(metric, MomentsMetric) else ("features",)
-
-
-def _route(label: str, metric: Metric, way: str, watch: Watch, collected: bool) -> Route:
-    """What a route takes; if its statistic is collected anyway, only what follows the pass counts as operations."""
-    flops, memory, disk = 0.0, 0, 0
-    for group in watch.groups:
-        n, itemsize = watch.count(group), watch.probe[group.x[0]].element_size()
-        x, y = ([watch.width(key) for key in keys] for keys in (group.x, group.y))
-        both = sum(map(watch.width, group.keys))
-        pairs = [(dx, dy) for dx in x for dy in y]
-        once = 0.5 if group.same and metric.symmetric else 1.0
-        match way:
-            case "moments":
-                products = sum(x) * sum(y) * (0.5 if group.same else 1.0)
-                own = sum(watch.width(key) ** 2 for key in group.keys)
-                flops += 0 if collected else 2 * n * (products + own)
-                flops += 0 if metric.name == "linear_cka" else once * sum(20 * max(pair) ** 3 for pair in pairs)
-                memory += 8 * (sum(x) * sum(y) + own)
-            case "grams":
-                flops += 2 * n**2 * (both + len(pairs))
-                memory += 8 * n**2 * (len(group.keys) + 1)
-                disk += n * both * itemsize
-            case "minibatches":
-                size = min(metric.options["batch_size"], n)
-                flops += 2 * n * size * (both / (8 / itemsize) + len(pairs))
-                memory += 2 * size * both * itemsize + 8 * size**2 * len(group.keys)
-            case _:
-                wide = [2 * n * (dx * min(n, dx) + dy * min(n, dy) + min(n, dx) * min(n, dy)) for dx, dy in pairs]
-                square = not isinstance(metric, MomentsMetric)
-                flops += once * sum(wide) + square * once * 4 * n**2 * sum(map(sum, pairs))
-                memory = max(memory, 24 * n * max(map(sum, pairs)) + square * 24 * n**2)
-                disk += n * both * itemsize
-    return Route(label, way, flops, memory, disk)
-
-
-def _taken(routes: Sequence[Route], available: int) -> dict[str, str]:
-    """By metric the route that is taken.
-
-    Raises:
-        ValueError: If a metric has none that fits into memory.
-    """
-    taken = {route.metric: route.name for route in routes if route.chosen}
-    for metric in dict.fromkeys(route.metric for route in routes):
-        if metric not in taken:
-            needs = ", ".join(f"{route.name} {_bytes(route.memory)}" for route in routes if route.metric == metric)
-            raise ValueError(
-                f"no route to {metric} fits into memory: it may take {_bytes(available)}, and they take {needs}; name "
-                "fewer layers, use rows='mean', or minibatch_cka"
-            )
-    return taken
-
-
-def _available(device: torch.device) -> int:
-    """Bytes that may be taken: half of what is free."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 2
-    import psutil  # type: ignore[import-untyped]
-
-    return int(psutil.virtual_memory().available) // 2
-
-
-def _speed() -> float:
-    """Floating-point operations in a second, of a product in float64 on this machine."""
-    size, times = 384, 4
-    x = torch.ones(size, size, dtype=torch.float64) @ torch.ones(size, size, dtype=torch.float64)
-    start = time.perf_counter()
-    for _ in range(times):
-        x = x @ x / size**3
-    return 2 * size**3 * times / (time.perf_counter() - start)
-
-
-# -- the pass ----------------------------------------------------------------------------------------------------------
-def _collect(
-    watch: Watch,
-    collectors: Sequence[_Collector],
-    state: _State,
-    processes: _Processes,
-    batch_size: int,
-    progress: bool,
-) -> None:
-    """Run this process's part of the samples, from where it was interrupted."""
-    from tqdm.auto import tqdm
-
-    start, stop = processes.part(watch.n)
-    saved = state.load(watch.device)
-    if saved is not None:
-        start, tensors = saved
-        for number, collector in enumerate(collectors):
-            collector.load(_within(f"{number}/", tensors))
-    hide = None if progress and processes.rank == 0 else True  # None: shown on terminals only
-    with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
-        while start < stop:
-            end = min(start + batch_size, stop)
-            found = watch.rows(start, end)
-            for collector in collectors:
-                collector.update(found)
-            if state.due(end == stop):
-                state.save(end, _named({str(i): c.state_dict() for i, c in enumerate(collectors)}))
-            bar.update(end - start)
-            start = end
-
-
-class _Collector:
-    """What is collected of a group of layers, and the values that follow."""
-
-    def __init__(
-        self, group: Group, watch: Watch, scores: Mapping[str, Metric], taken: Mapping[str, str], folder: Path
-    ) -> None:
-        self.group, self._scores, self._taken = group, scores, taken
-        self._names = [[key[1] for key in keys] for keys in (group.x, group.y)]
-        ways = set(taken.values())
-        self._moments: LayerMoments | None = None
-        self._rows: _KeptRows | None = None
-        if "moments" in ways:
-            x, y = ([watch.probe[key].double().mean(0) for key in keys] for keys in (group.x, group.y))
-            self._moments = LayerMoments(x, None if group.same else y)
-        if ways & {"grams", "features"}:
-            self._rows = _KeptRows(folder, [watch.probe[key] for key in group.keys])
-        sizes = {m.options["batch_size"] for label, m in scores.items() if taken[label] == "minibatches"}
-        self._minibatches = {size: MinibatchGrams(size, group.same) for size in sorted(sizes)}
-
-    def update(self, found: Mapping[Key, Tensor]) -> None:
-        """Add a batch."""
-        x, y = ([found[key] for key in keys] for keys in (self.group.x, self.group.y))
-        for statistic in (self._moments, *self._minibatches.values()):
-            if statistic is not None:
-                statistic.update(x, None if self.group.same else y)
-        if self._rows is not None:
-            self._rows.update([found[key] for key in self.group.keys])
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All there is, but for rows, which are in files."""
-        parts = {f"minibatches.{size}": grams.state_dict() for size, grams in self._minibatches.items()}
-        if self._moments is not None:
-            parts["moments"] = self._moments.state_dict()
-        if self._rows is not None:
-            parts["rows"] = {"n": torch.tensor(self._rows.n)}
-        return _named(parts)
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state_dict` gave."""
-        for size in self._minibatches:
-            self._minibatches[size] = MinibatchGrams.from_state_dict(_within(f"minibatches.{size}/", state))
-        if self._moments is not None:
-            self._moments = LayerMoments.from_state_dict(_within("moments/", state))
-        if self._rows is not None:
-            self._rows.cut(int(state["rows/n"]))
-
-    def all_reduce(self, accelerator: Accelerator | None) -> None:
-        """Give every process what all have collected."""
-        if accelerator is None:
-            return
-        for statistic in (self._moments, self._rows, *self._minibatches.values()):
-            if statistic is not None:
-                statistic.all_reduce(accelerator)
-
-    def values(self, label: str) -> Array:
-        """A metric for all layers of a and those layers of b that are in the group."""
-        metric, way = self._scores[label], self._taken[label]
-        if way == "minibatches":
-            distinct = self._alignment(label, self._minibatches[metric.options["batch_size"]].hsic())
-        elif metric.name == "linear_cka":
-            statistic = self._moments if way == "moments" else self._grams
-            assert statistic is not None
-            distinct = self._alignment(label, statistic.hsic(metric.options["debiased"]))
-        else:
-            distinct = self._pairs(label, metric, self._of_moments if way == "moments" else self._of_rows)
-        return distinct[np.ix_(self.group.of_a, self.group.of_b)]
-
-    @cached_property
-    def _grams(self) -> Grams:
-        assert self._rows is not None
-        rows = dict(zip(self.group.keys, self._rows.tensors, strict=True))
-        x, y = ([rows[key] for key in keys] for keys in (self.group.x, self.group.y))
-        return Grams(x, None if self.group.same else y)
-
-    def _alignment(self, label: str, hsic: HSIC) -> Array:
-        """Centred kernel alignment: HSIC over what it is of each side with itself."""
-        for side, names, own in zip("ab", self._names, (hsic.xx, hsic.yy), strict=True):
-            if bool((own <= 0).any()):
-                place = int((own <= 0).nonzero()[0])
-                raise ValueError(
-                    f"{label} is undefined for layer {names[place]!r} of {side}: HSIC with itself is "
-                    f"{own[place].item():.1e}; is the layer dead, or are there too few samples?"
-                )
-        return (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).cpu().numpy()
-
-    def _pairs(self, label: str, metric: Metric, value: Callable[[Metric, int, int], float]) -> Array:
-        names_a, names_b = self._names
-        mirrored = self.group.same and metric.symmetric
-        found = np.empty((len(names_a), len(names_b)))
-        for i, a in enumerate(names_a):
-            for j, b in enumerate(names_b):
-                if mirrored and j < i:
-                    found[i, j] = found[j, i]
-                    continue
-                try:
-                    found[i, j] = value(metric, i, j)
-                except (ValueError, ArithmeticError) as error:
-                    raise ValueError(f"{label} of layer {a!r} of a and layer {b!r} of b: {error}") from error
-        return found
-
-    def _of_moments(self, metric: Metric, i: int, j: int) -> float:
-        assert self._moments is not None and isinstance(metric, MomentsMetric)
-        return metric.from_moments(self._moments.moments(i, j))
-
-    def _of_rows(self, metric: Metric, i: int, j: int) -> float:
-        assert self._rows is not None
-        x, y = (self._rows.tensors[self.group.keys.index(key)] for key in (self.group.x[i], self.group.y[j]))
-        return type(metric).function(x, y, **metric.options).item()
-
-
-class _KeptRows:
-    """Rows of some matrices, each in a file that is mapped into memory when they are all there.
-
-    Args:
-        folder: Where the files are.
-        like: Rows of the width and dtype of each matrix; what is narrower than float32 is kept in that.
-    """
-
-    def __init__(self, folder: Path, like: Sequence[Tensor]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.n = 0
-        self._widths = [rows.shape[1] for rows in like]
-        self._dtypes = [torch.promote_types(rows.dtype, torch.float32) for rows in like]
-        self._paths = [folder / f"{i}.rows" for i in range(len(like))]
-        for path in self._paths:
-            path.touch()
-
-    def update(self, matrices: Sequence[Tensor]) -> None:
-        """Add a batch to every matrix."""
-        for path, dtype, rows in zip(self._paths, self._dtypes, matrices, strict=True):
-            with path.open("ab") as file:
-                file.write(rows.to("cpu", dtype).contiguous().numpy().data)
-        self.n += len(matrices[0])
-
-    def cut(self, n: int) -> None:
-        """Keep the first rows, the others having come after the state was saved."""
-        for path, width, dtype in zip(self._paths, self._widths, self._dtypes, strict=True):
-            if path.stat().st_size < n * width * dtype.itemsize:
-                raise ValueError(f"{path} is shorter than the state says; start again in an empty folder")
-            os.truncate(path, n * width * dtype.itemsize)
-        self.n = n
-
-    @cached_property
-    def tensors(self) -> list[Tensor]:
-        """All rows of every matrix."""
-        return [
-            torch.from_file(str(path), shared=False, size=self.n * width, dtype=dtype).view(self.n, width)
-            for path, width, dtype in zip(self._paths, self._widths, self._dtypes, strict=True)
-        ]
-
-    def all_reduce(self, accelerator: Accelerator) -> None:
-        """Give every process the rows of all, in the order of the ranks."""
-        if accelerator.num_processes == 1:
-            return
-        from accelerate.utils import gather_object
-
-        for number, path in enumerate(self._paths):
-            parts = gather_object([path.read_bytes()])
-            self._paths[number] = path.with_suffix(".all")
-            self._paths[number].write_bytes(b"".join(parts))
-        self.n = sum(gather_object([self.n]))
-
-
-# -- several processes, and interruptions ------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Processes:
-    """The processes that share the samples; one, if there is no accelerator."""
-
-    accelerator: Accelerator | None
-
-    @classmethod
-    def of(cls, accelerator: Accelerator | None) -> _Processes:
-        """Those that are given, or those that were launched."""
-        if accelerator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            from accelerate import Accelerator
-
-            accelerator = Accelerator()
-        return cls(accelerator)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return 1 if self.accelerator is None else self.accelerator.num_processes
-
-    @property
-    def rank(self) -> int:
-        """Which one this is."""
-        return 0 if self.accelerator is None else self.accelerator.process_index
-
-    def part(self, n: int) -> tuple[int, int]:
-        """This process's share of n samples, from where to where: none is left out, none comes twice."""
-        return n * self.rank // self.count, n * (self.rank + 1) // self.count
-
-    def load(self, model: str | nn.Module | Adapter) -> Adapter:
-        """An adapter; a model that is loaded here goes to the device of this process."""
-        adapter = load(model)
-        if isinstance(model, str) and self.accelerator is not None:
-            adapter.model.to(self.accelerator.device)
-        return adapter
-
-    def agree(self, value: T) -> T:
-        """What the first process says."""
-        if self.count == 1:
-            return value
-        from accelerate.utils import broadcast_object_list
-
-        return broadcast_object_list([value])[0]
-
-
-class _State:
-    """The state of a comparison in a folder, so that an interrupted one goes on.
-
-    ``comparison.json`` says what is compared and by which routes, ``state-<rank>.safetensors`` holds what a process
-    has collected and up to where, ``rows-<rank>`` rows.
-
-    Args:
-        folder: Where.
-        rank: Of the process.
-        lasting: Whether anything is saved; a comparison that keeps rows needs a folder anyway.
-    """
-
-    def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.rows = folder / f"rows-{rank}"
-        self._about, self._path = folder / "comparison.json", folder / f"state-{rank}.safetensors"
-        self._writes, self._lasting = rank == 0, lasting
-        self._took, self._saved = 0.0, -math.inf
-        if not self._path.exists():
-            shutil.rmtree(self.rows, ignore_errors=True)
-
-    def begin(self, recipe: Mapping[str, Any], routes: Callable[[], dict[str, str]]) -> dict[str, str]:
-        """The routes of the comparison that was interrupted, or those of a new one.
-
-        Raises:
-            ValueError: If the folder holds another comparison; the message says what differs.
-        """
-        if self._about.is_file():
-            held = json.loads(self._about.read_text(encoding="utf-8"))
-            differences = [
-                f"{key} ({_short(held['recipe'].get(key))}, now {_short(recipe.get(key))})"
-                for key in {**held["recipe"], **recipe}
-                if held["recipe"].get(key) != recipe.get(key)
-            ]
-            if differences:
-                raise ValueError(
-                    f"{self._about.parent} holds the state of another comparison, which differs in "
-                    f"{'; '.join(differences)}. Use another folder, or empty this one"
-                )
-            return held["routes"]
-        taken = routes()
-        if self._writes and self._lasting:
-            text = json.dumps({"recipe": recipe, "routes": taken}, indent=2)
-            _replace(self._about, lambda path: path.write_text(text, encoding="utf-8"))
-        return taken
-
-    def load(self, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:
-        """The position that was reached, and what had been collected until there."""
-        if not self._path.is_file():
-            return None
-        from safetensors.torch import load_file
-
-        tensors = load_file(self._path, str(device))
-        return int(tensors.pop("position")), tensors
-
-    def due(self, done: bool) -> bool:
-        """Whether to save now: at the end, and as often as takes little of the time."""
-        return self._lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
-
-    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the state; a process killed meanwhile leaves the one before."""
-        from safetensors.torch import save_file
-
-        start = time.monotonic()
-        state = {"position": torch.tensor(position), **{key: part.cpu().contiguous() for key, part in tensors.items()}}
-        _replace(self._path, lambda path: save_file(state, path))
-        self._saved = time.monotonic()
-        self._took = self._saved - start
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file such that it is there whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    write(unfinished)
-    unfinished.replace(path)
-
-
-def _named(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{name}/{key}": part for name, state in parts.items() for key, part in state.items()}
-
-
-def _within(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): part for key, part in tensors.items() if key.startswith(prefix)}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _bytes(count: float) -> str:
-    """For example ``1.4 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _as_text(shown: Any) -> str:
-    from rich.console import Console
-
-    console = Console(width=120)
-    with console.capture() as captured:
-        console.print(shown)
-    return captured.get()
