@@ -115,6 +115,21 @@ class StubReadError(AttributeError):
         self.stub = stub
 
 
+class _Absent(nn.Module):
+    """Stands where a module was that does not run; says so when it is looked into."""
+
+    _name: str
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Say which module was read."""
+        try:
+            return super().__getattr__(attribute)
+        except AttributeError:
+            if attribute.startswith("_"):
+                raise
+            raise StubReadError(self._name, attribute) from None
+
+
 class _StandIn(nn.Module):
     """A module with the plain attributes of another, such as ``attention_type``, which the code around it may read."""
 
@@ -125,22 +140,13 @@ class _StandIn(nn.Module):
                 setattr(self, key, value)
 
 
-class Stub(_StandIn):
+class Stub(_StandIn, _Absent):
     """Stands in for a module before the cut: returns empty tensors of the shapes that it would return."""
 
     def __init__(self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool) -> None:
         """Stand in for ``original``, with outputs by ``rule``, sized by ``slot``."""
         super().__init__(original)
         self._name, self._rule, self._slot, self._materialise = name, rule, slot, materialise
-
-    def __getattr__(self, attribute: str) -> Any:
-        """Say which module was read."""
-        try:
-            return super().__getattr__(attribute)
-        except AttributeError:
-            if attribute.startswith("_"):
-                raise
-            raise StubReadError(self._name, attribute) from None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Ignore the input."""
@@ -190,7 +196,7 @@ class Exit(nn.Module):
         raise CutReached(_tree.get(self.inner(*args, **kwargs), self._path))
 
 
-class Gone(nn.Module):
+class Gone(_Absent):
     """Stands where a module after the cut was; it never runs."""
 
     def __init__(self, name: str) -> None:
@@ -201,15 +207,6 @@ class Gone(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse."""
         raise RuntimeError(f"module {self._name!r} runs after the cut and is gone: the cut was not reached")
-
-    def __getattr__(self, attribute: str) -> Any:
-        """Say which module was read."""
-        try:
-            return super().__getattr__(attribute)
-        except AttributeError:
-            if attribute.startswith("_"):
-                raise
-            raise StubReadError(self._name, attribute) from None
 
     def __iter__(self) -> Any:
         """Say which module was read."""
