@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..adapters import Adapter
+from ..checkpoint import Checkpoint
 from ..data import Samples, check_same_order
 from ..metrics import Metric, build_metric
 from ..models.stitching import check_meet, versions
+from ..processes import Processes
 from ..representation import ROWS_POLICIES, RowsPolicy
 from .activations import Activations, Network, Reader, Side, Watch
 from .collecting import Collector, run_pass
-from .lasting import Processes, State
 from .routes import Plan, as_text, available_memory, routes_of, speed, taken_routes
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def compare(
         ValueError: If sides hold other samples or the same in another order, layers cannot be compared under the
             policy, activations are NaN or infinite (which layer, which sample), samples are too few for a metric or
             masked entirely, a metric is undefined for a pair (which), no route fits into memory, or the folder holds
-            the state of another comparison.
+            the state of another job.
 
     Example:
         >>> import hf_stitch
@@ -264,7 +265,7 @@ def compare(
     recipe = json.loads(json.dumps(described))
     with ExitStack() as stack:
         folder = Path(resume or stack.enter_context(tempfile.TemporaryDirectory()))
-        state = State(folder, processes.rank, lasting=resume is not None)
+        state = Checkpoint(folder, processes.rank, lasting=resume is not None)
         taken = processes.agree(state.begin(recipe, lambda: taken_routes(routes, available)))
         collectors = [
             Collector(group, watch, scores, taken, state.rows / str(i)) for i, group in enumerate(watch.groups)

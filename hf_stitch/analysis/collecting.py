@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checkpoint import Checkpoint
 from ..metrics import Metric, MomentsMetric
+from ..processes import Processes
 from ..statistics import HSIC, Grams, LayerMoments, MinibatchGrams
 from .activations import Group, Key, Watch
-from .lasting import Processes, State
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -27,7 +28,7 @@ Array = NDArray[np.float64]
 def run_pass(
     watch: Watch,
     collectors: Sequence[Collector],
-    state: State,
+    state: Checkpoint,
     processes: Processes,
     batch_size: int,
     progress: bool,

@@ -1,0 +1,61 @@
+"""The processes that share a job: one, or those that ``accelerate launch`` started."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import nn
+
+from .adapters import Adapter, load
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that share the samples; one, if there is no accelerator."""
+
+    accelerator: Accelerator | None
+
+    @classmethod
+    def of(cls, accelerator: Accelerator | None) -> Processes:
+        """Those that are given, or those that were launched."""
+        if accelerator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from accelerate import Accelerator
+
+            accelerator = Accelerator()
+        return cls(accelerator)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self.accelerator is None else self.accelerator.num_processes
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+        return 0 if self.accelerator is None else self.accelerator.process_index
+
+    def part(self, n: int) -> tuple[int, int]:
+        """This process's share of n samples, from where to where: none is left out, none comes twice."""
+        return n * self.rank // self.count, n * (self.rank + 1) // self.count
+
+    def load(self, model: str | nn.Module | Adapter) -> Adapter:
+        """An adapter; a model that is loaded here goes to the device of this process."""
+        adapter = load(model)
+        if isinstance(model, str) and self.accelerator is not None:
+            adapter.model.to(self.accelerator.device)
+        return adapter
+
+    def agree(self, value: T) -> T:
+        """What the first process says."""
+        if self.count == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        return broadcast_object_list([value])[0]
