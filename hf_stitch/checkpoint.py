@@ -25,17 +25,22 @@ class Checkpoint:
     ``job.json`` says what the job is and what was decided when it began, ``state-<rank>.safetensors`` holds what a
     process has done and up to where, ``rows-<rank>`` rows that it keeps in files.
 
-    Args:
+    Attributes:
         folder: Where.
+        lasting: Whether anything is saved.
+
+    Args:
+        folder: Where; made if needed.
         rank: Of the process.
         lasting: Whether anything is saved; a job that keeps rows needs a folder anyway.
     """
 
     def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.lasting = folder, lasting
         self.rows = folder / f"rows-{rank}"
         self._about, self._path = folder / "job.json", folder / f"state-{rank}.safetensors"
-        self._writes, self._lasting = rank == 0, lasting
+        self._writes = rank == 0
         self._took, self._saved = 0.0, -math.inf
         if not self._path.exists():
             shutil.rmtree(self.rows, ignore_errors=True)
@@ -60,7 +65,7 @@ class Checkpoint:
                 )
             return held["decided"]
         decided = decide()
-        if self._writes and self._lasting:
+        if self._writes and self.lasting:
             text = json.dumps({"recipe": recipe, "decided": decided}, indent=2)
             _replace(self._about, lambda path: path.write_text(text, encoding="utf-8"))
         return decided
@@ -76,7 +81,7 @@ class Checkpoint:
 
     def due(self, done: bool) -> bool:
         """Whether to save now: at the end, and as often as takes little of the time."""
-        return self._lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
+        return self.lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the state; a process killed meanwhile leaves the one before."""

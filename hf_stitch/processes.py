@@ -59,3 +59,11 @@ class Processes:
         from accelerate.utils import broadcast_object_list
 
         return broadcast_object_list([value])[0]
+
+    def gather(self, value: T) -> list[T]:
+        """What every process says, in the order of the ranks."""
+        if self.count == 1:
+            return [value]
+        from accelerate.utils import gather_object
+
+        return gather_object([value])

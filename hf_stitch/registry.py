@@ -38,7 +38,9 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "low_rank": "hf_stitch.matchers.low_rank:LowRank",
         "lstsq": "hf_stitch.matchers.lstsq:Lstsq",
         "procrustes": "hf_stitch.matchers.procrustes:Procrustes",
+        "random": "hf_stitch.matchers.random:Random",
         "ridge": "hf_stitch.matchers.ridge:Ridge",
+        "task_loss": "hf_stitch.training.task_loss:TaskLoss",
     },
     "metrics": {
         "accuracy_difference": "hf_stitch.metrics._outputs:AccuracyDifference",

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ..adapters import Adapter, load
+from ..adapters import load
 from ..adapters.base import evaluating
 from ..data import Batch, Samples, check_same_order, paired_batches
-from ..endpoint import Endpoint
 from ..models.modeling import StitchedModel, logits_of
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def evaluate(
     """
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
-    whole = _target(stitched, target)
+    whole = stitched.parent("target") if target is None else load(target)
     samples = Samples.of(data)
     other = samples if target_data is None else Samples.of(target_data)
     check_same_order(samples, other)
@@ -208,19 +207,6 @@ def evaluate(
             drawn[name].append(figures(values, collected["target"], weights))
     scores = {name: _intervals(chunks) for name, chunks in drawn.items()}
     return Evaluation(stitched.task, len(samples), samples.fingerprint, scores)
-
-
-def _target(stitched: StitchedModel, target: Any) -> Adapter:
-    if target is not None:
-        return load(target)
-    if stitched.parents is not None:
-        return stitched.parents[1]
-    endpoint = Endpoint.from_dict(stitched.config.target["endpoint"])
-    if endpoint.id is None:
-        raise ValueError(
-            "the target was a live module or in a local folder: pass it, as in evaluate(stitched, data, target=…)"
-        )
-    return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
 
 
 def check_labels(samples: Samples | Batch, classes: int) -> None:

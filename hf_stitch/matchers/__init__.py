@@ -1,10 +1,11 @@
 """Matchers: each finds a stitch between two representations. A matcher is its config."""
 
-from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, build_matcher
+from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
 from hf_stitch.matchers.identity import Identity
 from hf_stitch.matchers.low_rank import LowRank
 from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.matchers.procrustes import Procrustes
+from hf_stitch.matchers.random import Random
 from hf_stitch.matchers.ridge import Ridge
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Lstsq",
     "Matcher",
     "Procrustes",
+    "Random",
     "Ridge",
+    "TrainedMatcher",
     "build_matcher",
 ]

@@ -55,6 +55,40 @@ class ClosedFormMatcher(Matcher, ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainedMatcher(Matcher, ABC):
+    """A matcher that trains a stitch on the task, from a start that another matcher finds.
+
+    Attributes:
+        initial: The matcher of the start.
+    """
+
+    fits: ClassVar[Literal["moments", "task"]] = "task"
+    initial: ClosedFormMatcher
+
+    @abstractmethod
+    def check(self, samples: Any, task: str | None) -> None:
+        """Refuse ``hf_stitch.Samples`` and tasks that cannot be trained on, before anything is computed.
+
+        Raises:
+            ValueError: For these.
+        """
+
+    @abstractmethod
+    def fit(
+        self, stitched: Any, data: Any, *, target: Any = None, target_data: Any = None, progress: bool = True
+    ) -> Any:
+        """The trained ``StitchingLayer`` of a ``StitchedModel`` that starts from the stitch it has.
+
+        Args:
+            stitched: The model; it is not changed.
+            data: Raw samples.
+            target: The whole target network.
+            target_data: Where the target is to see other samples.
+            progress: Show a progress bar.
+        """
+
+
 def build_matcher(name: str | Matcher, **options: Any) -> Matcher:
     """A matcher from its name and options; one that is built already is passed through.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from huggingface_hub import snapshot_download
@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
+from ..adapters import load
 from ..adapters.base import Adapter
 from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
@@ -122,8 +123,8 @@ class StitchedModel(PreTrainedModel):
             attention_mask: For text sources: (batch, tokens), 1 where a token is real.
             token_type_ids: For text sources that have them.
             pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them.
-            labels: For models with a head: classes (batch,), or token ids (batch, tokens) with -100 where none is asked
-                for.
+            labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, or token
+                ids (batch, tokens) with -100 where none is asked for.
             **inputs: Arguments of sources of user code, by their own names.
         """
         named = {
@@ -160,6 +161,38 @@ class StitchedModel(PreTrainedModel):
     def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
         """Raw samples as inputs, by the source's processor."""
         return preprocess(samples, self.processor, self.source.interface, self.source)
+
+    # -- training ---------------------------------------------------------------------------------------------------
+    def freeze_networks(self) -> Self:
+        """Leave the stitch alone to be trained: both halves take no gradient and stay in eval mode.
+
+        Returns:
+            This model, to be given to ``transformers.Trainer``.
+        """
+        self.source.requires_grad_(False)
+        self.target.requires_grad_(False)
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or eval mode; a half of which nothing is trained stays in eval mode, its BatchNorm as it is."""
+        super().train(mode)
+        for half in (self.source, self.target):
+            if not any(parameter.requires_grad for parameter in half.parameters()):
+                half.eval()
+        return self
+
+    def parent(self, side: Literal["source", "target"]) -> Adapter:
+        """A whole network that this model was made of: the live one, or the one that the config names.
+
+        Raises:
+            ValueError: If it was a live module, or in a local folder, and is not here any more.
+        """
+        if self.parents is not None:
+            return self.parents[("source", "target").index(side)]
+        endpoint = Endpoint.from_dict(getattr(self.config, side)["endpoint"])
+        if endpoint.id is None:
+            raise ValueError(f"the {side} was a live module or in a local folder: pass it, as {side}=…")
+        return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
 
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
@@ -319,9 +352,9 @@ class StitchedModelForCausalLM(StitchedModel):
         logits = logits_of(output)
         loss = None
         if labels is not None:
-            loss = functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
-            )
+            ahead = logits[:, :-1].flatten(0, 1)
+            ahead = ahead.to(torch.promote_types(ahead.dtype, torch.float32))
+            loss = functional.cross_entropy(ahead, labels[:, 1:].flatten(), ignore_index=-100)
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 
 
@@ -370,7 +403,9 @@ def logits_of(output: Any) -> Tensor:
 def _class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     if labels is None:
         return None
-    return functional.cross_entropy(logits.float(), labels.to(logits.device))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.to(logits.device)
+    return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
 
 
 def _class_of(config: StitchConfig) -> type[StitchedModel]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..adapters import Adapter, load
 from ..data import Batch, Samples, check_same_order, paired_batches
-from ..matchers import Matcher, build_matcher
+from ..matchers import Matcher, TrainedMatcher, build_matcher
 from ..representation import Form, Representation, RowsPolicy
 from ..statistics import Moments
 from ..stitches import IdentityStitch, Stitch, StitchingLayer
@@ -86,11 +86,6 @@ def stitch(
     """
     a, b = load(source), load(target)
     fitted_by = build_matcher(matcher, **options)
-    if fitted_by.fits != "moments":
-        raise ValueError(
-            f"matcher {fitted_by.name!r} is trained on a task and not fitted in closed form; hf_stitch.stitch takes "
-            "the latter"
-        )
     check_meet(a, b, rows)
     task = b.task if task == "auto" else task
     class_for(task)
@@ -113,6 +108,8 @@ def stitch(
         train, test = samples, Samples.of(test_data)
         recipe["test_data"] = test.fingerprint
     recipe |= {"samples": len(train), "batch_size": batch_size, "versions": versions()}
+    if isinstance(fitted_by, TrainedMatcher):
+        fitted_by.check(train, task)
     other_train, other_test = (
         (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
     )
@@ -125,8 +122,12 @@ def stitch(
     statistics = collect(
         a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress
     )[pair]
-    layer = fit_layer(fitted_by, statistics, a.form(source_layer), b.form(target_layer), rows)
+    first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
+    layer = fit_layer(first, statistics, a.form(source_layer), b.form(target_layer), rows)
     stitched = join(a, source_layer, layer, b, target_layer, task=task, recipe=recipe)
+    if isinstance(fitted_by, TrainedMatcher):
+        stitched.stitch = fitted_by.fit(stitched, train, target=b, target_data=other_train, progress=progress)
+        stitched.config.stitch = stitched.stitch.to_dict()
     if task is not None:
         from ..analysis.evaluation import evaluate
 

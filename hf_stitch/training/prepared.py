@@ -1,0 +1,272 @@
+"""What training sees of samples: representations and answers of networks that do not change, computed once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..adapters import Adapter
+from ..data import Batch, Samples, paired_batches
+from ..models.modeling import StitchedModel, logits_of
+from ..processes import Processes
+from ..representation import Representation
+from .objective import IGNORED, next_tokens
+from .store import Store
+
+Augment = Callable[[list[Any], torch.Generator], list[Any]]
+"""Raw samples and a generator to changed samples, anew in every epoch."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of some samples.
+
+    Attributes:
+        sources: At the source's cut, by place.
+        answers: By kind of labels: classes ``(batch,)``, next tokens ``(batch, tokens)``, or a parent's logits.
+        there: What the target itself says at its cut.
+        features: What it says at its last cut.
+    """
+
+    sources: Mapping[str, Representation]
+    answers: Mapping[str, Tensor] = field(default_factory=dict)
+    there: Representation | None = None
+    features: Representation | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return next(iter(self.sources.values())).batch
+
+    def to(self, device: torch.device) -> Seen:
+        """The same on a device."""
+
+        def moved(representation: Representation) -> Representation:
+            mask = None if representation.mask is None else representation.mask.to(device)
+            return representation.replace(values=representation.values.to(device), mask=mask)
+
+        return Seen(
+            {name: moved(source) for name, source in self.sources.items()},
+            {name: answer.to(device) for name, answer in self.answers.items()},
+            None if self.there is None else moved(self.there),
+            None if self.features is None else moved(self.features),
+        )
+
+
+class Networks:
+    """The frozen networks around the stitches, and what they say of samples.
+
+    Args:
+        places: By name a stitched model whose source is shown the samples; they share one target.
+        target: The whole target; ``None`` if nothing of what it says is asked for.
+        wanted: Of ``hard``, ``target``, ``source``, ``there`` and ``features``.
+        last: The target's last cut, if features are wanted.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, StitchedModel],
+        target: Adapter | None,
+        source: Adapter | None,
+        wanted: frozenset[str],
+        last: str,
+    ) -> None:
+        self.places, self.target, self.source, self.wanted, self.last = places, target, source, wanted, last
+        self.first = next(iter(places.values()))
+        self.speaks = self.first.task == "text-generation"
+
+    @torch.no_grad()
+    def see(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> Seen:
+        """What they say of raw samples, of which the target is shown ``others``."""
+        sources: dict[str, Representation] = {}
+        for name, stitched in self.places.items():
+            inputs = stitched.preprocess(samples)
+            sources[name] = stitched.source(**stitched.source_inputs(inputs)).replace(context={})
+        answers: dict[str, Tensor] = {}
+        there = features = None
+        if "hard" in self.wanted and not self.speaks:
+            answers["hard"] = torch.as_tensor(labels)
+        elif self.speaks:
+            answers["hard"] = next_tokens(self.first.preprocess(samples))
+        if "source" in self.wanted:
+            assert self.source is not None
+            answers["source"] = logits_of(self.source.forward(self.source.preprocess(samples)))
+        if self.target is not None:
+            layer = self.first.target.cut.layer
+            inputs = self.target.preprocess(others)
+            found = self.target.encode(inputs, list(dict.fromkeys((layer, self.last))))
+            if "target" in self.wanted:
+                answers["target"] = logits_of(self.first.target(found[layer]))
+            there = found[layer].replace(context={}) if "there" in self.wanted else None
+            features = found[self.last].replace(context={}) if "features" in self.wanted else None
+        return Seen(sources, answers, there, features)
+
+
+class Prepared:
+    """Samples as training sees them: from files where that fits, anew for each batch otherwise.
+
+    What networks say of samples that do not change is computed once, each process doing a part, and read from files
+    mapped into memory. It is computed anew where samples are augmented, or where it would take more than ``limit``
+    bytes (a warning says so).
+
+    Args:
+        networks: The networks.
+        samples: What the source is shown.
+        others: What the target is shown.
+        folder: Of the files; the same for all processes.
+        augment: Changes samples, if given.
+        limit: Bytes that files may take.
+        batch_size: Samples per forward.
+        processes: Who shares the work.
+        progress: What the progress bar says; ``None``: no bar.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        samples: Samples,
+        others: Samples,
+        *,
+        folder: Path,
+        augment: Augment | None,
+        limit: int,
+        batch_size: int,
+        processes: Processes,
+        progress: str | None,
+    ) -> None:
+        self.networks, self.samples, self.others = networks, samples, others
+        self._augment = augment
+        self._parts: list[dict[str, Store]] = []
+        self._starts = torch.zeros(0, dtype=torch.long)
+        self._like: Seen | None = None
+        if augment is None and self._fits(limit, batch_size):
+            self._keep(folder, batch_size, processes, progress)
+
+    @property
+    def kept(self) -> bool:
+        """Whether everything is read from files."""
+        return bool(self._parts)
+
+    def read(self, places: Tensor, seed: int) -> Seen:
+        """What is known of the samples at some places; ``seed`` is that of augmentation."""
+        if self.kept:
+            return self._from_files(places)
+        batch, other = self._raw(places)
+        samples, others = batch.samples, other.samples
+        if self._augment is not None:
+            samples = self._augment(samples, torch.Generator().manual_seed(seed))
+            others = samples if self.others is self.samples else others
+        return self.networks.see(samples, others, batch.labels)
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Seen]]:
+        """Everything in order, with the places."""
+        for places in torch.arange(len(self.samples)).split(batch_size):
+            yield places, self.read(places, 0)
+
+    # -- files ------------------------------------------------------------------------------------------------------
+    def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
+        chosen = places.tolist()
+        pairs = paired_batches(self.samples.select(chosen), self.others.select(chosen), len(chosen))
+        return next(iter(pairs))
+
+    def _fits(self, limit: int, batch_size: int) -> bool:
+        count = min(batch_size, len(self.samples))
+        batch, other = self._raw(torch.arange(count))
+        self._like = self.networks.see(batch.samples, other.samples, batch.labels)
+        bytes_ = (
+            sum(values.nbytes for values, _ in _tensors(self._like, self.networks.speaks).values())
+            * len(self.samples)
+            // count
+        )
+        if bytes_ > limit:
+            warnings.warn(
+                f"what the networks say of {len(self.samples)} samples takes {bytes_ / 1e9:.2f} GB, more than the "
+                f"{limit / 1e9:.2f} GB that may be kept: it is computed anew for each batch; raise cache_size to "
+                "keep it",
+                stacklevel=5,
+            )
+        return bytes_ <= limit
+
+    def _keep(self, folder: Path, batch_size: int, processes: Processes, progress: str | None) -> None:
+        """Write this process's part of the files, and read those of all."""
+        count = processes.count
+        edges = [len(self.samples) * rank // count for rank in range(count + 1)]
+        start, stop = edges[processes.rank], edges[processes.rank + 1]
+        stores: dict[str, Store] = {}
+        parts = (side.select(range(start, stop)) for side in (self.samples, self.others))
+        for batch, other in paired_batches(*parts, batch_size, progress=progress):
+            seen = self.networks.see(batch.samples, other.samples, batch.labels)
+            for name, (values, mask) in _tensors(seen, self.networks.speaks).items():
+                if name not in stores:
+                    stores[name] = Store(folder / f"{name.replace('/', '-')}-{processes.rank}")
+                stores[name].append(values, mask)
+        self._parts = processes.gather(stores)
+        self._starts = torch.tensor(edges[1:-1])
+
+    def _from_files(self, places: Tensor) -> Seen:
+        assert self._like is not None
+        if len(self._parts) == 1:
+            read = {name: store.read(places) for name, store in self._parts[0].items()}
+        else:
+            read = self._from_parts(places)
+
+        def representation(name: str, like: Representation) -> Representation:
+            values, mask = read[name]
+            return like.replace(values=values, mask=mask)
+
+        like = self._like
+        sources = {name: representation(f"source/{name}", source) for name, source in like.sources.items()}
+        answers = {name: read[f"answers/{name}"][0] for name in like.answers}
+        if self.networks.speaks:  # files are filled up with zeros
+            real = read["answers/hard"][1]
+            answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
+        there = None if like.there is None else representation("there", like.there)
+        return Seen(
+            sources, answers, there, None if like.features is None else representation("features", like.features)
+        )
+
+    def _from_parts(self, places: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Read from the files of several processes, and put in order."""
+        owners = torch.bucketize(places, self._starts, right=True)
+        first = [0, *self._starts.tolist()]
+        order = torch.argsort(owners, stable=True)
+        back = torch.argsort(order)
+        found: dict[str, tuple[Tensor, Tensor | None]] = {}
+        for name in self._parts[0]:
+            chunks = [
+                self._parts[rank][name].read(places[owners == rank] - first[rank])
+                for rank in range(len(self._parts))
+                if bool((owners == rank).any())
+            ]
+            values, masks = _joined([v for v, _ in chunks]), [m for _, m in chunks if m is not None]
+            found[name] = (values[back], _joined(masks)[back] if masks else None)
+        return found
+
+
+def _tensors(seen: Seen, speaks: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Every tensor by name, with the mask of those that differ in length from sample to sample."""
+    kept = {f"source/{name}": source for name, source in seen.sources.items()}
+    kept |= {} if seen.there is None else {"there": seen.there}
+    kept |= {} if seen.features is None else {"features": seen.features}
+    tensors = {name: (one.values, one.mask) for name, one in kept.items()}
+    real = next(iter(seen.sources.values())).mask if speaks else None  # then there is an answer for each token
+    return tensors | {f"answers/{name}": (values, real) for name, values in seen.answers.items()}
+
+
+def _joined(chunks: list[Tensor]) -> Tensor:
+    """Samples of several files; shorter texts are filled up."""
+    if len(chunks) == 1:
+        return chunks[0]
+    if chunks[0].dim() > 1 and len({chunk.shape[1:] for chunk in chunks}) > 1:
+        longest = max(chunk.shape[1] for chunk in chunks)
+        chunks = [
+            torch.nn.functional.pad(chunk, [*[0, 0] * (chunk.dim() - 2), 0, longest - chunk.shape[1]])
+            for chunk in chunks
+        ]
+    return torch.cat(chunks)

@@ -1,0 +1,339 @@
+"""Task-loss matching: a stitch trained on the task, both networks frozen."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, get_args, overload
+
+import torch
+
+from ..adapters import load
+from ..checkpoint import Checkpoint
+from ..data import Samples, check_same_order
+from ..endpoint import weights_hash
+from ..matchers import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
+from ..models.modeling import StitchedModel
+from ..models.stitching import versions
+from ..processes import Processes
+from ..stitches import StitchingLayer
+from .loop import Course, Observe, Schedule, Stitches, train
+from .maps import plain, trainable
+from .objective import ANSWERS, Objective
+from .prepared import Augment, Networks, Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelerate import Accelerator
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "csiszarik2021": {"labels": "target", "epochs": 30, "batch_size": 128, "lr": 1e-3, "schedule": "step"},
+    "balogh2025": {
+        "labels": "hard",
+        "epochs": 30,
+        "batch_size": 256,
+        "lr": 1e-3,
+        "weight_decay": 1e-5,
+        "schedule": "constant",
+    },
+}
+"""Options of published experiments: Csiszárik et al. 2021 (section 5, appendix A.3, code), Balogh & Jelasity 2025."""
+
+
+@dataclass(frozen=True)
+class TaskLoss(TrainedMatcher):
+    """Train the stitch on the task's loss, from a start of one's choice; both networks stay as they are.
+
+    ``T ∘ stitch ∘ R`` is trained with Adam (Csiszárik et al. 2021, section 4.1). What the source says is computed once
+    where samples are not augmented; the target's half before the cut never runs for it, and takes no part in a
+    gradient. Of BatchNorm running statistics are used and left as they are.
+
+    Which maps are trained follows from the start: ``lstsq`` gives an affine map, ``lstsq`` without intercept a linear
+    one, ``low_rank`` (or ``random`` with a rank) a bottleneck, a stitch that is masked stays so.
+
+    ``fitted`` of a map holds ``steps``, ``n`` and the ``loss`` at the end.
+
+    Attributes:
+        initial: The matcher of the start, by name, as a dict of name and options, or built.
+        orthogonal: Whether affine maps are kept orthogonal (plain weights afterwards); they start from the orthogonal
+            map nearest to the initial one.
+        labels: What predictions are held against: ``"hard"`` labels of the data, or soft ones, the answers of the whole
+            ``"target"`` or ``"source"``; a mixture as a dict of weights.
+        temperature: Of soft labels, above 0 (Hinton et al. 2015; gradients are scaled back by its square).
+        penalties: What is added to the loss, by weight: ``"l1"``, the sum of the absolute weights, and differentiable
+            metrics of the transformed rows of a batch with the target's (``{"linear_cka": 0.5}``).
+        feature_steps: Steps before all others that bring the target's final features (its last cut) close to its own.
+        epochs: Passes over the samples.
+        steps: Optimizer steps, instead of epochs.
+        batch_size: Samples of a step, over all processes.
+        lr: Learning rate.
+        weight_decay: L2 penalty of Adam.
+        schedule: ``step`` (a tenth after one third and again after two), ``constant``, ``linear`` or ``cosine``.
+        clip: Norm that the gradient of each stitch is cut to.
+        shuffle: Whether samples come in another order in every epoch.
+        patience: With a validation: end after so many epochs without improvement.
+        seed: Of the order and of augmentation.
+
+    Example:
+        >>> import hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+        >>> stitched = hf_stitch.stitch(a, "1", b, "1", TaskLoss(epochs=2), data=torch.randn(200, 4),
+        ...                             task="image-classification", progress=False)
+        >>> stitched.stitch.body.fitted["steps"]
+        4
+    """
+
+    name: ClassVar[str] = "task_loss"
+    initial: Any = "lstsq"
+    orthogonal: bool = False
+    labels: str | Mapping[str, float] = "target"
+    temperature: float = 1.0
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    feature_steps: int = 0
+    epochs: int = 30
+    steps: int | None = None
+    batch_size: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Schedule = "step"
+    clip: float | None = None
+    shuffle: bool = True
+    patience: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Build what was named, and refuse what is out of range."""
+        described = self.initial if isinstance(self.initial, (str, Matcher)) else dict(self.initial)
+        initial = build_matcher(**described) if isinstance(described, dict) else build_matcher(described)
+        if not isinstance(initial, ClosedFormMatcher):
+            raise ValueError(f"initial must be a matcher that is fitted in closed form, got {initial.name!r}")
+        object.__setattr__(self, "initial", initial)
+        for name, least in (("epochs", 1), ("batch_size", 1), ("feature_steps", 0), ("seed", 0)):
+            _check_count(name, getattr(self, name), least)
+        for name in ("steps", "patience"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
+        for name, above in (("lr", True), ("weight_decay", False), ("clip", True)):
+            value = getattr(self, name)
+            if name == "clip" and value is None:
+                continue
+            if not (isinstance(value, float | int) and math.isfinite(value) and (value > 0 if above else value >= 0)):
+                raise ValueError(f"{name} must be a number {'>' if above else '>='} 0, got {value!r}")
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
+        _ = self.objective  # checks labels and penalties
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """The options of a published experiment, some changed.
+
+        Raises:
+            ValueError: If there is no such preset.
+
+        Example:
+            >>> TaskLoss.preset("balogh2025", epochs=1).batch_size
+            256
+        """
+        if name not in PRESETS:
+            raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised."""
+        labels = {self.labels: 1.0} if isinstance(self.labels, str) else dict(self.labels)
+        return Objective(labels, self.temperature, dict(self.penalties))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The name and every option as JSON values."""
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "initial"}
+        plain_values = {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()}
+        return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
+
+    def check(self, samples: Samples, task: str | None) -> None:
+        """Refuse samples and tasks that cannot be trained on.
+
+        Raises:
+            ValueError: If there is no head, or hard labels are missing.
+        """
+        if task is None:
+            raise ValueError("task_loss needs a head whose predictions can be scored; stitch with a task")
+        if "hard" in self.objective.labels and task != "text-generation" and samples.labels is None:
+            raise ValueError(
+                "labels='hard' needs labelled samples, and these have none; name the column, as in "
+                "Samples.of(data, label=…), or train on labels='target'"
+            )
+
+    @overload
+    def fit(
+        self, stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, target_data: Any = None,
+        validation: Any = None, augment: Augment | None = None, accelerator: Accelerator | None = None,
+        checkpoint: str | Path | None = None, save_every: int = 500, cache_size: float = 8e9,
+        observe: Observe | None = None, progress: bool = True,
+    ) -> StitchingLayer: ...  # fmt: skip
+    @overload
+    def fit(
+        self, stitched: Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
+        target_data: Any = None, validation: Any = None, augment: Augment | None = None,
+        accelerator: Accelerator | None = None, checkpoint: str | Path | None = None, save_every: int = 500,
+        cache_size: float = 8e9, observe: Observe | None = None, progress: bool = True,
+    ) -> list[StitchingLayer]: ...  # fmt: skip
+    def fit(
+        self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
+        target_data: Any = None, validation: Any = None, augment: Augment | None = None,
+        accelerator: Accelerator | None = None, checkpoint: str | Path | None = None, save_every: int = 500,
+        cache_size: float = 8e9, observe: Observe | None = None, progress: bool = True,
+    ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
+        """Train from the stitch that the model has (``initial`` is for :func:`hf_stitch.stitch`, which fits it first).
+
+        Several stitched models that end in the same cut of the same target are trained at once, in one batch through
+        that target; each ends as it would alone.
+
+        Args:
+            stitched: The model with its first stitch, or several; they are not changed.
+            data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
+            target: The whole target; default: the live one that the model was made of, or the one that it names.
+            source: The whole source, if its answers are labels.
+            target_data: Where the target is to see other samples, with the same ids in the same order.
+            validation: Held-out samples; their loss and accuracy are logged after every epoch, and the best layers are
+                kept.
+            augment: From raw samples and a ``torch.Generator`` to changed samples, anew in every step; both networks
+                see the same. Nothing is kept in files then.
+            accelerator: For several processes, mixed precision, gradient accumulation and trackers (``accelerator.log``
+                is called with the loss of every step).
+            checkpoint: A folder for the state; training that was interrupted goes on from there, to the same bits.
+            save_every: Steps between two states.
+            cache_size: Bytes of disk that what the networks say may take.
+            observe: Called with 0 and after every step with the number of steps done and the layers.
+            progress: Show a progress bar.
+
+        Returns:
+            The trained stitching layer, or a list of them.
+
+        Raises:
+            ValueError: If the task has no head, hard labels are missing, a map has nothing to train, models end in
+                different cuts, samples do not correspond, or the folder holds another training (what differs is said).
+            DivergedError: If a loss is not finite; the message names the step. The last state saved is kept.
+        """
+        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
+        samples = Samples.of(data)
+        others = samples if target_data is None else Samples.of(target_data)
+        check_same_order(samples, others)
+        if save_every < 1:
+            raise ValueError(f"save_every must be at least 1, got {save_every}")
+        held_out = None if validation is None else Samples.of(validation)
+        if self.patience is not None and held_out is None:
+            raise ValueError("patience needs a validation: pass held-out samples as validation=")
+        if target_data is not None and held_out is not None:
+            raise ValueError("target_data and validation do not go together yet: leave one of them out")
+        _check_models(models)
+        for shown in (samples, held_out):
+            if shown is not None:
+                self.check(shown, models[0].task)
+        names = [str(i) for i in range(len(models))]
+        layers = {n: trainable(m.stitch, self.orthogonal) for n, m in zip(names, models, strict=True)}
+        if accelerator is None:
+            from accelerate import Accelerator as Default
+
+            accelerator = Processes.of(None).accelerator or Default(cpu=_device(models[0]).type == "cpu")
+        processes = Processes(accelerator)
+        networks = self._networks(dict(zip(names, models, strict=True)), target, source)
+        every = accelerator.gradient_accumulation_steps
+        steps = self.steps or math.ceil(self.epochs * math.ceil(len(samples) / self.batch_size) / every)
+        course = Course(steps, *(getattr(self, f.name) for f in fields(Course)[1:]))
+        recipe = {
+            "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint, "target_data": others.fingerprint,
+            "stitches": [weights_hash(layer) for layer in layers.values()],
+            "networks": [_networks_of(m) for m in models], "accumulation": every, "processes": processes.count,
+            "augment": getattr(augment, "__qualname__", None), "versions": dict(versions()),
+        }  # fmt: skip
+        with ExitStack() as stack:
+            temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
+            state = Checkpoint(Path(checkpoint or temporary), 0, checkpoint is not None)
+            state.begin(json.loads(json.dumps(recipe)), dict)
+
+            def prepared(part: Samples, other: Samples, name: str, change: Augment | None) -> Prepared:
+                folder = temporary / name
+                folder.mkdir(exist_ok=True)
+                return Prepared(
+                    networks, part, other, folder=folder, augment=change, limit=int(cache_size),
+                    batch_size=max(self.batch_size, 64), processes=processes, progress=name if progress else None,
+                )  # fmt: skip
+
+            seen = prepared(samples, others, "preparing", augment)
+            judged = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
+            back = stack.enter_context(_frozen(models[0])).to(accelerator.device)
+            stitches = Stitches(layers, back, self.objective, networks.last).to(accelerator.device)
+            losses = train(
+                stitches, seen, course, accelerator=accelerator, processes=processes, checkpoint=state,
+                save_every=save_every, validation=judged, observe=observe, progress=progress,
+            )  # fmt: skip
+            accelerator.wait_for_everyone()
+        trained = [plain(cast(StitchingLayer, layer)).to(_device(models[0])) for layer in stitches.layers]
+        for layer, loss in zip(trained, losses.tolist(), strict=True):
+            for part in layer.parts:
+                getattr(layer, part).fitted = {"n": len(samples), "steps": steps, "loss": loss}
+        return trained[0] if isinstance(stitched, StitchedModel) else trained
+
+    def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
+        objective, first = self.objective, next(iter(places.values()))
+        wanted = {name for name in ANSWERS if name in objective.labels}
+        wanted |= {"there"} if objective.metrics else set()
+        wanted |= {"features"} if self.feature_steps else set()
+        whole = own = None
+        if wanted & {"target", "there", "features"}:
+            whole = first.parent("target") if target is None else load(target)
+        if "source" in wanted:
+            own = first.parent("source") if source is None else load(source)
+        last = whole.layers[-1] if whole is not None and "features" in wanted else first.target.cut.layer
+        return Networks(places, whole, own, frozenset(wanted), last)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+def _check_models(models: Sequence[StitchedModel]) -> None:
+    """Make sure that there are some, and that they end in the same half."""
+    if not models:
+        raise ValueError("there is no stitched model to train")
+    ends = {json.dumps([m.config.target["endpoint"], m.target.cut.layer], sort_keys=True) for m in models}
+    if len(ends) > 1:
+        found = ", ".join(sorted({f"{m.config.target['endpoint']['id']} at {m.target.cut.layer}" for m in models}))
+        raise ValueError(
+            f"stitches are trained at once if they end in the same cut of the same target, got {found}; train each "
+            "group by itself"
+        )
+
+
+def _networks_of(model: StitchedModel) -> list[Any]:
+    """Which halves: hashes of the weights, and cuts."""
+    halves = ((model.config.source, model.source), (model.config.target, model.target))
+    return [[config["endpoint"]["weights_hash"], half.cut.layer] for config, half in halves]
+
+
+def _device(model: StitchedModel) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def _frozen(model: StitchedModel) -> Iterator[Any]:
+    """The half behind the cut, taking no gradient; as it was afterwards."""
+    half = model.target
+    trained = [parameter for parameter in half.parameters() if parameter.requires_grad]
+    mode = half.training
+    try:
+        yield half.requires_grad_(False).eval()
+    finally:
+        half.train(mode)
+        for parameter in trained:
+            parameter.requires_grad_(True)
