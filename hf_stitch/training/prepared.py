@@ -199,8 +199,8 @@ class Prepared:
         edges = [len(self.samples) * rank // count for rank in range(count + 1)]
         start, stop = edges[processes.rank], edges[processes.rank + 1]
         stores: dict[str, Store] = {}
-        parts = (side.select(range(start, stop)) for side in (self.samples, self.others))
-        for batch, other in paired_batches(*parts, batch_size, progress=progress):
+        own, twin = (side.select(range(start, stop)) for side in (self.samples, self.others))
+        for batch, other in paired_batches(own, twin, batch_size, progress=progress):
             seen = self.networks.see(batch.samples, other.samples, batch.labels)
             for name, (values, mask) in _tensors(seen, self.networks.speaks).items():
                 if name not in stores:
