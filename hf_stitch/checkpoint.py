@@ -53,10 +53,11 @@ class Checkpoint:
         """
         if self._about.is_file():
             held = json.loads(self._about.read_text(encoding="utf-8"))
+            before, now = _flat(held["recipe"]), _flat(recipe)
             differences = [
-                f"{key} ({_short(held['recipe'].get(key))}, now {_short(recipe.get(key))})"
-                for key in {**held["recipe"], **recipe}
-                if held["recipe"].get(key) != recipe.get(key)
+                f"{key} ({_short(before.get(key))}, now {_short(now.get(key))})"
+                for key in {**before, **now}
+                if before.get(key) != now.get(key)
             ]
             if differences:
                 raise ValueError(
@@ -99,6 +100,15 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     write(unfinished)
     unfinished.replace(path)
+
+
+def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options inside options by dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return found
 
 
 def _short(value: Any) -> str:

@@ -122,7 +122,8 @@ class StitchedModel(PreTrainedModel):
             input_ids: For text sources: (batch, tokens).
             attention_mask: For text sources: (batch, tokens), 1 where a token is real.
             token_type_ids: For text sources that have them.
-            pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them.
+            pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them;
+                for sources of tensors, the tensor.
             labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, or token
                 ids (batch, tokens) with -100 where none is asked for.
             **inputs: Arguments of sources of user code, by their own names.
@@ -151,8 +152,8 @@ class StitchedModel(PreTrainedModel):
         """The inputs by the source's own names."""
         renamed = dict(inputs)
         content = self.source.interface.content[0]
-        if content not in renamed and self.main_input_name in renamed:
-            renamed[content] = renamed.pop(self.main_input_name)
+        if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
+            renamed[content] = renamed.pop(given[0])
         missing = [name for name in self.source.interface.content if name not in renamed]
         if missing:
             raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")

@@ -1,0 +1,427 @@
+"""Stitches trained on the task's loss."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import multiprocessing, nn
+
+import hf_stitch
+from hf_stitch import Samples, StitchedModel
+from hf_stitch.matchers import build_matcher
+from hf_stitch.stitches import LinearStitch, LowRankStitch
+from hf_stitch.testing import check_matcher
+from hf_stitch.training import DivergedError, TaskLoss
+
+from tiny_networks import LAYERS  # isort: skip
+
+N, SIZE = 90, 8
+
+
+class Net(nn.Module):
+    """A convolutional network with BatchNorm; its cuts are c1, c2, c3."""
+
+    def __init__(self, seed: int, classes: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        widths = (3, 6, 8, 10)
+        for i in range(3):
+            layer = nn.Sequential(nn.Conv2d(widths[i], widths[i + 1], 3, padding=1), nn.BatchNorm2d(widths[i + 1]))
+            layer[1].running_mean.normal_()
+            self.add_module(f"c{i + 1}", layer)
+        self.fc = nn.Linear(10, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in range(3):
+            x = self.get_submodule(f"c{i + 1}")(x).relu()
+        return self.fc(x.mean((2, 3)))
+
+
+def adapters(dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
+    example = torch.randn(2, 3, SIZE, SIZE, dtype=dtype)
+    return tuple(hf_stitch.load(Net(seed).to(dtype), example_inputs=example) for seed in (0, 1))  # type: ignore[return-value]
+
+
+def samples(n: int = N, dtype: torch.dtype = torch.float64) -> Samples:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(n, 3, SIZE, SIZE, generator=generator, dtype=torch.float64).to(dtype)
+    return Samples.of(images, label=torch.randint(0, 4, (n,), generator=generator).tolist())
+
+
+def stitched(
+    layers: tuple[str, str] = ("c2", "c2"), data: Any = None, dtype: torch.dtype = torch.float64, **options: Any
+) -> StitchedModel:
+    a, b = adapters(dtype)
+    options = {"matcher": "lstsq", "task": "image-classification", "progress": False, "test_size": 10, **options}
+    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data or samples(dtype=dtype), **options).to(dtype)
+
+
+def matcher(**options: Any) -> TaskLoss:
+    return TaskLoss(**{"labels": "hard", "steps": 20, "batch_size": 16, "schedule": "constant", **options})
+
+
+def weights(layer: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in layer.parameters()])
+
+
+# -- the same by every way --------------------------------------------------------------------------------------------
+def test_trainer_and_loop_agree(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    model, data = stitched(), samples(96)
+    ours = matcher(shuffle=False, clip=0.5, lr=1e-2, schedule="linear").fit(model, data, progress=False)
+    rows = [{"pixel_values": x, "labels": y} for x, y in zip(next(data.batches(96)).samples, data.labels, strict=True)]
+    arguments = TrainingArguments(
+        tmp_path, max_steps=20, per_device_train_batch_size=16, learning_rate=1e-2, lr_scheduler_type="linear",
+        optim="adamw_torch", weight_decay=0.0, max_grad_norm=0.5, train_sampling_strategy="sequential", report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True, adam_epsilon=1e-8,
+    )  # fmt: skip
+    frozen = [value.clone() for value in (*model.source.state_dict().values(), *model.target.state_dict().values())]
+    Trainer(model.freeze_networks(), arguments, train_dataset=rows).train()  # type: ignore[arg-type]
+    assert torch.allclose(weights(ours), weights(model.stitch), atol=1e-5, rtol=0)
+    after = (*model.source.state_dict().values(), *model.target.state_dict().values())
+    assert all(torch.equal(a, b) for a, b in zip(frozen, after, strict=True))
+
+
+def test_many_at_once_end_as_each_alone() -> None:
+    models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
+    training = matcher(clip=0.1, penalties={"l1": 1e-3})
+    together = training.fit(models, samples(), progress=False)
+    alone = [training.fit(model, samples(), progress=False) for model in models]
+    for one, other in zip(together, alone, strict=True):
+        assert torch.allclose(weights(one), weights(other), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("labels", ["hard", "target", "source"])
+def test_kept_in_files_or_computed_anew(labels: str) -> None:
+    model, training = stitched(), matcher(labels=labels)
+    kept = training.fit(model, samples(), progress=False)
+    with pytest.warns(UserWarning, match="computed anew for each batch; raise cache_size"):
+        anew = training.fit(model, samples(), progress=False, cache_size=1)
+    assert torch.allclose(weights(kept), weights(anew), atol=1e-10, rtol=0)
+    same = training.fit(model, samples(), progress=False, augment=lambda images, generator: images)
+    assert torch.allclose(weights(kept), weights(same), atol=1e-10, rtol=0)
+
+
+def test_accumulated_batches_are_one_batch() -> None:
+    from accelerate import Accelerator
+
+    whole = matcher(batch_size=30, shuffle=False, steps=6).fit(stitched(), samples(), progress=False)
+    parts = matcher(batch_size=15, shuffle=False, steps=6).fit(
+        stitched(), samples(), progress=False, accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2)
+    )
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-9, rtol=0)
+
+
+def share(rank: int, count: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
+    models = [stitched(), stitched(("c3", "c2"))]
+    layers = matcher(labels={"hard": 0.5, "target": 0.5}).fit(
+        models, samples(), validation=samples(31), progress=False, checkpoint=folder / "state"
+    )
+    torch.save([weights(layer) for layer in layers], folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def spawn(target: Any, *arguments: Any) -> int | None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["accelerate", "hf_stitch.training.task_loss", "hf_stitch.adapters.torch"])
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def test_two_processes_end_as_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started: list[Any] = [spawn(share, rank, 2, port, tmp_path) for rank in range(2)]
+    for process in started:
+        process.join(90)
+        assert process.exitcode == 0
+    models = [stitched(), stitched(("c3", "c2"))]
+    alone = matcher(labels={"hard": 0.5, "target": 0.5}).fit(models, samples(), validation=samples(31), progress=False)
+    for rank in range(2):
+        for one, other in zip(torch.load(tmp_path / f"{rank}.pt"), alone, strict=True):
+            assert torch.allclose(one, weights(other), atol=1e-5, rtol=0)
+
+
+# -- interrupted ------------------------------------------------------------------------------------------------------
+def die(folder: Path) -> None:
+    torch.set_num_threads(1)
+
+    def kill(step: int, layers: Any) -> None:
+        if step == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    matcher().fit(stitched(), samples(), checkpoint=folder, save_every=5, observe=kill, progress=False)
+
+
+def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    process: Any = spawn(die, tmp_path)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    seen: list[int] = []
+    torch.set_num_threads(1)
+    resumed = matcher().fit(
+        stitched(),
+        samples(),
+        checkpoint=tmp_path,
+        save_every=5,
+        progress=False,
+        observe=lambda step, _: seen.append(step),
+    )
+    assert seen[0] == 11  # two steps of one interval were lost
+    whole = matcher().fit(stitched(), samples(), progress=False)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_another_training_is_refused_with_the_differences(tmp_path: Path) -> None:
+    matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
+        matcher(lr=0.5).fit(stitched(), samples(), checkpoint=tmp_path, progress=False)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
+    def poison(step: int, layers: Any) -> None:
+        if step == 12:
+            layers[0].body.weight.data.fill_(float("nan"))
+
+    with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the state before is in"):
+        matcher().fit(stitched(), samples(), checkpoint=tmp_path, save_every=5, observe=poison, progress=False)
+    seen: list[int] = []
+    matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False, observe=lambda step, _: seen.append(step))
+    assert seen[0] == 11
+
+
+# -- what is minimised ------------------------------------------------------------------------------------------------
+def test_the_loss_is_that_of_its_definition() -> None:
+    from hf_stitch.training.objective import Objective
+
+    logits, target = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    hard = torch.randint(0, 4, (5,))
+    got = Objective({"hard": 0.3, "target": 0.7}, 2.0).loss(logits, {"hard": hard, "target": target})
+    one_hot = nn.functional.cross_entropy(logits, hard, reduction="sum")
+    soft = nn.functional.cross_entropy(logits / 2, (target / 2).softmax(-1), reduction="sum")
+    assert torch.allclose(got, 0.3 * one_hot + 4 * 0.7 * soft)
+
+
+def test_training_lowers_the_loss_and_leaves_networks_and_model_as_they_were() -> None:
+    model = stitched()
+    before = copy.deepcopy(model.state_dict())
+    flags = [p.requires_grad for p in model.parameters()]
+    layer = matcher(steps=60, lr=1e-2).fit(model, samples(), progress=False)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert flags == [p.requires_grad for p in model.parameters()]
+    assert losses(model, layer) < losses(model, model.stitch)
+    assert layer.body.fitted["steps"] == 60 and layer.body.fitted["n"] == N
+
+
+@torch.no_grad()
+def losses(model: StitchedModel, layer: Any) -> float:
+    """The loss of the model with another layer."""
+    batch = next(samples().batches(N))
+    there = layer(model.source(**model.preprocess(batch.samples)))
+    return model.head(there, torch.tensor(batch.labels)).loss.item()
+
+
+def test_penalties_pull_where_they_should() -> None:
+    model, cka = stitched(("c2", "c3")), hf_stitch.metrics.linear_cka
+
+    def trained(**penalties: float) -> Any:
+        return matcher(steps=60, lr=1e-2, penalties=penalties, labels="target").fit(model, samples(), progress=False)
+
+    plain, sparse, apart = trained(), trained(l1=0.3), trained(linear_cka=10.0)
+    assert sparse.body.weight.abs().sum() < 0.5 * plain.body.weight.abs().sum()
+    a, b = model.parents  # type: ignore[misc]
+    images = next(samples().batches(N)).samples
+    x, y = (net.encode(net.preprocess(images), layer)[layer] for net, layer in ((a, "c2"), (b, "c3")))
+    with torch.no_grad():
+        values = [cka(layer(x).rows(), y.rows()).item() for layer in (plain, apart)]
+    assert values[1] < values[0] - 0.1
+
+
+def test_final_features_come_closer() -> None:
+    model = stitched(("c1", "c1"), matcher="random")
+    layer = matcher(feature_steps=200, steps=1, lr=3e-2).fit(model, samples(), progress=False)
+    a, b = model.parents  # type: ignore[misc]
+    images = b.preprocess(next(samples().batches(N)).samples)
+    wanted = b.encode(images, "c3")["c3"].values
+
+    @torch.no_grad()
+    def distance(which: Any) -> float:
+        there = which(a.encode(images, "c1")["c1"])
+        module, found = model.target.model.get_submodule("c3"), []
+        handle = module.register_forward_hook(lambda m, args, output: found.append(output))
+        model.target(there)
+        handle.remove()
+        return (found[0] - wanted).square().mean().item()
+
+    assert distance(layer) < 0.7 * distance(model.stitch)
+
+
+@pytest.mark.parametrize(("initial", "kind"), [
+    ({"name": "low_rank", "rank": 2}, LowRankStitch), ({"name": "random", "rank": 3}, LowRankStitch),
+    ("identity", LinearStitch), ("random", LinearStitch), ({"name": "lstsq", "intercept": False}, LinearStitch),
+])  # fmt: skip
+def test_the_map_is_of_the_kind_of_its_start(initial: Any, kind: type) -> None:
+    model = stitched(matcher=matcher(initial=initial))
+    assert isinstance(model.stitch.body, kind)
+    assert (model.stitch.body.bias is None) == (initial == {"name": "lstsq", "intercept": False})
+    assert model.config.recipe["matcher"]["name"] == "task_loss"
+    start = stitched(matcher=build_matcher(**initial) if isinstance(initial, dict) else initial)
+    assert not torch.allclose(weights(model.stitch), weights(matcher_map(start)).double())
+
+
+def matcher_map(model: StitchedModel) -> Any:
+    from hf_stitch.training.maps import trainable
+
+    return trainable(model.stitch, False)
+
+
+def test_orthogonal_maps_stay_so_and_are_plain() -> None:
+    layer = matcher(orthogonal=True, lr=1e-2).fit(stitched(matcher="procrustes"), samples(), progress=False)
+    eye = torch.eye(8, dtype=torch.float64)
+    assert torch.allclose(layer.body.weight @ layer.body.weight.T, eye, atol=1e-6)
+    assert {name for name, _ in layer.body.named_parameters()} == {"weight", "bias"}
+
+
+def test_the_best_layers_are_kept_and_training_ends_early() -> None:
+    steps: list[int] = []
+    held_out = samples(40)
+    training = matcher(lr=3.0, steps=600, batch_size=30, patience=2)
+    model = stitched()
+    layer = training.fit(model, samples(), validation=held_out, progress=False, observe=lambda s, _: steps.append(s))
+    assert steps[-1] < 600
+    last = matcher(lr=3.0, steps=steps[-1], batch_size=30).fit(model, samples(), progress=False)
+
+    def loss(which: Any) -> float:
+        batch = next(held_out.batches(40))
+        with torch.no_grad():
+            there = which(model.source(**model.preprocess(batch.samples)))
+            return model.head(there, torch.tensor(batch.labels)).loss.item()
+
+    assert loss(layer) < loss(last)
+
+
+def test_losses_reach_the_trackers() -> None:
+    from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker
+
+    class Kept(GeneralTracker):
+        name, requires_logging_directory, main_process_only = "kept", False, True
+        tracker = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows: list[Any] = []
+
+        def store_init_configuration(self, values: Any) -> None: ...
+
+        def log(self, values: Any, step: int | None = None, **_: Any) -> None:
+            self.rows.append((step, values))
+
+    kept = Kept()
+    accelerator = Accelerator(cpu=True, log_with=kept)
+    accelerator.init_trackers("run")
+    matcher(steps=6, batch_size=30).fit(
+        stitched(), samples(), validation=samples(20), accelerator=accelerator, progress=False
+    )
+    assert [step for step, row in kept.rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, row in kept.rows if "validation accuracy" in row] == [3, 6]
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("labels", ["hard", "target"])
+@pytest.mark.parametrize(("source", "target", "rows"), [("roberta", "bert", "mean"), ("gpt2", "llama", "positions")])
+def test_texts_kept_in_files_or_computed_anew(
+    source: str, target: str, rows: str, labels: str, net: Any, texts: Any
+) -> None:
+    model = hf_stitch.stitch(
+        net(source), LAYERS[source], net(target, 1), LAYERS[target], "ridge", data=texts, rows=rows, progress=False
+    )
+    training = matcher(labels=labels, batch_size=20, steps=8, schedule="cosine")
+    kept = training.fit(model, texts, progress=False)
+    anew = training.fit(model, texts, progress=False, augment=lambda samples, generator: samples)
+    assert torch.allclose(weights(kept), weights(anew), atol=2e-4)
+    assert not torch.allclose(weights(kept), weights(model.stitch), atol=2e-4)
+
+
+def test_tokens_that_pad_count_for_nothing(net: Any, texts: Any) -> None:
+    """The loss of the first step is the model's own, whatever the lengths of the texts."""
+    model = hf_stitch.stitch(
+        net("gpt2"), LAYERS["gpt2"], net("llama", 1), LAYERS["llama"], "ridge", data=texts, progress=False
+    )
+    layer = matcher(steps=1, batch_size=80, lr=1e-9).fit(model, texts, progress=False)
+    inputs = model.preprocess([text["text"] for text in texts])
+    labels = inputs["input_ids"].masked_fill(~inputs["attention_mask"].bool(), -100)
+    with torch.no_grad():
+        assert layer.body.fitted["loss"] == pytest.approx(model(**inputs, labels=labels).loss.item(), rel=1e-5)
+
+
+# -- what cannot be ---------------------------------------------------------------------------------------------------
+def test_it_keeps_the_contract_of_matchers() -> None:
+    check_matcher(TaskLoss(initial={"name": "random", "rank": 3}, labels={"hard": 1.0}, penalties={"l1": 0.1}))
+    assert TaskLoss.preset("csiszarik2021").batch_size == 128
+    with pytest.raises(ValueError, match="there is no preset 'other'; there are csiszarik2021, balogh2025"):
+        TaskLoss.preset("other")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"labels": "soft"}, "labels must be of hard, target, source, got 'soft'"),
+    ({"labels": {"hard": 0.0}}, "labels must have weights above 0"),
+    ({"temperature": 0}, "temperature must be above 0, got 0"),
+    ({"penalties": {"mutual_knn": 1.0}}, "penalty 'mutual_knn' must be 'l1' or a differentiable metric"),
+    ({"penalties": {"l2": 1.0}}, "no 'l2' among metrics"),
+    ({"initial": "task_loss"}, "initial must be a matcher that is fitted in closed form, got 'task_loss'"),
+    ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
+    ({"lr": -1}, "lr must be a number > 0, got -1"),
+    ({"schedule": "fast"}, "schedule must be one of step, constant, linear, cosine, got 'fast'"),
+    ({"clip": 0}, "clip must be a number > 0, got 0"),
+])  # fmt: skip
+def test_options_out_of_range_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TaskLoss(**options)
+
+
+def test_bad_input_is_refused_before_anything_is_computed() -> None:
+    unlabelled = torch.randn(20, 3, SIZE, SIZE, dtype=torch.float64)
+    a, b = adapters()
+    with pytest.raises(ValueError, match="labels='hard' needs labelled samples"):
+        hf_stitch.stitch(a, "c2", b, "c2", matcher(), data=unlabelled, task="image-classification")
+    with pytest.raises(ValueError, match="task_loss needs a head"):
+        hf_stitch.stitch(a, "c2", b, "c2", TaskLoss(), data=unlabelled, task=None)
+    models = [stitched(), stitched(("c2", "c3"))]
+    with pytest.raises(ValueError, match="end in the same cut of the same target, got None at c2, None at c3"):
+        matcher().fit(models, samples())
+    with pytest.raises(ValueError, match="patience needs a validation"):
+        matcher(patience=1).fit(models[0], samples())
+    with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is LowRankStitch"):
+        matcher(orthogonal=True).fit(stitched(matcher=build_matcher("low_rank", rank=2)), samples())
+
+
+def test_a_map_without_parameters_is_refused() -> None:
+    from hf_stitch.stitches import Stitch
+
+    class Doubling(Stitch):
+        type = "doubling"
+
+        def transform(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        def config(self) -> dict[str, Any]:
+            return {"in_features": self.in_features, "out_features": self.out_features}
+
+    model = stitched()
+    model.stitch = model.stitch.with_maps(Doubling(8, 8), None)
+    with pytest.raises(ValueError, match="has no parameters to train; start from another map"):
+        matcher().fit(model, samples())
