@@ -287,9 +287,7 @@ def _metrics(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
     scores: dict[str, Metric] = {}
     for metric in map(build_metric, metrics):
-        defaults = type(metric)().options
-        changed = [f"{key}={value}" for key, value in metric.options.items() if value is not defaults[key]]
-        label = metric.name + (f"({', '.join(changed)})" if changed else "")
+        label = metric.label
         if label in scores:
             raise ValueError(f"metric {label} is asked for twice")
         if metric.statistic == "outputs":

@@ -87,6 +87,13 @@ class Metric(ABC):
             ValueError: The rows do not determine a value; the message says why.
         """
 
+    @property
+    def label(self) -> str:
+        """The name, with the options that are not the default: ``linear_cka(debiased=True)``."""
+        usual = defaults(self.function)
+        changed = [f"{key}={value}" for key, value in self.options.items() if value is not usual[key]]
+        return self.name + (f"({', '.join(changed)})" if changed else "")
+
     def __repr__(self) -> str:
         """The class and its options."""
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"

@@ -1,0 +1,134 @@
+"""A step of task-loss matching against what it must cost, against the naive way, and many stitches against one by one.
+
+The bare step is a forward and backward of the stitch and the target's half behind it, on representations at hand, with
+the gradient of the stitch only, and Adam. The naive way runs both whole networks with hooks in every step, and the
+target once more for its soft labels. Random weights, real sizes, float32; medians of steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional
+
+import hf_stitch
+from benchmarks.timing import machine
+from hf_stitch import Adapter, Samples, StitchedModel
+from hf_stitch.models.modeling import logits_of
+from hf_stitch.training import TaskLoss
+
+STEPS, SKIPPED = 16, 4
+# network, image size, batch
+CASES: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "ResNet-18, 32 px": (lambda: timm.create_model("resnet18", num_classes=10), 32, 128),
+    "ViT-Ti/4, 32 px": (
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10), 32, 32,
+    ),
+}  # fmt: skip
+GRID = 8
+
+
+def _adapter(create: Callable[[], nn.Module], size: int, seed: int) -> Adapter:
+    torch.manual_seed(seed)
+    return hf_stitch.load(create().eval(), example_inputs=torch.randn(2, 3, size, size))
+
+
+def _stitched(a: Adapter, source_layer: str, b: Adapter, target_layer: str, data: Samples) -> StitchedModel:
+    options: dict[str, Any] = {"task": "image-classification", "progress": False, "test_size": 8}
+    return hf_stitch.stitch(a, source_layer, b, target_layer, "random", data=data, **options)
+
+
+def _ours(models: list[StitchedModel], data: Samples, batch: int) -> float:
+    """Seconds of a step."""
+    times: list[float] = []
+    TaskLoss(steps=STEPS, batch_size=batch).fit(
+        models, data, progress=False, observe=lambda step, layers: times.append(time.perf_counter())
+    )
+    return statistics.median(b - a for a, b in zip(times[SKIPPED:], times[SKIPPED + 1 :], strict=False))
+
+
+def _median(step: Callable[[], object]) -> float:
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[SKIPPED:])
+
+
+def _bare(model: StitchedModel, images: torch.Tensor) -> float:
+    with torch.no_grad():
+        there = model.source(**model.source_inputs({"pixel_values": images}))
+    labels = torch.randn(len(images), 10).softmax(-1)
+    model.freeze_networks()
+    optimizer = torch.optim.Adam(model.stitch.parameters())
+
+    def step() -> None:
+        functional.cross_entropy(logits_of(model.target(model.stitch(there))), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _median(step)
+
+
+def _naive(a: Adapter, b: Adapter, model: StitchedModel, layers: tuple[str, str], images: torch.Tensor) -> float:
+    """Both whole networks, with hooks that take and put representations."""
+    source, target = (net.model.eval().requires_grad_(False) for net in (a, b))
+    stitch = model.stitch.requires_grad_(True)
+    optimizer = torch.optim.Adam(stitch.parameters())
+    cut, kept = a.cut(layers[0])[0], {}
+    take = source.get_submodule(layers[0])
+    put = target.get_submodule(layers[1])
+
+    def step() -> None:
+        handle = take.register_forward_hook(lambda m, args, output: kept.__setitem__("x", output))
+        with torch.no_grad():
+            source(images)
+            soft = target(images).softmax(-1)
+        handle.remove()
+        there = stitch(cut.represent(kept["x"], {a.interface.content[0]: images}, a.interface)).values
+        handle = put.register_forward_hook(lambda m, args, output: there)
+        functional.cross_entropy(target(images), soft).backward()
+        handle.remove()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _median(step)
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table("networks", "cut", "batch", "step s", title=f"task-loss matching ({machine()})")
+    for column in ("over bare", "naive over ours", f"{GRID} one by one over at once"):
+        table.add_column(column, justify="right")
+    for name, (create, size, batch) in CASES.items():
+        a, b = (_adapter(create, size, seed) for seed in (0, 1))
+        layer = a.layers[len(a.layers) // 2]
+        data = Samples.of(torch.randn(4 * batch, 3, size, size))
+        images = torch.randn(batch, 3, size, size)
+        model = _stitched(a, layer, b, layer, data)
+        figures = []
+        for _ in range(3):
+            ours = _ours([model], data, batch)
+            figures.append((ours, ours / _bare(model, images), _naive(a, b, model, (layer, layer), images) / ours))
+        step, bare, naive = (statistics.median(column) for column in zip(*figures, strict=True))
+        sources = [a.layers[i % len(a.layers)] for i in range(GRID)]
+        models = [_stitched(a, source, b, layer, data) for source in sources]
+        small = batch // GRID
+        together = statistics.median(_ours(models, data, small) for _ in range(3))
+        alone = sum(_ours([one], data, small) for one in models)
+        row = (f"{step:.4f}", f"{bare:.3f}", f"{naive:.2f}", f"{alone / together:.2f} (batch {small})")
+        table.add_row(name, layer, str(batch), *row)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Figures along the training of a stitch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import Linear, ReLU, Sequential
+
+import hf_stitch
+from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
+from hf_stitch.metrics import build_metric
+from hf_stitch.training import TaskLoss
+
+
+def model() -> hf_stitch.StitchedModel:
+    torch.manual_seed(0)
+    nets = [Sequential(Linear(6, 12), ReLU(), Linear(12, 3)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 6)) for net in nets)
+    return hf_stitch.stitch(a, "1", b, "1", data=torch.randn(300, 6), task="image-classification", progress=False)
+
+
+def test_figures_are_those_of_the_stitch_at_each_step() -> None:
+    stitched, probe = model(), torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
+    metrics = ["linear_cka", "direct_matching", build_metric("cca", ridge=1e-6)]
+    recorder = TrajectoryRecorder(stitched, probe, metrics, every=5, batch_size=30)
+    training = TaskLoss(steps=20, lr=1e-2, batch_size=30)
+    layer = training.fit(stitched, torch.randn(90, 6), observe=recorder, progress=False)
+    found = recorder.trajectory
+    assert found.steps == (0, 5, 10, 15, 20) and found.n == 100
+    assert set(found.figures) == {
+        "relative_accuracy", "cross_entropy", "linear_cka", "direct_matching", "cca(ridge=1e-06)"
+    }  # fmt: skip
+    a, b = stitched.parents  # type: ignore[misc]
+    with torch.no_grad():
+        x, y = (net.encode(net.preprocess([*probe]), "1")["1"] for net in (a, b))
+        for place, which in ((0, stitched.stitch), (-1, layer)):
+            rows = which(x).values
+            assert found["linear_cka"][place] == pytest.approx(hf_stitch.metrics.linear_cka(rows, y.values).item())
+            answers, wanted = stitched.head(which(x)).logits, b.decode(y, "1")
+            loss = torch.nn.functional.cross_entropy(answers, wanted.softmax(-1)).item()
+            assert found["cross_entropy"][place] == pytest.approx(loss, rel=1e-5)
+            agreed = (answers.argmax(1) == wanted.argmax(1)).double().mean().item()
+            assert found["relative_accuracy"][place] == pytest.approx(agreed)
+    # invariant to invertible maps, and so to all of training
+    assert max(found["cca(ridge=1e-06)"]) - min(found["cca(ridge=1e-06)"]) < 1e-3
+    assert Trajectory.from_dict(found.to_dict()) == found
+    assert list(found.to_pandas()["step"]) == list(found.steps)
+
+
+def test_what_cannot_be_watched_is_refused() -> None:
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        TrajectoryRecorder(model(), torch.randn(10, 6), every=0)
+    with pytest.raises(ValueError, match="disagreement compares what networks answer"):
+        TrajectoryRecorder(model(), torch.randn(10, 6), ["disagreement"])
+    stitched = model()
+    headless = hf_stitch.stitch(*[n for pair in zip(stitched.parents, ("1", "1"), strict=True) for n in pair],  # type: ignore[arg-type]
+                                data=torch.randn(100, 6), task=None, progress=False)  # fmt: skip
+    with pytest.raises(ValueError, match="needs a head that classifies"):
+        TrajectoryRecorder(headless, torch.randn(10, 6))
