@@ -35,6 +35,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
     },
     "matchers": {
         "identity": "hf_stitch.matchers.identity:Identity",
+        "lasso": "hf_stitch.matchers.lasso:Lasso",
         "low_rank": "hf_stitch.matchers.low_rank:LowRank",
         "lstsq": "hf_stitch.matchers.lstsq:Lstsq",
         "procrustes": "hf_stitch.matchers.procrustes:Procrustes",

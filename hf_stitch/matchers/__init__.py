@@ -2,6 +2,7 @@
 
 from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
 from hf_stitch.matchers.identity import Identity
+from hf_stitch.matchers.lasso import Lasso
 from hf_stitch.matchers.low_rank import LowRank
 from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.matchers.procrustes import Procrustes
@@ -11,6 +12,7 @@ from hf_stitch.matchers.ridge import Ridge
 __all__ = [
     "ClosedFormMatcher",
     "Identity",
+    "Lasso",
     "LowRank",
     "Lstsq",
     "Matcher",

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from sklearn.linear_model import Lasso as SklearnLasso
 from sklearn.linear_model import Ridge as SklearnRidge
 
-from hf_stitch.matchers import LowRank, Lstsq, Procrustes, Ridge
+from hf_stitch.matchers import Lasso, LowRank, Lstsq, Procrustes, Ridge
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 if TYPE_CHECKING:
@@ -241,3 +242,21 @@ def test_low_rank_refuses_what_x_or_y_cannot_give(paired: type[Rows]) -> None:
         LowRank(rank=4).fit(paired(x, y).moments)
     with pytest.raises(ValueError, match="at least 7 rows, got 6"):
         LowRank(rank=2).fit(paired.draw(6, 6, 4).moments)
+
+
+# -- lasso
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.1, 1.0])
+def test_lasso_is_scikit_learns(alpha: float, rows: Rows) -> None:
+    matrix, bias = weights(Lasso(alpha=alpha).fit(rows.moments, DOUBLE))
+    expected = SklearnLasso(alpha=alpha, tol=1e-12, max_iter=100_000).fit(rows.x, rows.y)
+    np.testing.assert_allclose(matrix, expected.coef_.T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(bias, expected.intercept_, rtol=1e-5, atol=1e-5)
+    assert ((matrix == 0) == (np.abs(expected.coef_.T) < 1e-12)).mean() > 0.99
+
+
+def test_lasso_of_a_large_penalty_is_the_mean(rows: Rows) -> None:
+    stitch = Lasso(alpha=1e6).fit(rows.moments, DOUBLE)
+    assert stitch.fitted["zeros"] == 1.0
+    np.testing.assert_allclose(weights(stitch)[1], rows.y.mean(0), rtol=1e-12)

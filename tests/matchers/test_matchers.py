@@ -10,7 +10,18 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
-from hf_stitch.matchers import ClosedFormMatcher, Identity, LowRank, Lstsq, Matcher, Procrustes, Ridge, build_matcher
+from hf_stitch.matchers import (
+    ClosedFormMatcher,
+    Identity,
+    Lasso,
+    LowRank,
+    Lstsq,
+    Matcher,
+    Procrustes,
+    Random,
+    Ridge,
+    build_matcher,
+)
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, Stitch
@@ -29,6 +40,9 @@ MATCHERS = [
     Procrustes(),
     Procrustes(center=False, scale=True),
     LowRank(rank=4),
+    Lasso(alpha=0.1),
+    Random(seed=3),
+    Random(rank=4),
 ]
 
 
@@ -78,7 +92,7 @@ def test_rows_that_do_not_vary_are_refused(matcher: ClosedFormMatcher, side: str
         matcher.fit(rows.moments)
 
 
-@pytest.mark.parametrize("matcher", [m for m in MATCHERS if not isinstance(m, Identity)], ids=str)
+@pytest.mark.parametrize("matcher", [m for m in MATCHERS if not isinstance(m, (Identity, Lasso, Random))], ids=str)
 def test_a_failing_decomposition_raises(
     monkeypatch: pytest.MonkeyPatch, matcher: ClosedFormMatcher, paired: type[Rows]
 ) -> None:
@@ -124,6 +138,10 @@ def test_configs_are_frozen() -> None:
             r"did you mean 'intercept'\? .* intercept, rcond",
         ),
         ("identity", {"scale": 2}, TypeError, "no option 'scale'. Its options: none"),
+        ("lasso", {}, TypeError, "'lasso' needs the option 'alpha'"),
+        ("lasso", {"alpha": 0}, ValueError, "alpha must be a number > 0, got 0"),
+        ("random", {"rank": 0}, ValueError, "rank must be None or an integer >= 1, got 0"),
+        ("random", {"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
         ("low_rank", {}, TypeError, "'low_rank' needs the option 'rank'"),
         ("low_rank", {"rank": 0}, ValueError, "rank must be an integer >= 1, got 0"),
         ("low_rank", {"rank": 2.0}, ValueError, "got 2.0"),
