@@ -104,16 +104,18 @@ class Adapter(ABC):
         self._example = dict(example)
         self._surveys: dict[Any, Survey] = {}
 
-    def preprocess(self, samples: Sequence[Any]) -> dict[str, Any]:
+    def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
         """Raw samples (images, texts, tensors) as the model's inputs, by its own processor, on its device.
 
         Args:
             samples: Raw samples: what :class:`hf_stitch.Samples` yields. Tensors are taken as preprocessed.
+            offsets: Of texts, whether to say which characters each token stands for.
 
         Returns:
-            The keyword arguments of the model.
+            The keyword arguments of the model; with ``offsets`` also ``offset_mapping``, (batch, tokens, 2), which is
+            none of them.
         """
-        return preprocess(samples, self.processor, self.interface, self.model)
+        return preprocess(samples, self.processor, self.interface, self.model, offsets=offsets)
 
     @property
     def pinned(self) -> Endpoint:

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from .cut import MASK, Interface
 
 
-def preprocess(samples: Sequence[Any], processor: Any, interface: Interface, model: nn.Module) -> dict[str, Tensor]:
+OFFSETS = "offset_mapping"
+
+
+def preprocess(
+    samples: Sequence[Any], processor: Any, interface: Interface, model: nn.Module, *, offsets: bool = False
+) -> dict[str, Tensor]:
     """Raw samples as the inputs of a model, on its device and in its dtype.
 
     Args:
@@ -21,19 +26,24 @@ def preprocess(samples: Sequence[Any], processor: Any, interface: Interface, mod
             ``None`` for tensors.
         interface: How the model takes its input.
         model: The model (or a part of it) that the inputs are for.
+        offsets: Whether to say, beside the inputs, which characters of its text each token stands for.
 
     Returns:
         The keyword arguments of its forward. Texts are padded together; those over the model's limit are cut, with a
-        warning that counts them.
+        warning that counts them. With ``offsets`` also ``offset_mapping``, which is no argument of the model: (batch,
+        tokens, 2), the first character and the one after the last; both 0 for special tokens and padding.
 
     Raises:
-        ValueError: If there are no samples, no processor for their kind, or they do not stack.
+        ValueError: If there are no samples, no processor for their kind, they do not stack, or offsets are asked of
+            what is no text or of a tokenizer that does not know them.
     """
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
     parameter = next(model.parameters(), torch.zeros(()))
     if interface.modality == "text" and not isinstance(samples[0], Tensor):
-        inputs = _tokenize(samples, processor, interface)
+        inputs = _tokenize(samples, processor, interface, offsets)
+    elif offsets:
+        raise ValueError(f"only texts have character offsets, got samples of type {type(samples[0]).__name__}")
     elif processor is not None and hasattr(processor, "image_mean") and not isinstance(samples[0], Tensor):
         (name,) = interface.content
         mode = "L" if interface.shapes[name][0] == 1 else "RGB"
@@ -46,7 +56,7 @@ def preprocess(samples: Sequence[Any], processor: Any, interface: Interface, mod
     return {n: v.to(parameter.device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
 
 
-def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface) -> dict[str, Tensor]:
+def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:
     if tokenizer is None:
         raise ValueError("this model has no tokenizer: pass processor= to hf_stitch.load, or save one beside the model")
     if tokenizer.pad_token is None:
@@ -54,9 +64,14 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface) -> d
             "this tokenizer has no padding token, and texts of a batch are padded together: set one, for example "
             "adapter.processor.pad_token = adapter.processor.eos_token"
         )
+    if offsets and not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} is a slow tokenizer, which does not know the characters that a token stands "
+            "for; pass a fast one as processor= to hf_stitch.load"
+        )
     pairs = isinstance(samples[0], (tuple, list))
     texts = [list(part) for part in zip(*samples, strict=True)] if pairs else [list(samples)]
-    options: dict[str, Any] = {"padding": True, "return_tensors": "pt"}
+    options: dict[str, Any] = {"padding": True, "return_tensors": "pt", "return_offsets_mapping": offsets}
     inputs: Mapping[str, Tensor] = tokenizer(*texts, **options)
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
@@ -66,7 +81,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface) -> d
             stacklevel=3,
         )
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
-    return {n: v for n, v in inputs.items() if n in interface.content or n in interface.arguments}
+    wanted = {*interface.content, *interface.arguments, *([OFFSETS] if offsets else [])}
+    return {n: v for n, v in inputs.items() if n in wanted}
 
 
 def _stack(samples: Sequence[Any], processor: Any) -> Tensor:

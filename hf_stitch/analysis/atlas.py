@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Array = NDArray[np.float64]
+
+_SHOWN = 3
+"""Layers that an error names, where there may be many."""
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------------
@@ -340,9 +344,37 @@ def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> 
                 "have nothing in common can score .7. Use rows='mean' or 'flatten'",
                 stacklevel=3,
             )
-        least = max(4 if metric.statistic in ("debiased", "grams") else 2, metric.options.get("k", 0) + 1)
-        if watch.policy != "positions" and watch.n < least:
-            raise ValueError(f"{label} takes at least {least} samples, got {watch.n}; give more")
+        if watch.policy != "positions":
+            _check_count(label, metric, watch)
         widths = {watch.width(key) for group in watch.groups for key in group.keys}
         if metric.equal_widths and len(widths) > 1:
             raise ValueError(f"{label} takes layers of one width, got widths {sorted(widths)}; name such layers")
+
+
+def _check_count(label: str, metric: Metric, watch: Watch) -> None:
+    """Refuse fewer samples than the metric is known to take of layers that wide."""
+    least = max(metric.least_rows("x", 1), metric.least_rows("y", 1))
+    if watch.n < least:
+        raise ValueError(f"{label} takes at least {least} samples, got {watch.n}; give more")
+    (group,) = watch.groups  # one, as only positions have a grid
+    widths_a = [watch.width(group.x[place]) for place in group.of_a]
+    widths_b = [watch.width(group.y[place]) for place in group.of_b]
+    few: dict[str, list[str]] = {}
+    for name, layers, widths, takes in (
+        ("a", watch.layers_a, widths_a, partial(metric.least_rows, "x")),
+        ("b", watch.layers_b, widths_b, partial(metric.least_rows, "y")),
+    ):
+        for layer, width in zip(layers, widths, strict=True):
+            if watch.n < takes(width):
+                few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
+    if few:
+        wants = "; ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
+        raise ValueError(
+            f"{label} takes more samples than the {watch.n} there are: at least {wants}. Give more, or name other layers"
+        )
+
+
+def _listed(layers: list[str]) -> str:
+    """The first of them by name, the others by number."""
+    shown = ", ".join(map(repr, layers[:_SHOWN]))
+    return shown if len(layers) <= _SHOWN else f"{shown} and {len(layers) - _SHOWN} more"

@@ -16,7 +16,7 @@ from hf_stitch.metrics._rows import (
     check_variation,
     of_rows,
 )
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -73,6 +73,10 @@ class CCA(MomentsMetric):
         if self.options["ridge"]:
             self.invariances = ("orthogonal", "scaling", "permutation", "translation")
 
+    def least_rows(self, side: Side, width: int) -> int:
+        """Of both sides more than their width, but for ridge."""
+        return 2 if self.options["ridge"] else least_for_full_rank(width)
+
 
 @of_rows
 def pwcca(x: Tensor, y: Tensor) -> Tensor:
@@ -118,6 +122,10 @@ class PWCCA(MomentsMetric):
     symmetric = False
     invariances: Invariances = ("scaling", "permutation", "translation")
 
+    def least_rows(self, side: Side, width: int) -> int:
+        """Of both sides more than their width."""
+        return least_for_full_rank(width)
+
 
 @of_rows
 def svcca(x: Tensor, y: Tensor, *, variance: Annotated[float, Within(0, 1, above=True)] = 0.99) -> Tensor:
@@ -162,6 +170,15 @@ class SVCCA(MomentsMetric):
     formula = staticmethod(_svcca)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
+    def least_rows(self, side: Side, width: int) -> int:
+        """More than one component takes; how many are kept, the data show."""
+        return least_for_full_rank(1)
+
+
+def least_for_full_rank(width: int) -> int:
+    """The fewest rows from which canonical correlations of features that many say anything."""
+    return width + 2
+
 
 def check_full_rank(name: str, moments: SecondMoments, remedy: str) -> None:
     """Refuse what leaves canonical correlations undefined: too few rows, or features that depend on each other.
@@ -172,7 +189,7 @@ def check_full_rank(name: str, moments: SecondMoments, remedy: str) -> None:
     for side, scatter in (("x", moments.sxx), ("y", moments.syy)):
         width = len(scatter)
         why = f": with n <= width + 1 = {width + 1} ({side}) every canonical correlation is 1; {remedy}"
-        check_count(name, moments.n, width + 2, why)
+        check_count(name, moments.n, least_for_full_rank(width), why)
         scale = scatter.detach().diagonal().rsqrt()
         values = torch.linalg.eigvalsh(scatter.detach() * torch.outer(scale, scale))
         rank = int((values > width * _EPS * values[-1]).sum())

@@ -10,9 +10,10 @@ from torch import Tensor
 from hf_stitch.metrics._options import Positive, Within
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric
+from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric, Side
 from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
 
+_LEAST_UNBIASED = 4
 _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
 
 
@@ -42,7 +43,7 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
     """
     check_variation("linear_cka", rows := RowMoments(x, y))
     if debiased:
-        check_count("debiased linear_cka", rows.n, 4, _UNBIASED)
+        check_count("debiased linear_cka", rows.n, _LEAST_UNBIASED, _UNBIASED)
         return _cosine("linear_cka", _unbiased(rows))
     return _cosine("linear_cka", _squares(rows))
 
@@ -81,6 +82,10 @@ class LinearCKA(MomentsMetric):
         if self.options["debiased"]:
             self.statistic, self.range = "debiased", (-1.0, 1.0)
 
+    def least_rows(self, side: Side, width: int) -> int:
+        """Debiased, as many as the unbiased estimate of HSIC takes."""
+        return _LEAST_UNBIASED if self.options["debiased"] else 2
+
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """As in ``Metric``."""
         if not self.options["debiased"]:
@@ -105,7 +110,7 @@ class LinearCKA(MomentsMetric):
         if not self.options["debiased"]:
             raise ValueError("linear_cka was built without debiased=True; use from_moments, or build it with")
         check_variation("linear_cka", kept.moments)
-        check_count("debiased linear_cka", kept.moments.n, 4, _UNBIASED)
+        check_count("debiased linear_cka", kept.moments.n, _LEAST_UNBIASED, _UNBIASED)
         return _cosine("linear_cka", kept.hsic()).item()
 
 
@@ -148,6 +153,10 @@ class MinibatchCKA(Metric):
     differentiable = True
     _pending: tuple[Tensor, Tensor] | None = None
     _sums: Tensor | None = None
+
+    def least_rows(self, side: Side, width: int) -> int:
+        """As many as the unbiased estimate of HSIC takes."""
+        return _LEAST_UNBIASED
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """As in ``Metric``."""
@@ -230,7 +239,7 @@ def _unbiased(rows: RowMoments) -> Tensor:
 
 def _batch(x: Tensor, y: Tensor) -> Tensor:
     """The three HSIC of a batch times its size."""
-    check_count("minibatch_cka", len(x), 4, _UNBIASED)
+    check_count("minibatch_cka", len(x), _LEAST_UNBIASED, _UNBIASED)
     check_variation("a batch of minibatch_cka", rows := RowMoments(x, y))
     return rows.n * _unbiased(rows)
 

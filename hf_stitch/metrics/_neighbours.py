@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_stitch.metrics._options import Count
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import check_widths, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric
+from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Side
 
 Near = Literal["cosine", "euclidean"]
 
@@ -20,6 +20,12 @@ _CHUNK = 512
 
 # A cosine distance below this may be that of equal directions.
 _ROUNDING = 1e-14
+
+
+class _OfNeighbours(FeaturesMetric):
+    def least_rows(self, side: Side, width: int) -> int:
+        """More than a row has neighbours."""
+        return 1 + int(self.options["k"])
 
 
 @of_rows
@@ -47,7 +53,7 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
     return _shared("mutual_knn", x, y, k, distance).sum((1, 2)).mean() / k
 
 
-class MutualKNN(FeaturesMetric):
+class MutualKNN(_OfNeighbours):
     """Streams ``mutual_knn``."""
 
     name = "mutual_knn"
@@ -84,7 +90,7 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
     return (shared / (2 * k - shared)).mean()
 
 
-class Jaccard(FeaturesMetric):
+class Jaccard(_OfNeighbours):
     """Streams ``jaccard``."""
 
     name = "jaccard"
@@ -128,7 +134,7 @@ def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "co
     return ((shared * alike).sum((1, 2)) / most[shared.sum((1, 2)).long()]).mean()
 
 
-class RankSimilarity(FeaturesMetric):
+class RankSimilarity(_OfNeighbours):
     """Streams ``rank_similarity``."""
 
     name = "rank_similarity"
@@ -175,7 +181,7 @@ def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     return ((to_x * to_y).sum(1) / lengths).mean()
 
 
-class SecondOrderCosine(FeaturesMetric):
+class SecondOrderCosine(_OfNeighbours):
     """Streams ``second_order_cosine``."""
 
     name = "second_order_cosine"
@@ -217,7 +223,7 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     return torch.where(rank <= k, 1 / rank, 0).mean()
 
 
-class MRR(FeaturesMetric):
+class MRR(_OfNeighbours):
     """Streams ``mrr``."""
 
     name = "mrr"

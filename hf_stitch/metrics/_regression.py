@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_variation, check_widths, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -80,6 +80,11 @@ class LinearRegression(MomentsMetric):
         elif not self.options["centred"]:
             self.invariances = ("orthogonal", "scaling", "permutation")
 
+    def least_rows(self, side: Side, width: int) -> int:
+        """A fit takes more than it has unknowns for each feature of y."""
+        fit = side == "x" and self.options["weight"] is None
+        return _least_for_fit(width, self.options["centred"]) if fit else 2
+
 
 @of_rows
 def direct_matching(x: Tensor, y: Tensor) -> Tensor:
@@ -126,10 +131,14 @@ class DirectMatching(MomentsMetric):
     equal_widths = True
 
 
+def _least_for_fit(width: int, centred: bool) -> int:
+    return width + (2 if centred else 1)
+
+
 def _explained(moments: SecondMoments, offset: int) -> Tensor:
     """``‖X M - Y + Y‖²`` of the least-squares fit: the part of Y in the span of X."""
     width = len(moments.mean_x)
-    least = width + (1 if offset else 2)
+    least = _least_for_fit(width, centred=not offset)
     check_count("linear_regression", moments.n, least, f": with n < {least} a fit of {width} features explains any y")
     sxx = moments.sxx + offset * torch.outer(moments.mean_x, moments.mean_x)
     sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)

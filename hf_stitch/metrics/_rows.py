@@ -194,4 +194,4 @@ def nonnegative(name: str, value: Tensor, scale: Tensor, terms: int) -> Tensor:
         raise ArithmeticError(
             f"{name}: {value.item():.3e} should not be negative, and rounding of {scale.item():.3e} does not explain it"
         )
-    return torch.where(value < 0, value * 0, value)
+    return torch.where(value < 0, 0, value)  # not value * 0, which is -0.0

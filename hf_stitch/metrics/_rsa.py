@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances
+from hf_stitch.metrics.base import FeaturesMetric, Invariances, Side
 
 
 @of_rows
@@ -69,6 +69,10 @@ class RSA(FeaturesMetric):
         if self.options["distance"] == "euclidean":
             self.invariances = (*self.invariances, "translation")
         self.differentiable = self.options["compare"] == "pearson"
+
+    def least_rows(self, side: Side, width: int) -> int:
+        """Two rows have one distance, which does not vary."""
+        return 3
 
 
 @of_rows

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._cca import check_full_rank
+from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
 from hf_stitch.metrics._options import Fraction
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
 
 
 @of_rows
@@ -84,6 +84,10 @@ class ShapeDistance(MomentsMetric):
             self.invariances = ("orthogonal", "permutation", "translation")
         elif alpha == 0:
             self.invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
+
+    def least_rows(self, side: Side, width: int) -> int:
+        """With whitening, of both sides more than their width."""
+        return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)
 
 
 def _whitening(scatter: Tensor, alpha: float) -> Tensor:

@@ -15,6 +15,7 @@ from hf_stitch.statistics import Moments
 from hf_stitch.statistics.features import Features
 
 Statistic = Literal["moments", "debiased", "grams", "features", "outputs"]
+Side = Literal["x", "y"]
 Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
 
 
@@ -67,6 +68,10 @@ class Metric(ABC):
         check_names(self.name, self.function, options)
         check_values(self.name, self.function, options)
         self.options: dict[str, Any] = {**defaults(self.function), **options}
+
+    def least_rows(self, side: Side, width: int) -> int:
+        """The fewest rows that a side of this width takes; with fewer the metric is known to be undefined."""
+        return 2
 
     @abstractmethod
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
