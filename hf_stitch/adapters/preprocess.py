@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from .cut import MASK, Interface
 
-
 OFFSETS = "offset_mapping"
 
 

@@ -25,6 +25,7 @@ from ..models.stitching import check_meet, versions
 from ..processes import Processes
 from ..representation import ROWS_POLICIES, RowsPolicy
 from .activations import Activations, Network, Reader, Side, Watch
+from .alignment import ALIGN, Align, aligned
 from .collecting import Collector, run_pass
 from .routes import Plan, as_text, available_memory, routes_of, speed, taken_routes
 
@@ -184,22 +185,22 @@ Comparable = str | nn.Module | Adapter | Activations
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: RowsPolicy = "mean",
-    data_b: Any = None, batch_size: int = 64, plan: Literal[False] = False, resume: str | Path | None = None,
-    accelerator: Accelerator | None = None, progress: bool = True,
+    align: Align = "tokens", data_b: Any = None, batch_size: int = 64, plan: Literal[False] = False,
+    resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas: ...  # fmt: skip
 @overload
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: RowsPolicy = "mean",
-    data_b: Any = None, batch_size: int = 64, plan: Literal[True], resume: str | Path | None = None,
-    accelerator: Accelerator | None = None, progress: bool = True,
+    align: Align = "tokens", data_b: Any = None, batch_size: int = 64, plan: Literal[True],
+    resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Plan: ...  # fmt: skip
 @torch.no_grad()
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: RowsPolicy = "mean",
-    data_b: Any = None, batch_size: int = 64, plan: bool = False, resume: str | Path | None = None,
-    accelerator: Accelerator | None = None, progress: bool = True,
+    align: Align = "tokens", data_b: Any = None, batch_size: int = 64, plan: bool = False,
+    resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas | Plan:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data.
 
@@ -219,6 +220,9 @@ def compare(
         layers_b: Layers of b.
         metrics: Names of ``hf_stitch.registries.metrics``, or metrics (``build_metric("linear_cka", debiased=True)``).
         rows: The rows policy (:meth:`hf_stitch.Representation.rows`).
+        align: Which rows of texts correspond under ``positions``. ``tokens``: token i of both sides, which takes one
+            tokenizer. ``offsets``: the smallest pieces of text that both tokenizers cut out, each the mean of its
+            tokens' vectors, without special tokens, white space and what only one side saw.
         data_b: Where b is to see other samples (the same sentence in another language): as many, with the same ids in
             the same order.
         batch_size: Samples per forward.
@@ -234,9 +238,9 @@ def compare(
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
         ValueError: If sides hold other samples or the same in another order, layers cannot be compared under the
-            policy, activations are NaN or infinite (which layer, which sample), samples are too few for a metric or
-            masked entirely, a metric is undefined for a pair (which), no route fits into memory, or the folder holds
-            the state of another job.
+            policy, activations are NaN or infinite (which layer, which sample), samples are too few for a metric
+            (which layers) or masked entirely, a metric is undefined for a pair (which), offsets cannot be aligned, no
+            route fits into memory, or the folder holds the state of another job.
 
     Example:
         >>> import hf_stitch
@@ -249,11 +253,17 @@ def compare(
     """
     if rows not in ROWS_POLICIES:
         raise ValueError(f"rows must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}")
+    if align not in ALIGN:
+        raise ValueError(f"align must be one of {', '.join(ALIGN)}, got {align!r}")
+    if align == "offsets" and rows != "positions":
+        raise ValueError(f"align='offsets' goes with rows='positions': under rows={rows!r} no token is a row")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
     scores = _metrics(metrics)
-    sides = _sides(a, b, data, data_b, rows, processes)
+    sides = _sides(a, b, data, data_b, rows, align, processes)
+    if align == "offsets":
+        sides = aligned(sides)
     watch = Watch(sides, layers_a, layers_b, rows)
     _check(scores, watch, processes)
     available = available_memory(watch.device)
@@ -263,8 +273,9 @@ def compare(
         return Plan(routes, (len(watch.layers_a), len(watch.layers_b)), watch.n, forwards, speed(), available)
     described = {
         "a": sides[0].describe(), "b": sides[-1].describe(), "layers_a": watch.layers_a, "layers_b": watch.layers_b,
-        "rows": rows, "metrics": {label: {"name": m.name, "options": m.options} for label, m in scores.items()},
-        "batch_size": batch_size, "processes": processes.count, "versions": dict(versions()),
+        "rows": rows, "align": align, "batch_size": batch_size, "processes": processes.count,
+        "metrics": {label: {"name": m.name, "options": m.options} for label, m in scores.items()},
+        "versions": dict(versions()),
     }  # fmt: skip
     recipe = json.loads(json.dumps(described))
     with ExitStack() as stack:
@@ -303,7 +314,7 @@ def _metrics(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
 
 
 def _sides(
-    a: Comparable, b: Comparable, data: Any, data_b: Any, rows: RowsPolicy, processes: Processes
+    a: Comparable, b: Comparable, data: Any, data_b: Any, rows: RowsPolicy, align: Align, processes: Processes
 ) -> tuple[Side, ...]:
     """Both sides, or the one that stands on both."""
     if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
@@ -318,7 +329,8 @@ def _sides(
         one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
         if one and data_b is None:
             return (first,)
-        check_meet(first.adapter, second.adapter, rows)
+        # aligned tokenizers may differ, as where no token is a row
+        check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else rows)
     check_same_order(first.ids, second.ids)
     return first, second
 
@@ -368,9 +380,9 @@ def _check_count(label: str, metric: Metric, watch: Watch) -> None:
             if watch.n < takes(width):
                 few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
     if few:
-        wants = "; ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
+        wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
         raise ValueError(
-            f"{label} takes more samples than the {watch.n} there are: at least {wants}. Give more, or name other layers"
+            f"{label} takes more than the {watch.n} samples there are: at least {wants}; give more or name other layers"
         )
 
 

@@ -30,6 +30,9 @@ def compare(
     rows: Annotated[
         str, typer.Option(help="Which vectors are compared: positions, flatten, mean, cls or last.")
     ] = "mean",
+    align: Annotated[
+        str, typer.Option(help="Which rows of texts correspond under positions: tokens, or offsets (pieces of text).")
+    ] = "tokens",
     layer_a: Annotated[
         list[str] | None, typer.Option(help="A layer of A; may be repeated. [default: all cuts]")
     ] = None,
@@ -56,21 +59,27 @@ def compare(
     import hf_stitch
 
     from ..analysis.atlas import compare as compare_networks
+    from ..processes import Processes
 
     first = hf_stitch.load(a, task=task)
     second = first if b == a else hf_stitch.load(b, task=task)
     options: dict[str, Any] = {
         "metrics": metrics,
         "rows": rows,
+        "align": align,
         "layers_a": layer_a or None,
         "layers_b": layer_b or None,
     }
     if plan:
         planned = compare_networks(first, second, read, plan=True, batch_size=batch_size, **options)
+        if Processes.of(None).rank:
+            return
         output.say(planned)
         output.record({"seconds": planned.seconds, "routes": [vars(route) for route in planned.routes]})
         return
     atlas = compare_networks(first, second, read, batch_size=batch_size, resume=resume, **options)
+    if Processes.of(None).rank:
+        return
     saved = {} if out is None else save(atlas, out)
     output.say(atlas)
     if saved:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
+import timm.models
 import torch
 from torch import multiprocessing, nn
 
 import hf_stitch
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.atlas import compare
+from hf_stitch.analysis.atlas import SimilarityAtlas, compare
 from hf_stitch.metrics import build_metric
 
 N, BATCH = 61, 8
@@ -31,13 +36,22 @@ def sides() -> tuple[Any, ...]:
     return hf_stitch.load(net, example_inputs=points[:2]), Activations(saved, range(N)), points
 
 
+def alone() -> tuple[Any, ...]:
+    """Activations that are at hand on both sides."""
+    generator = torch.Generator().manual_seed(1)
+    held = [
+        {f"l{i}": torch.randn(N, d + i, generator=generator, dtype=torch.float64) for i in range(2)} for d in (3, 5)
+    ]
+    return tuple(Activations(values, range(N)) for values in held)
+
+
 def metrics(minibatch: bool) -> list[Any]:
     exact = ["linear_cka", build_metric("linear_cka", debiased=True), "procrustes", "rsa", "mutual_knn"]
     return [*exact, build_metric("minibatch_cka", batch_size=16)] if minibatch else exact
 
 
-def compared(minibatch: bool, **options: Any) -> Any:
-    return compare(*sides(), metrics=metrics(minibatch), batch_size=BATCH, progress=False, **options)
+def compared(minibatch: bool, made: Any = sides, **options: Any) -> Any:
+    return compare(*made(), metrics=metrics(minibatch), batch_size=BATCH, progress=False, **options)
 
 
 def die(folder: Path, batches: int) -> None:
@@ -61,7 +75,8 @@ def share(rank: int, count: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
-    np.savez(folder / f"{rank}.npz", **compared(False, resume=folder / "run").values)
+    for made in (sides, alone):
+        np.savez(folder / f"{made.__name__}-{rank}.npz", **compared(False, made, resume=folder / made.__name__).values)
     torch.distributed.destroy_process_group()
 
 
@@ -91,12 +106,74 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(whole: Any, tmp_path: Path) 
     assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
 
 
-def test_two_processes_give_the_atlas_of_one(whole: Any, tmp_path: Path) -> None:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert spawn(share, 2, port, tmp_path, count=2) == [0, 0]
-    first, second = (np.load(tmp_path / f"{rank}.npz") for rank in range(2))
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name])
-        np.testing.assert_allclose(first[name], whole[name], rtol=1e-10, atol=1e-10)
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_give_the_atlas_of_one(count: int, tmp_path: Path) -> None:
+    """61 samples: a prime, which nobody shares out evenly."""
+    assert spawn(share, count, free_port(), tmp_path, count=count) == [0] * count
+    for made, rounding in ((sides, 1e-9), (alone, 1e-10)):
+        whole = compared(False, made)
+        each = [np.load(tmp_path / f"{made.__name__}-{rank}.npz") for rank in range(count)]
+        for name in each[0]:
+            assert all(np.array_equal(each[0][name], other[name]) for other in each)
+            np.testing.assert_allclose(each[0][name], whole[name], rtol=rounding, atol=rounding)
+
+
+SCRIPT = """
+import sys
+import torch
+import hf_stitch
+
+torch.manual_seed(0)
+points = torch.randn(61, 4, dtype=torch.float64)
+nets = [torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double() for _ in range(2)]
+a, b = (hf_stitch.load(net, example_inputs=points[:2]) for net in nets)
+atlas = hf_stitch.compare(a, b, points, metrics=["linear_cka", "procrustes", "rsa"], batch_size=8)
+atlas.save(sys.argv[1])
+"""
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    """A command of this interpreter, with this package."""
+    path = os.pathsep.join([str(Path(hf_stitch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
+
+
+def launch(*arguments: Any, count: int = 2) -> subprocess.CompletedProcess[str]:
+    """The same under ``accelerate launch``."""
+    place = ["--cpu", "--num_processes", count, "--main_process_port", free_port(), "--mixed_precision", "no"]
+    more = ["--num_machines", "1", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1"]
+    return run("-m", "accelerate.commands.launch", *place, *more, *arguments)
+
+
+@pytest.mark.slow
+def test_a_launched_script_stays_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    run(script, tmp_path / "one")
+    launch(script, tmp_path / "two")
+    one, two = (SimilarityAtlas.load(tmp_path / name) for name in ("one", "two"))
+    assert (one.recipe["processes"], two.recipe["processes"]) == (1, 2)
+    for name in one.values:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_the_first_process_alone_speaks(tmp_path: Path) -> None:
+    arguments = {"num_classes": 10, "channels": (8, 12, 16, 16)}
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", **arguments, pretrained_cfg_overlay={"input_size": (3, 32, 32)})
+    timm.models.save_for_hf(model, str(tmp_path / "net"), model_args=arguments, safe_serialization=True)
+    command = ["-m", "hf_stitch.cli", "compare", tmp_path / "net", tmp_path / "net", "--data", "sklearn:digits"]
+    command += ["--split", "test", "--samples", "41", "--json"]
+    said = json.loads(launch(*command, "--out", tmp_path / "run").stdout)
+    assert said["recipe"]["processes"] == 2
+    assert all(Path(path).is_file() for path in said["saved"].values())
+    assert len(json.loads(launch(*command, "--plan").stdout)["routes"]) == 2
