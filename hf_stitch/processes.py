@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Variables in which launchers say how many processes there are: torchrun's, and those of several mpirun."""
+
+
 @dataclass(frozen=True)
 class Processes:
     """The processes that share the samples; one, if there is no accelerator."""
@@ -25,7 +29,7 @@ class Processes:
     @classmethod
     def of(cls, accelerator: Accelerator | None) -> Processes:
         """Those that are given, or those that were launched."""
-        if accelerator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
             from accelerate import Accelerator
 
             accelerator = Accelerator()
