@@ -7,8 +7,8 @@ rows of one sample (positions of an image, tokens of a text) depend on each othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
+Result = TypeVar("Result", "Null", "Interval")
+
+_NUMBERS = ("observed", "best", "value", "low", "high", "confidence")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +89,19 @@ class Null:
         return (self.observed - self.mean) / room if room and np.isfinite(room) else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values (NaN and infinity as text), the null values too."""
-        figures = {**self._figures(), "best": self.best}
-        figures = {key: str(v) if isinstance(v, float) and not np.isfinite(v) else v for key, v in figures.items()}
-        return {**figures, "is_distance": self.is_distance, "values": self.values.tolist()}
+        """As JSON values (NaN and infinity as text), the null values too; :meth:`from_dict` gives it back."""
+        figures = {
+            **self._figures(),
+            "best": self.best,
+            "is_distance": self.is_distance,
+            "values": self.values.tolist(),
+        }
+        return {key: _json(value) for key, value in figures.items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Null:
+        """Read :meth:`to_dict`; what follows from the rest is computed anew."""
+        return _read(cls, record)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row: metric, observed, chance, calibrated, p_value, z, and what they rest on."""
@@ -150,8 +162,13 @@ class Interval:
         return float(self.values.std(ddof=1))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, those on the halves too."""
-        return {**asdict(self), "values": self.values.tolist()}
+        """As JSON values (NaN and infinity as text), those on the halves too; :meth:`from_dict` gives it back."""
+        return {key: _json(value) for key, value in {**asdict(self), "values": self.values.tolist()}.items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Interval:
+        """Read :meth:`to_dict`."""
+        return _read(cls, record)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row: metric, value, low, high, confidence, standard_error, and what they rest on."""
@@ -170,6 +187,20 @@ class Interval:
     def __str__(self) -> str:
         """For example ``LinearCKA(debiased=True) 0.530 [0.478, 0.583]``."""
         return f"{self.metric} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def _json(value: Any) -> Any:
+    """Numbers that JSON does not have, as text."""
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _read(kind: type[Result], record: Mapping[str, Any]) -> Result:
+    """A result from its fields; numbers may be text."""
+    kept = {field.name: record[field.name] for field in fields(kind)}
+    numbers = {name: float(value) for name, value in kept.items() if name in _NUMBERS}
+    return kind(**{**kept, **numbers, "values": np.array(list(map(float, record["values"])))})
 
 
 @torch.no_grad()

@@ -51,7 +51,7 @@ class Identification:
         return self.scores[axis]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values; :meth:`from_dict` gives it back."""
         return {
             "pairs": [list(pair) for pair in self.pairs],
             "layers": list(self.layers),
@@ -62,6 +62,18 @@ class Identification:
                 for axis, s in self.scores.items()
             },
         }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Identification:
+        """Read :meth:`to_dict`."""
+        axes: Mapping[Axis, Mapping[str, Any]] = record["axes"]
+        return cls(
+            tuple((a, b) for a, b in record["pairs"]),
+            tuple(record["layers"]),
+            {axis: np.array(found["hits"], bool) for axis, found in axes.items()},
+            {axis: Score(found["accuracy"], found["low"], found["high"]) for axis, found in axes.items()},
+            record["confidence"],
+        )
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each axis, pair and layer: ``axis``, ``a``, ``b``, ``layer``, ``hit``."""

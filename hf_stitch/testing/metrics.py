@@ -24,7 +24,8 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
     range; it draws no random numbers and leaves the rows as they are. Streamed in any batches, and from ``Moments`` if
     it takes them, it has the value of all rows at once, to 1e-8. Declared symmetry and invariances hold to 1e-7; a
     distance of equal sides is 0 to 1e-6 of others, and obeys the triangle inequality if it says so; gradients agree
-    with finite differences if it is differentiable. Rows that determine no value are refused, by name.
+    with finite differences if it is differentiable. Rows that determine no value are refused, by name; so are fewer
+    than it declares.
 
     Args:
         metric: A name in the registry of metrics, a class, or a metric with options, which is left as it is.

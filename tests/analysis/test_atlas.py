@@ -346,6 +346,17 @@ def test_bad_input_is_refused_before_anything_is_lost(
     refused("at least 2 samples, got 1", a, a, points[:1])
     refused(r"linear_cka\(debiased=True\) takes at least 4 samples, got 3", a, a, points[:3], metrics=[DEBIASED])
     refused("mutual_knn takes at least 11 samples, got 9", a, a, points[:9], metrics=["mutual_knn"])
+    wide = Activations({"w": torch.randn(N, N - 1), "v": torch.randn(N, N + 5), "l": torch.randn(N, 3)}, range(N))
+    for metric in ("cca", "pwcca", build_metric("shape_distance", alpha=0.5)):
+        few = r"takes more than the 61 samples there are: at least 62 for layers of a with 60 features \('w'\), "
+        few += r"68 for layers of a with 66 features \('v'\), 62 .* of b with 60 features \('w'\), .*; give more"
+        refused(few, wide, wide, metrics=[metric])
+    many = Activations({f"l{i}": torch.randn(N, N) for i in range(5)}, range(N))
+    refused(
+        r"63 for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\); give", many, saved, metrics=["linear_regression"]
+    )
+    assert compare(saved, many, metrics=["linear_regression"], progress=False).n == N
+    assert compare(wide, wide, metrics=[build_metric("cca", ridge=0.1)], progress=False).n == N
     refused("a is a network and needs data", a, saved)
     refused("leave data out", saved, saved, points)
     refused("recorded with rows='mean', not 'cls'", saved, saved, rows="cls")
@@ -364,6 +375,8 @@ def test_bad_input_is_refused_before_anything_is_lost(
     refused("widths", a, a, points, layers_a=["2"], metrics=["direct_matching"])
     refused("no layer 'll'; did you mean 'l'", saved, saved, layers_a=["ll"])
     refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
+    whole = Activations({"l": torch.full((N, 1), 2.0)}, range(N), mask=None)
+    refused("undefined for layer 'l' of a", whole, whole)
     refused("takes image and the target tensor|no sample serves both", vit, a, images)
     twice = hf_stitch.load(nn.Sequential(Twice(), nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
     refused("fires 2 times", twice, twice, points.float(), layers_a=["0.layer"], error=NotACutError)
@@ -382,6 +395,16 @@ def test_what_only_the_data_show_is_named(points: Tensor) -> None:
     for rows in ("mean", "positions"):
         with pytest.raises(ValueError, match="sample 's40' is masked entirely at layer 'l'"):
             compare(masked, masked, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+    none = Activations({"l": torch.randn(N, 4, 3)}, ids, mask=torch.zeros(N, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="sample 's0' is masked entirely at layer 'l'"):
+        compare(none, none, progress=False)
+    constant = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+    constant[:, 1] = 0.5
+    partly = Activations({"partly": constant}, ids)
+    assert compare(partly, partly, progress=False)["linear_cka"].item() == pytest.approx(1)
+    for metric in ("cca", "pwcca", "soft_matching", "correlation_matching"):
+        with pytest.raises(ValueError, match=rf"{metric} of layer 'partly' .* 1 of 3 features of x are constant"):
+            compare(partly, partly, metrics=[metric], progress=False)
     dead = Activations({"live": torch.randn(N, 3), "dead": torch.full((N, 3), 0.1)}, ids)
     for metric in ("linear_cka", DEBIASED, MINIBATCH):
         with pytest.raises(ValueError, match="is undefined for layer 'dead' of a"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.metrics import cohen_kappa_score
 from torch import nn
 
 from hf_stitch import metrics
-from hf_stitch.analysis import bootstrap, permutation_null
+from hf_stitch.analysis import Interval, Null, bootstrap, permutation_null
 from hf_stitch.metrics import build_metric
 from hf_stitch.plots import histogram
 from hf_stitch.registry import registries
@@ -248,7 +249,10 @@ def test_results_are_records_tables_and_figures(tmp_path) -> None:
     x, y, _ = related(20, 1, 3)
     null, interval = permutation_null("procrustes", x, y), bootstrap("procrustes", x, y)
     for result, key in ((null, "observed"), (interval, "value")):
-        record = json.loads(json.dumps(result.to_dict()))
+        record = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+        again = type(result).from_dict(record)
+        assert again.to_dict() == record and repr(again) == repr(result)
+        assert np.array_equal(again.values, result.values)
         row = result.to_pandas().iloc[0]
         assert len(result.to_pandas()) == 1
         assert record[key] == row[key] == pytest.approx(metrics.procrustes(x, y))
@@ -267,7 +271,13 @@ def test_what_has_no_value_says_so() -> None:
     assert null.p_value == 1
     assert null.calibrated == 0
     assert np.isnan(null.z)
-    assert json.loads(json.dumps(null.to_dict(), allow_nan=False))["z"] == "nan"
+    record = json.loads(json.dumps(null.to_dict(), allow_nan=False))
+    assert record["z"] == "nan"
+    unbounded = replace(null, best=np.inf, values=np.array([np.nan, -np.inf, 0.5]))
+    assert np.isinf(Null.from_dict(json.loads(json.dumps(unbounded.to_dict(), allow_nan=False))).best)
+    odd = Interval("m", 0.5, -np.inf, np.nan, 0.95, np.array([0.1, np.nan]), 4, 4, 0)
+    again = Interval.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False)))
+    assert again.low == -np.inf and np.isnan(again.high) and np.isnan(again.values[1])
 
 
 def test_histogram_refuses() -> None:

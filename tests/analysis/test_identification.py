@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from hf_stitch.analysis import identify_layers
+from hf_stitch.analysis import Identification, identify_layers
 
 NAMES = "pqrs"
 
@@ -85,6 +85,8 @@ def test_results_are_records_and_tables() -> None:
     assert record["pairs"] == [["p", "q"], ["p", "r"]]
     assert record["axes"]["a"]["accuracy"] == 0.5
     assert record["axes"]["b"]["hits"] == [[True] * 3, [False] * 3]
+    again = Identification.from_dict(record)
+    assert again.to_dict() == found.to_dict() and again.to_pandas().equals(table)
     console = Console(width=120)
     with console.capture() as captured:
         console.print(found)

@@ -275,3 +275,11 @@ def test_equal_sides_are_at_distance_0() -> None:
         assert M.linear_cka(x, other) == pytest.approx(1, abs=1e-12)
     assert M.direct_matching(x, x) == 0
     assert not math.isnan(M.procrustes(centred(x), centred(x)))
+
+
+@pytest.mark.parametrize("score", [M.procrustes, M.shape_distance])
+def test_no_distance_is_negative_zero(score: Any) -> None:
+    """Rounding may take the square of a distance below 0; -0.0 is shown with its sign."""
+    for seed in range(100):
+        x = torch.randn(50, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert math.copysign(1, score(x, 3 * x.flip(1)).item()) == 1
