@@ -90,7 +90,7 @@ def spawn(target: Any, *arguments: Any, count: int = 1) -> list[int | None]:
     for process in started:
         process.start()
     for process in started:
-        process.join(60)
+        process.join(300)  # a limit for what hangs, not for a machine that is busy
         process.kill()
         process.join()
     return [process.exitcode for process in started]
@@ -145,7 +145,7 @@ def run(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(hf_stitch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=900)
 
 
 def launch(*arguments: Any) -> subprocess.CompletedProcess[str]:
