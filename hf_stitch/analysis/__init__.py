@@ -3,9 +3,10 @@
 from .activations import Activations, record
 from .atlas import SimilarityAtlas, compare
 from .calibration import Interval, Null, bootstrap, permutation_null
-from .evaluation import Evaluation, Score, evaluate
+from .evaluation import Evaluation, evaluate
 from .identification import Identification, identify_layers
 from .routes import Plan
+from .scoring import Score
 
 __all__ = [
     "Activations",
