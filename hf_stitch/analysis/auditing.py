@@ -192,7 +192,7 @@ def audit(
     *Accurate*: at least ``accurate`` of the target's accuracy, and above the mean alone and chance.
     *In distribution*: a likelihood ratio from moments does not tell the stitched representations from the target's, of
     the same samples, or would not if they had not regressed to the mean (:func:`compare_distributions`): AUROC, with
-    its whole 95% interval over samples, below .75. *Out*: above .75 and above the control; this tells the target's
+    its whole 95% interval over samples, below .64. *Out*: above .64 and above the control; this tells the target's
     representations of ``data`` from those of ``train`` by the same score. Otherwise it cannot be told.
 
     The moments are those of all rows; one row of each sample is scored, under ``positions`` one position drawn at

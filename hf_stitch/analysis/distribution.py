@@ -13,8 +13,10 @@ from scipy.stats import rankdata
 from ..statistics import Moments
 from .scoring import Array, Score, as_score, resampled
 
-SEPARABLE = 0.75
-"""AUROC from which two sets of representations count as told apart: half-way from chance to certainty."""
+SEPARABLE = 0.64
+"""AUROC from which two sets of representations count as told apart.
+
+That of two normal distributions half a standard deviation apart, a medium effect (Cohen 1988): Φ(0.5 / √2) = 0.638."""
 
 TOLERANCE = 0.01
 """Variance that is added to each feature, as a share of the target's variance of it."""
@@ -69,7 +71,8 @@ class Distribution:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Distribution:
         """Read :meth:`to_dict`."""
-        return cls(**{name: None if score is None else Score(**score) for name, score in record.items()})
+        scores: dict[str, Any] = {name: score if score is None else Score(**score) for name, score in record.items()}
+        return cls(**scores)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def compare_distributions(
     A least-squares stitch predicts a mean, and means vary less than what they are means of. That alone makes stitched
     representations tell from real ones, though they hold nothing that the target does not know. But if the stitched
     ŷ is the mean of the real y given what the source knows, then ŷ plus the error y' − ŷ' made on *another* sample has
-    the mean and the covariance of y; and ``Cov(ŷ) + Cov(y − ŷ) = Cov(y)`` holds *only* where ŷ does not covary with its
+    the mean and the covariance of y (errors are centred, so that a shift stays); and ``Cov(ŷ) + Cov(y − ŷ) = Cov(y)`` holds *only* where ŷ does not covary with its
     error: not for a map that scales, shifts, rotates or adds what the target never says. So a stitch is in
     distribution if its representations are such as the target's, or would be with their errors added.
 
@@ -120,7 +123,9 @@ def compare_distributions(
     for half in (0, 1):
         scored, known = slice(half, None, 2), rows.moments[1 - half]
         own = _Gaussian.of_target(known)
-        errors = np.roll(target[scored] - stitched[scored], 1, 0)
+        # Centred: with the mean of the errors a shift of all stitched representations would be taken back.
+        shift = (known.mean_y - known.mean_x).cpu().numpy()
+        errors = np.roll(target[scored] - stitched[scored], 1, 0) - shift
         for place, rival, values in (
             (0, _Gaussian.of_stitched(known), stitched[scored]),
             (2, _Gaussian.compensated(known), stitched[scored] + errors),
@@ -163,9 +168,9 @@ class _Gaussian:
 
     @classmethod
     def compensated(cls, moments: Moments) -> _Gaussian:
-        """Of ŷ + y' − ŷ': the covariances of ŷ and of its error add."""
+        """Of ŷ and a centred error of another sample: their covariances add."""
         cross = moments.sxy + moments.sxy.T
-        return cls._of(moments.mean_y, 2 * moments.sxx + moments.syy - cross, moments)
+        return cls._of(moments.mean_x, 2 * moments.sxx + moments.syy - cross, moments)
 
     @classmethod
     def _of(cls, mean: Any, scatter: Any, moments: Moments, scale: Moments | None = None) -> _Gaussian:
@@ -212,7 +217,7 @@ def _weighted(up: NDArray[np.int64], weights: Array, down: NDArray[np.int64], ot
     """The AUROC of each row of weights."""
     found = np.empty(len(weights))
     for i, (w, v) in enumerate(zip(weights, other, strict=True)):
-        below = np.bincount(down, v, levels)
-        below = np.cumsum(below) - below / 2
+        at = np.bincount(down, v, levels)
+        below: Array = np.cumsum(at) - at / 2
         found[i] = (w * below[up]).sum() / (w.sum() * v.sum())
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -100,6 +101,7 @@ def as_linear(stitch: Stitch) -> LinearStitch:
         >>> as_linear(LowRankStitch(4, 3, rank=1))
         LinearStitch(in_features=4, out_features=3, bias=True, dtype='float32')
     """
-    if not hasattr(stitch, "matrix"):
+    matrix: Callable[[], Tensor] | None = getattr(stitch, "matrix", None)
+    if matrix is None:
         raise ValueError(f"{type(stitch).__name__} is no affine map: it has no matrix")
-    return LinearStitch.of(weight=stitch.matrix(), bias=getattr(stitch, "bias", None))
+    return LinearStitch.of(weight=matrix(), bias=getattr(stitch, "bias", None))

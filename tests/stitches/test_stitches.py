@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hf_stitch.registry import UnknownNameError, registries
-from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch, MaskedStitch, Stitch, as_linear, build_stitch
+from hf_stitch.stitches import (
+    IdentityStitch,
+    LinearStitch,
+    LowRankStitch,
+    MaskedStitch,
+    Stitch,
+    as_linear,
+    build_stitch,
+)
 from hf_stitch.testing import check_stitch
 
 STITCHES = [
