@@ -98,9 +98,12 @@ def compare_distributions(
     A least-squares stitch predicts a mean, and means vary less than what they are means of. That alone makes stitched
     representations tell from real ones, though they hold nothing that the target does not know. But if the stitched
     ŷ is the mean of the real y given what the source knows, then ŷ plus the error y' − ŷ' made on *another* sample has
-    the mean and the covariance of y (errors are centred, so that a shift stays); and ``Cov(ŷ) + Cov(y − ŷ) = Cov(y)`` holds *only* where ŷ does not covary with its
-    error: not for a map that scales, shifts, rotates or adds what the target never says. So a stitch is in
-    distribution if its representations are such as the target's, or would be with their errors added.
+    the mean and the covariance of y (errors are centred, so that a shift stays). ``Cov(ŷ) + Cov(y − ŷ) = Cov(y)`` holds
+    *only* where ŷ does not covary with its error: not for a map that scales, rotates or adds what the target never
+    says. So a stitch is in distribution if its representations are such as the target's, or would be with their errors
+    added.
+
+    Means and covariances are all that is compared; a difference in every one of many features adds up.
 
     Args:
         rows: Of the stitch and of the target, for the samples scored.

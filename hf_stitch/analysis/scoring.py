@@ -15,7 +15,6 @@ from torch.nn import functional
 from ..adapters import Adapter, load
 from ..adapters.base import evaluating
 from ..data import Batch, Samples, check_same_order, paired_batches
-from ..endpoint import Endpoint
 from ..models.modeling import StitchedModel, logits_of
 from ..stitches import StitchingLayer
 
@@ -175,21 +174,12 @@ def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> No
 
 
 def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """The whole target of a stitched model: as given, the live one it was made of, or the one that its config names.
+    """The whole target of a stitched model: as given, or the one that it was made of.
 
     Raises:
-        ValueError: If it is neither live nor named.
+        ValueError: If it is neither given nor live nor named.
     """
-    if target is not None:
-        return load(target)
-    if stitched.parents is not None:
-        return stitched.parents[1]
-    endpoint = Endpoint.from_dict(stitched.config.target["endpoint"])
-    if endpoint.id is None:
-        raise ValueError(
-            "the target was a live module or in a local folder: pass it, as in evaluate(stitched, data, target=…)"
-        )
-    return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
+    return stitched.parent("target") if target is None else load(target)
 
 
 def check_labels(samples: Samples | Batch, classes: int) -> None:
