@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hf_stitch.analysis.activations import Activations as Activations
     from hf_stitch.analysis.atlas import SimilarityAtlas as SimilarityAtlas
     from hf_stitch.analysis.atlas import compare as compare
+    from hf_stitch.analysis.auditing import Audit as Audit
+    from hf_stitch.analysis.auditing import audit as audit
     from hf_stitch.analysis.evaluation import evaluate as evaluate
     from hf_stitch.data import Samples as Samples
     from hf_stitch.endpoint import Endpoint as Endpoint
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Activations": "hf_stitch.analysis.activations",
     "Adapter": "hf_stitch.adapters",
+    "Audit": "hf_stitch.analysis.auditing",
     "Endpoint": "hf_stitch.endpoint",
     "Moments": "hf_stitch.statistics",
     "NotACutError": "hf_stitch.adapters",
@@ -59,6 +62,7 @@ _PUBLIC = {
     "StitchedModelForImageClassification": "hf_stitch.models",
     "StitchedModelForSequenceClassification": "hf_stitch.models",
     "Stitcher": "hf_stitch.models",
+    "audit": "hf_stitch.analysis.auditing",
     "compare": "hf_stitch.analysis.atlas",
     "evaluate": "hf_stitch.analysis.evaluation",
     "load": "hf_stitch.adapters",

@@ -32,6 +32,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "identity": "hf_stitch.stitches.identity:IdentityStitch",
         "linear": "hf_stitch.stitches.linear:LinearStitch",
         "low_rank": "hf_stitch.stitches.low_rank:LowRankStitch",
+        "masked": "hf_stitch.stitches.masked:MaskedStitch",
     },
     "matchers": {
         "identity": "hf_stitch.matchers.identity:Identity",

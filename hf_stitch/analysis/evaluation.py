@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
-from ..adapters import load
-from ..adapters.base import evaluating
-from ..data import Batch, Samples, check_same_order, paired_batches
-from ..models.modeling import StitchedModel, logits_of
+from ..data import Samples
+from ..models.modeling import StitchedModel
+from .scoring import Answers, Array, Score, answers, as_score, figures_of, whole_target
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from rich.table import Table
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Score:
-    """A figure with its 95% interval (percentile bootstrap over samples).
-
-    Attributes:
-        value: The figure on all samples.
-        low: Lower end of the interval.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """For example ``0.913 [0.902, 0.923]``."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -132,7 +106,6 @@ class Evaluation:
         )
 
 
-@torch.no_grad()
 def evaluate(
     stitched: StitchedModel,
     data: Any,
@@ -173,112 +146,27 @@ def evaluate(
         ValueError: If the model has no head, the target is neither live nor named, or labels are missing or out of
             range.
     """
-    if stitched.task is None:
-        raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
-    whole = stitched.parent("target") if target is None else load(target)
     samples = Samples.of(data)
-    other = samples if target_data is None else Samples.of(target_data)
-    check_same_order(samples, other)
     layers = {
         "stitched": stitched.stitch,
         "identity": stitched.stitch.identity(),
         "mean only": stitched.stitch.mean_only(),
     }
-    measure = _measure_tokens if stitched.task == "text-generation" else _measure_classes
-    parts: dict[str, list[Mapping[str, Array]]] = {}
-    for batch, twin in paired_batches(samples, other, batch_size, progress="scoring" if progress else None):
-        inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
-        if stitched.task == "text-generation":
-            _check_same_tokens(inputs, reference)
-        with evaluating(stitched):
-            representation = stitched.source(**stitched.source_inputs(inputs))
-            logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
-        logits["target"] = logits_of(whole.forward(reference))
-        for name, measured in measure(logits, batch, reference).items():
-            parts.setdefault(name, []).append(measured)
-    collected = {
-        name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()
-    }
-    figures = _language_figures if stitched.task == "text-generation" else _class_figures
-    predictors = _with_chance(collected, stitched.task)
-    drawn: dict[str, list[dict[str, Array]]] = {name: [] for name in predictors}
-    for weights in _resamples(len(samples), resamples, seed):
-        for name, values in predictors.items():
-            drawn[name].append(figures(values, collected["target"], weights))
-    scores = {name: _intervals(chunks) for name, chunks in drawn.items()}
-    return Evaluation(stitched.task, len(samples), samples.fingerprint, scores)
-
-
-def check_labels(samples: Samples | Batch, classes: int) -> None:
-    """Make sure that labels are classes that the target predicts; unlabelled samples pass.
-
-    Raises:
-        ValueError: If a label is missing or no class; the message names the sample.
-    """
-    for id_, label in zip(samples.ids, samples.labels or (), strict=False):
-        if not 0 <= label < classes:
-            raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
-
-
-def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    """Make sure that both sides see the same tokens at the same places."""
-    for name in ("input_ids", "attention_mask"):
-        if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
-            raise ValueError(
-                f"source and target see other {name} for the same text: next tokens can be compared only with one "
-                "tokenizer that pads both on the same side"
-            )
-
-
-def _measure_classes(
-    logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]
-) -> dict[str, dict[str, Array]]:
-    """For each predictor and sample: its class, whether the target agrees; with labels, if right, cross-entropy."""
-    predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
-    measured: dict[str, dict[str, Array]] = {}
-    for name, values in logits.items():
-        row = {"class": _array(predicted[name]), "agreement": _array(predicted[name] == predicted["target"])}
-        if batch.labels is not None:
-            check_labels(batch, values.shape[-1])
-            labels = torch.as_tensor(batch.labels, device=values.device)
-            row["label"] = _array(labels)
-            row["right"] = _array(predicted[name] == labels)
-            row["cross_entropy"] = _array(functional.cross_entropy(values.float(), labels, reduction="none"))
-        measured[name] = row
-    return measured
-
-
-def _measure_tokens(
-    logits: Mapping[str, Tensor], batch: Batch, inputs: Mapping[str, Tensor]
-) -> dict[str, dict[str, Array]]:
-    """For each predictor and sample: tokens predicted, their summed cross-entropy, on how many the target agrees."""
-    labels = inputs["input_ids"][:, 1:]
-    mask = (
-        inputs["attention_mask"].bool()
-        if "attention_mask" in inputs
-        else torch.ones_like(inputs["input_ids"], dtype=torch.bool)
+    found = answers(
+        stitched,
+        layers,
+        samples,
+        whole_target(stitched, target),
+        None if target_data is None else Samples.of(target_data),
+        batch_size=batch_size,
+        progress=progress,
     )
-    real = mask[:, :-1] & mask[:, 1:]  # a text's first token has nothing before it, whichever side is padded
-    best = logits["target"][:, :-1].argmax(-1)
-    measured = {}
-    for name, values in logits.items():
-        if values.shape[:2] != inputs["input_ids"].shape:
-            raise ValueError(
-                f"the {name} model gives {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: both "
-                "need one tokenizer and rows='positions'"
-            )
-        ahead = values[:, :-1].float()
-        loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-        measured[name] = {
-            "tokens": _array(real.sum(1)),
-            "cross_entropy": _array((loss * real).sum(1)),
-            "agreement": _array(((ahead.argmax(-1) == best) & real).sum(1)),
-            "vocabulary": np.full(len(labels), float(values.shape[-1])),
-        }
-    return measured
+    drawn = figures_of(_with_chance(found, str(stitched.task)), str(stitched.task), resamples=resamples, seed=seed)
+    scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
+    return Evaluation(str(stitched.task), len(samples), samples.fingerprint, scores)
 
 
-def _with_chance(collected: dict[str, dict[str, Array]], task: str) -> dict[str, dict[str, Array]]:
+def _with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:
     """The predictor that knows nothing of a sample: the most frequent class, or all tokens equally likely."""
     target = collected["target"]
     chance: dict[str, Array] = {}
@@ -293,52 +181,3 @@ def _with_chance(collected: dict[str, dict[str, Array]], task: str) -> dict[str,
             chance["right"] = (inverse == counts.argmax()).astype(float)
             chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
     return {**collected, "chance": chance}
-
-
-def _class_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
-    n = weights.sum(1)
-    agreement = {"agreement": weights @ own["agreement"] / n}
-    if "right" not in own:
-        return agreement
-    right, reference = weights @ own["right"], weights @ target["right"]
-    return {
-        "accuracy": right / n,
-        "relative_accuracy": np.divide(right, reference, out=np.full_like(right, np.nan), where=reference > 0),
-        "cross_entropy": weights @ own["cross_entropy"] / n,
-        **agreement,
-    }
-
-
-def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
-    tokens = weights @ own["tokens"]
-    loss, reference = weights @ own["cross_entropy"] / tokens, weights @ target["cross_entropy"] / tokens
-    return {
-        "perplexity": np.exp(loss),
-        "relative_perplexity": np.exp(loss - reference),
-        "cross_entropy": loss,
-        "agreement": weights @ own["agreement"] / tokens,
-    }
-
-
-def _resamples(n: int, count: int, seed: int) -> Iterator[Array]:
-    """How often each sample counts, some resamples at a time: first once each, then ``count`` bootstrap resamples."""
-    random = np.random.default_rng(seed)
-    yield np.ones((1, n))
-    for start in range(0, count, 50):
-        yield random.multinomial(n, np.full(n, 1 / n), size=min(50, count - start)).astype(float)
-
-
-def _intervals(chunks: list[dict[str, Array]]) -> dict[str, Score]:
-    """The value on all samples, which comes first, with the percentiles of the resamples."""
-    found = {}
-    for name in chunks[0]:
-        values = np.concatenate([chunk[name] for chunk in chunks])
-        low, high = np.nan, np.nan
-        if not np.isnan(values[0]):
-            low, high = np.nanquantile(values[1:], [0.025, 0.975])  # a resample may hold none that the target has right
-        found[name] = Score(float(values[0]), float(low), float(high))
-    return found
-
-
-def _array(values: Tensor) -> Array:
-    return values.double().cpu().numpy()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .evaluation import Score
+from .scoring import Score
 
 if TYPE_CHECKING:
     import pandas

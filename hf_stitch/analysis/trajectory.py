@@ -16,6 +16,7 @@ from ..models.modeling import StitchedModel
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from ..stitches.layer import paired_rows
+from .scoring import whole_target
 
 if TYPE_CHECKING:
     import pandas
@@ -112,13 +113,11 @@ class TrajectoryRecorder:
         stitch: int = 0,
         batch_size: int = 256,
     ) -> None:
-        from ..adapters import load
-
         if stitched.task not in ("image-classification", "text-classification"):
             raise ValueError(f"a trajectory needs a head that classifies, and this model's task is {stitched.task!r}")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
-        whole = stitched.parent("target") if target is None else load(target)
+        whole = whole_target(stitched, target)
         self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
         self._batches: list[tuple[Representation, Representation, torch.Tensor, torch.Tensor | None]] = []
         cut = stitched.target.cut.layer

@@ -14,7 +14,8 @@ from rich.text import Text
 from .output import as_json
 
 if TYPE_CHECKING:
-    from ..analysis.evaluation import Evaluation, Score
+    from ..analysis.evaluation import Evaluation
+    from ..analysis.scoring import Score
     from ..models import StitchedModel
 
 BASELINES = ("mean only", "chance")

@@ -209,7 +209,7 @@ def _rehearse(
             f"({type(error).__name__}: {error}); use another rows policy or layer"
         ) from error
     if labelled is not None:
-        from ..analysis.evaluation import check_labels
+        from ..analysis.scoring import check_labels
 
         check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])
 

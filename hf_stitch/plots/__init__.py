@@ -4,8 +4,10 @@ Every function returns a ``matplotlib.figure.Figure`` that belongs to no window 
 ``figure.savefig("name.png")``, or let a notebook show it.
 """
 
+from .curves import curves
 from .heatmap import heatmap
 from .histogram import histogram
 from .intervals import intervals
+from .matrices import matrices
 
-__all__ = ["heatmap", "histogram", "intervals"]
+__all__ = ["curves", "heatmap", "histogram", "intervals", "matrices"]

@@ -6,7 +6,17 @@ Each maps vectors of one width to vectors of another; a stitching layer carries 
 from hf_stitch.stitches.base import Stitch, build_stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.layer import StitchingLayer
-from hf_stitch.stitches.linear import LinearStitch
+from hf_stitch.stitches.linear import LinearStitch, as_linear
 from hf_stitch.stitches.low_rank import LowRankStitch
+from hf_stitch.stitches.masked import MaskedStitch
 
-__all__ = ["IdentityStitch", "LinearStitch", "LowRankStitch", "Stitch", "StitchingLayer", "build_stitch"]
+__all__ = [
+    "IdentityStitch",
+    "LinearStitch",
+    "LowRankStitch",
+    "MaskedStitch",
+    "Stitch",
+    "StitchingLayer",
+    "as_linear",
+    "build_stitch",
+]

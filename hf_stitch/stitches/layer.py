@@ -150,11 +150,8 @@ class StitchingLayer(nn.Module):
 
     def _constant(self, part: str) -> LinearStitch:
         stitch, mean = getattr(self, part), getattr(self, f"{part}_mean")
-        with torch.device("meta"):  # where initialising draws no random numbers
-            constant = LinearStitch(stitch.in_features, stitch.out_features)
         weight = torch.zeros(stitch.out_features, stitch.in_features, device=mean.device)
-        constant.load_state_dict({"weight": weight, "bias": mean.to(weight.dtype)}, assign=True)
-        return constant
+        return LinearStitch.of(weight=weight, bias=mean.to(weight.dtype))
 
     # -- as JSON values ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,28 @@ class LinearStitch(Stitch):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
+    @classmethod
+    def of(cls, **tensors: Tensor | None) -> Self:
+        """A stitch of given values, which are copied; no random numbers are drawn.
+
+        Args:
+            **tensors: All of its tensors by name: ``weight``, and ``bias`` unless there is none.
+
+        Raises:
+            RuntimeError: A tensor is missing, unknown, or does not fit the weight.
+
+        Example:
+            >>> import torch
+            >>> LinearStitch.of(weight=torch.eye(2), bias=torch.ones(2))(torch.zeros(1, 2))
+            tensor([[1., 1.]], grad_fn=<AddmmBackward0>)
+        """
+        state = {name: tensor.detach().clone() for name, tensor in tensors.items() if tensor is not None}
+        weight = state["weight"]
+        with torch.device("meta"):  # where initialising costs nothing and draws nothing
+            stitch = cls(weight.shape[1], weight.shape[0], bias="bias" in state, dtype=weight.dtype)
+        stitch.load_state_dict(state, assign=True)
+        return stitch
+
     def transform(self, x: Tensor) -> Tensor:
         """``x · weightᵀ + bias``."""
         return functional.linear(x, self.weight, self.bias)
@@ -65,3 +88,20 @@ class LinearStitch(Stitch):
             "bias": self.bias is not None,
             "dtype": str(self.weight.dtype).removeprefix("torch."),
         }
+
+
+def as_linear(stitch: Stitch) -> LinearStitch:
+    """An affine stitch of any kind as one weight and one bias, with values of its own.
+
+    Raises:
+        ValueError: The stitch is not affine: it has no ``matrix()``.
+
+    Example:
+        >>> from hf_stitch.stitches import LowRankStitch
+        >>> as_linear(LowRankStitch(4, 3, rank=1))
+        LinearStitch(in_features=4, out_features=3, bias=True, dtype='float32')
+    """
+    matrix: Callable[[], Tensor] | None = getattr(stitch, "matrix", None)
+    if matrix is None:
+        raise ValueError(f"{type(stitch).__name__} is no affine map: it has no matrix")
+    return LinearStitch.of(weight=matrix(), bias=getattr(stitch, "bias", None))

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from hf_stitch.plots import heatmap, intervals
+from hf_stitch.plots import curves, heatmap, intervals, matrices
 
 
 def labels(n: int) -> list[str]:
@@ -113,3 +113,29 @@ def test_importing_plots_imports_no_matplotlib_and_drawing_no_pyplot() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_curves_stand_where_they_are_in_order() -> None:
+    figure = curves({"a": {8: (0.9, 0.8, 1.0), 4: (0.5, 0.4, 0.6)}, "b": {4: (0.1, 0.1, 0.1)}}, axis="rank", label="x")
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[4, 0.5], [8, 0.9]])
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["a", "b"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("rank", "x")
+    many = curves({str(i): {0: (1, 1, 1)} for i in range(9)}, axis="λ", label="x").axes[0]
+    assert many.get_legend() is None
+    for empty in ({}, {"a": {}}):
+        with pytest.raises(ValueError, match="no curves"):
+            curves(empty, axis="rank", label="x")
+
+
+def test_matrices_share_a_scale() -> None:
+    figure = matrices({"a": [[-2.0, 0.0]], "b": np.zeros((3, 2))})
+    first, second = (axes.images[0] for axes in figure.axes[:2])
+    assert first.get_array().tolist() == [[2.0, 0.0]]
+    assert first.get_clim() == second.get_clim() == (0, 2)
+    assert matrices({"zero": np.zeros((2, 2))}).axes[0].images[0].get_clim() == (0, 1)
+    with pytest.raises(ValueError, match="no matrices"):
+        matrices({})
+    for bad in ([1.0], [[np.nan]], np.zeros((0, 2))):
+        with pytest.raises(ValueError, match="'a' must be a matrix of finite numbers"):
+            matrices({"a": bad})

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hf_stitch.registry import UnknownNameError, registries
-from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch, Stitch, build_stitch
+from hf_stitch.stitches import (
+    IdentityStitch,
+    LinearStitch,
+    LowRankStitch,
+    MaskedStitch,
+    Stitch,
+    as_linear,
+    build_stitch,
+)
 from hf_stitch.testing import check_stitch
 
 STITCHES = [
@@ -23,6 +31,8 @@ STITCHES = [
     LinearStitch(4, 6, dtype=torch.float64),
     LowRankStitch(4, 6, rank=2),
     LowRankStitch(6, 4, rank=4, bias=False, dtype="float64"),
+    MaskedStitch.of(weight=torch.randn(6, 4), mask=torch.rand(6, 4) > 0.5, bias=torch.randn(6)),
+    MaskedStitch(6, 4, bias=False, dtype="float64"),
 ]
 
 
@@ -72,6 +82,32 @@ def test_matrix_is_the_map_without_its_bias(stitch: IdentityStitch | LinearStitc
     origin = stitch(torch.zeros(1, stitch.in_features, dtype=dtype))
     images = stitch(torch.eye(stitch.in_features, dtype=dtype)) - origin
     torch.testing.assert_close(stitch.matrix(), images.T, rtol=1e-4, atol=1e-6)
+
+
+def test_masked_weights_take_no_part_get_no_gradient_and_stay() -> None:
+    weight = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+    stitch = MaskedStitch.of(weight=weight, mask=torch.tensor([[True, False], [True, True]]), bias=torch.zeros(2))
+    x = torch.tensor([[10.0, 100.0]])
+    assert stitch(x).tolist() == [[10.0, 320.0]]
+    stitch(x).sum().backward()
+    assert stitch.weight.grad.tolist() == [[10.0, 0.0], [10.0, 100.0]]
+    torch.optim.SGD(stitch.parameters(), 0.1).step()
+    assert stitch.weight[0, 1].isnan()
+    assert stitch(x).isfinite().all()
+    assert stitch.half().mask.dtype == torch.bool
+
+
+@pytest.mark.parametrize("stitch", STITCHES, ids=str)
+def test_every_affine_stitch_is_one_weight_and_one_bias(stitch: Stitch) -> None:
+    linear = as_linear(stitch)
+    x = torch.randn(5, stitch.in_features, dtype=linear.weight.dtype)
+    torch.testing.assert_close(linear(x), stitch(x))
+    assert all(a.data_ptr() != b.data_ptr() for a in linear.parameters() for b in stitch.parameters())
+
+
+def test_what_is_no_affine_map_has_no_weight() -> None:
+    with pytest.raises(ValueError, match="Shifted is no affine map"):
+        as_linear(Shifted(3, 3))
 
 
 def test_fitted_travels_beside_the_config() -> None:

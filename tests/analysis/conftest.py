@@ -1,0 +1,59 @@
+"""Two small classifiers that learned the same task, for the studies of stitches of one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel
+
+CLASSES, SIZE, WIDTH = 4, 8, 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """Two networks, what they are stitched by at layer ``"0"``, and samples."""
+
+    source: Adapter
+    target: Adapter
+    stitched: StitchedModel
+    train: Samples
+    test: Samples
+
+
+def network(seed: int, images: torch.Tensor, labels: torch.Tensor) -> Adapter:
+    """A convolution and a head, trained for a moment."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = nn.Sequential(
+            nn.Conv2d(3, WIDTH, 3, stride=2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(4 * WIDTH, CLASSES),
+        )
+        optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+        for _ in range(150):
+            optimiser.zero_grad()
+            functional.cross_entropy(net(images), labels).backward()
+            optimiser.step()
+    return hf_stitch.load(net.eval(), example_inputs=images[:2])
+
+
+@pytest.fixture(scope="session")
+def place() -> Place:
+    """Stitched by least squares; the class of an image is a pattern in it."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=generator)
+    labels = torch.arange(1200) % CLASSES
+    images = 0.35 * patterns[labels] + torch.randn(1200, 3, SIZE, SIZE, generator=generator)
+    samples = Samples.of(images, label=labels.tolist())
+    train, test = samples.take(800), samples.select(range(800, 1200))
+    a, b = (network(seed, images[:800], labels[:800]) for seed in (0, 1))
+    stitched = hf_stitch.stitch(a, "0", b, "0", data=train, test_data=test, progress=False)
+    return Place(a, b, stitched, train, test)

@@ -1,0 +1,223 @@
+"""Stitches of one place: interpolated, pruned, of reduced rank."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import hf_stitch
+from hf_stitch.analysis import (
+    Curves,
+    ModeConnectivity,
+    interpolate,
+    mode_connectivity,
+    rank_curve,
+    reduced_ranks,
+    score_curves,
+    sparsify,
+    sparsity_curve,
+    zero_share,
+)
+from hf_stitch.matchers import build_matcher
+from hf_stitch.models.stitching import collect, fit_layer, join
+from hf_stitch.representation import Form
+from hf_stitch.stitches import LinearStitch, LowRankStitch, MaskedStitch, StitchingLayer
+
+QUICK = {"resamples": 100, "progress": False}
+GRID, TOKENS = Form("bchw", 6, (2, 2)), Form("bnd", 4, (2, 2), prefix_tokens=1)
+
+
+def layer(seed: int, body: Any = LinearStitch, **options: Any) -> StitchingLayer:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return StitchingLayer(GRID, TOKENS, "positions", body(6, 4, **options), LinearStitch(6, 4))
+
+
+def text_of(shown: Any) -> str:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(shown)
+    return console.export_text()
+
+
+# -- on the line between two stitches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_every_map_is_interpolated_as_a_map(weight: float) -> None:
+    first, second = layer(0, LowRankStitch, rank=2), layer(1, bias=False)
+    x = hf_stitch.Representation(torch.randn(5, 6, 2, 2), "bchw")
+    got = interpolate(first, second, weight)(x).values
+    torch.testing.assert_close(got, weight * first(x).values + (1 - weight) * second(x).values)
+
+
+def test_stitches_of_other_places_are_not_interpolated() -> None:
+    other = StitchingLayer(GRID, Form("bchw", 4, (2, 2)), "positions", LinearStitch(6, 4))
+    with pytest.raises(ValueError, match=r"of one place.*target is bnd 4 2x2 \+1 and bchw 4 2x2"):
+        interpolate(layer(0), other, 0.5)
+
+
+def test_paths_are_scored_and_weak_stitches_left_out_and_named(place: Any) -> None:
+    own, ranks = place.stitched.stitch, reduced_ranks(place.stitched, place.train, [1, 4], progress=False)
+    stitches = {"full": own, "four": ranks[4], "one": ranks[1], "also": own}
+    found = mode_connectivity(place.stitched, stitches, place.test, weights=[0.5], **QUICK)
+    assert list(found.left_out) == ["one"]
+    assert list(found.paths) == [("full", "four"), ("full", "also"), ("four", "also")]
+    assert list(found.paths["full", "four"]) == [0.0, 0.5, 1.0]
+    middle = join(place.source, "0", interpolate(own, ranks[4], 0.5), place.target, "0", task=place.target.task)
+    expected = hf_stitch.evaluate(middle, place.test, **QUICK)["relative_accuracy"]
+    assert found.paths["full", "four"][0.5] == expected
+    assert (
+        found.paths["full", "four"][1.0] == hf_stitch.evaluate(place.stitched, place.test, **QUICK)["relative_accuracy"]
+    )
+    barrier = found.barriers["full", "also"]
+    assert (barrier.value, barrier.low, barrier.high) == (0.0, 0.0, 0.0)
+
+    assert ModeConnectivity.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+    assert len(found.to_pandas()) == 9
+    assert "left out, below 0.8: one (0." in text_of(found)
+    assert len(found.plot().axes[0].lines) == 3
+
+
+def test_a_barrier_is_the_greatest_fall_below_the_line_of_the_ends(place: Any) -> None:
+    itself = join(place.target, "0", place.stitched.stitch.identity(), place.target, "0", task=place.target.task)
+    identity = itself.stitch.with_maps(LinearStitch.of(weight=torch.eye(8), bias=torch.zeros(8)), None)
+    found = mode_connectivity(
+        itself, {"a": identity, "b": place.stitched.stitch}, place.test, weights=[0.5], threshold=0.0, **QUICK
+    )
+    path, barrier = found.paths["a", "b"], found.barriers["a", "b"]
+    line = (path[0.0].value + path[1.0].value) / 2
+    assert barrier.value == pytest.approx(max(0.0, line - path[0.5].value))
+
+
+def test_connectivity_refuses(place: Any) -> None:
+    own = place.stitched.stitch
+    with pytest.raises(ValueError, match=r"weights must be in \[0, 1\], got 1\.5"):
+        mode_connectivity(place.stitched, {"a": own}, place.test, weights=[1.5])
+    with pytest.raises(ValueError, match=r"fewer than two stitches reach a relative accuracy of 0\.8: a 0\.9"):
+        mode_connectivity(place.stitched, {"a": own}, place.test, **QUICK)
+    with pytest.raises(ValueError, match="stitch 'b' maps bchw 6 2x2 to bnd 4"):
+        mode_connectivity(place.stitched, {"a": own, "b": layer(0)}, place.test, **QUICK)
+    unlabelled = torch.randn(4, 3, 8, 8)
+    with pytest.raises(ValueError, match="samples with labels"):
+        mode_connectivity(place.stitched, {"a": own, "b": own}, unlabelled, **QUICK)
+
+
+# -- sparse ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_entries_become_zero() -> None:
+    weight = torch.tensor([[0.5, -1e-5, 2.0], [0.0, -3.0, 1e-4]])
+    full = StitchingLayer(
+        Form("bd", 3), Form("bd", 2), "positions", LinearStitch.of(weight=weight, bias=torch.zeros(2))
+    )
+    assert zero_share(full) == pytest.approx(1 / 6)
+    thin = sparsify(full)
+    assert isinstance(thin.body, MaskedStitch)
+    assert thin.body.mask.tolist() == [[True, False, True], [False, True, True]]
+    assert zero_share(thin) == pytest.approx(2 / 6)
+    assert sparsify(full, share=4 / 6).body.matrix().tolist() == [[0, 0, 2.0], [0, -3.0, 0]]
+    assert zero_share(sparsify(full, share=1.0)) == 1.0
+    assert torch.equal(sparsify(full, share=0.0).body.matrix(), weight)
+    assert torch.equal(full.body.weight, weight)
+
+
+def test_shares_are_exact_with_ties_and_for_every_map() -> None:
+    equal = layer(0)
+    with torch.no_grad():
+        equal.body.weight.fill_(1.0)
+    thin = sparsify(equal, share=0.5)
+    assert zero_share(thin) == 0.5
+    assert (thin.prefix.matrix() == 0).sum() == 12
+    assert torch.equal(thin.body.bias, equal.body.bias)
+
+
+def test_a_sparse_stitch_is_saved_with_its_model(place: Any, tmp_path: Any) -> None:
+    thin = join(place.source, "0", sparsify(place.stitched.stitch, share=0.5), place.target, "0", task=None)
+    thin.stitcher.save_pretrained(tmp_path)
+    again = hf_stitch.Stitcher.from_pretrained(tmp_path)
+    assert zero_share(again.stitch) == 0.5
+    x = torch.randn(3, 3, 8, 8)
+    assert torch.equal(again.attach(place.source, place.target)(input=x), thin(input=x))
+
+
+def test_the_curve_of_pruning_begins_with_the_whole_stitch(place: Any) -> None:
+    found = sparsity_curve(place.stitched, place.test, [0.9, 0.0, 0.5], **QUICK)
+    assert list(found["stitched"]) == [0.0, 0.5, 0.9]
+    assert found["stitched"][0.0] == hf_stitch.evaluate(place.stitched, place.test, **QUICK)["relative_accuracy"]
+    assert found["stitched"][0.9].value < found["stitched"][0.0].value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 1e-4, "share": 0.5}, "got both"),
+        ({"threshold": -1.0}, "threshold must be >= 0"),
+        ({"threshold": float("nan")}, "threshold must be >= 0"),
+        ({"share": 1.1}, r"share must be in \[0, 1\], got 1\.1"),
+    ],
+)
+def test_pruning_refuses(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sparsify(layer(0), **options)
+
+
+# -- of reduced rank -------------------------------------------------------------------------------------------------
+
+
+def test_one_pass_gives_the_stitches_of_a_pass_for_each_rank(place: Any) -> None:
+    ranks = reduced_ranks(place.stitched, place.train, progress=False)
+    assert list(ranks) == [1, 2, 4, 8]
+    form = place.stitched.stitch.source
+    statistics = collect(place.source, place.target, [("0", "0")], place.train, progress=False)["0", "0"]
+    for rank, found in ranks.items():
+        alone = fit_layer(build_matcher("low_rank", rank=rank), statistics, form, form)
+        torch.testing.assert_close(found.body.matrix(), alone.body.matrix())
+    torch.testing.assert_close(ranks[8].body.matrix(), place.stitched.stitch.body.weight, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="ranks must be from 1 to 8, the smaller width of the stitch, got 9"):
+        reduced_ranks(place.stitched, place.train, [9])
+
+
+def test_curves_of_one_axis_and_the_same_samples_join(place: Any) -> None:
+    ranks = reduced_ranks(place.stitched, place.train, [1, 8], progress=False)
+    direct = rank_curve(place.stitched, place.test, {"direct": ranks}, **QUICK)
+    trained = rank_curve(place.stitched, place.test, {"trained": {8: ranks[8]}}, **QUICK)
+    assert direct["direct"][1].value < direct["direct"][8].value
+    both = direct.join(trained)
+    assert list(both.scores) == ["direct", "trained"]
+    assert both["trained"][8] == both["direct"][8]
+    assert Curves.from_dict(json.loads(json.dumps(both.to_dict(), allow_nan=False))) == both
+    assert list(both.to_pandas().columns) == ["curve", "rank", "value", "low", "high"]
+    assert str(both["direct"][1]) in text_of(both)
+    assert "–" in text_of(both)
+    assert [line.get_label() for line in both.plot().axes[0].lines] == ["direct", "trained"]
+    with pytest.raises(ValueError, match="same name"):
+        both.join(trained)
+    with pytest.raises(ValueError, match="their axis is rank and sparsity"):
+        direct.join(sparsity_curve(place.stitched, place.test, [0.5], **QUICK))
+    fewer = rank_curve(place.stitched, place.test.take(50), {"few": {8: ranks[8]}}, **QUICK)
+    with pytest.raises(ValueError, match="their data is sha256"):
+        direct.join(fewer)
+
+
+def test_stitches_scored_together_are_scored_as_alone_on_shared_resamples(place: Any) -> None:
+    ranks = reduced_ranks(place.stitched, place.train, [2], progress=False)
+    together = score_curves(
+        place.stitched,
+        place.test,
+        "rank",
+        {"a": {2: ranks[2]}, "b": {8: place.stitched.stitch}},
+        batch_size=33,
+        **QUICK,
+    )
+    for name, one in (("a", ranks[2]), ("b", place.stitched.stitch)):
+        model = join(place.source, "0", one, place.target, "0", task=place.target.task)
+        expected = hf_stitch.evaluate(model, place.test, **QUICK)["relative_accuracy"]
+        [score] = together[name].values()
+        np.testing.assert_allclose([score.value, score.low], [expected.value, expected.low], atol=0.006)
+    with pytest.raises(ValueError, match="a stitch in each family"):
+        score_curves(place.stitched, place.test, "rank", {"a": {}})
