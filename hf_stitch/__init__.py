@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hf_stitch import statistics as statistics
     from hf_stitch import stitches as stitches
     from hf_stitch import testing as testing
+    from hf_stitch import training as training
     from hf_stitch.adapters import Adapter as Adapter
     from hf_stitch.adapters import NotACutError as NotACutError
     from hf_stitch.adapters import load as load
@@ -85,6 +86,7 @@ _ROOMS = (
     "statistics",
     "stitches",
     "testing",
+    "training",
 )
 """The modules that ``import hf_stitch`` alone gives access to."""
 

@@ -46,7 +46,13 @@ class Processes:
         return 0 if self.accelerator is None else self.accelerator.process_index
 
     def part(self, n: int) -> tuple[int, int]:
-        """This process's share of n samples, from where to where: none is left out, none comes twice."""
+        """This process's share of n samples, from where to where: none is left out, none comes twice.
+
+        Raises:
+            ValueError: If there are fewer samples than processes.
+        """
+        if n < self.count:
+            raise ValueError(f"{n} samples are not enough for {self.count} processes")
         return n * self.rank // self.count, n * (self.rank + 1) // self.count
 
     def load(self, model: str | nn.Module | Adapter) -> Adapter:

@@ -14,7 +14,7 @@ from .survey import NotACutError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Adapter", "Back", "Cut", "Explanation", "Front", "Interface", "NotACutError", "Plan", "load"]
+__all__ = ["Adapter", "Back", "Cut", "Explanation", "Front", "Interface", "NotACutError", "Plan", "load", "unwrap"]
 
 
 def load(
@@ -61,21 +61,21 @@ def load(
         return type(loaded).of(loaded.model, endpoint, example_inputs=example_inputs, processor=chosen)
     if options:
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
-    module = _unwrap(model)
+    module = unwrap(model)
     endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
     return registries.adapters.get(endpoint.library).of(
         module, endpoint, example_inputs=example_inputs, processor=processor
     )
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The module inside a compiled or data-parallel one."""
     import torch
 
     if isinstance(module, torch._dynamo.OptimizedModule):
-        return _unwrap(module._orig_mod)
+        return unwrap(module._orig_mod)
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        return _unwrap(module.module)
+        return unwrap(module.module)
     return module
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..adapters import Adapter, _tree, load
+from ..adapters import Adapter, _tree
 from ..adapters.surgery import CutReached
 from ..data import Id, Samples
+from ..processes import Processes
 from ..registry import did_you_mean
 from ..representation import ROWS_POLICIES, Form, Representation, RowsPolicy
 from ..stitches.layer import check_forms
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 See = Callable[[str, Representation], None]
 """Is told the name of a layer and what the network says there."""
@@ -323,9 +327,12 @@ def record(
     rows: RowsPolicy = "mean",
     *,
     batch_size: int = 64,
+    accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> Activations:
     """Keep what a network says of some samples, to compare it later or elsewhere.
+
+    Under ``accelerate launch`` every process runs a part of the samples and all get the same activations.
 
     Args:
         model: The network: an adapter, a live module, or a name for :func:`hf_stitch.load`.
@@ -333,10 +340,15 @@ def record(
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
         rows: Which vectors are kept: ``positions`` keeps those of all positions, the others one for each sample.
         batch_size: Samples per forward.
+        accelerator: The ``accelerate.Accelerator`` that knows the processes; default: found where there are several.
         progress: Show a progress bar.
 
     Returns:
         The activations, on the CPU, in the dtype of the network.
+
+    Raises:
+        NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
+        ValueError: If there are fewer samples than processes.
 
     Example:
         >>> import hf_stitch
@@ -345,9 +357,11 @@ def record(
         >>> record(adapter, ["0"], torch.randn(20, 4)).values["0"].shape
         torch.Size([20, 8])
     """
-    adapter = load(model)
+    processes = Processes.of(accelerator)
+    adapter = processes.load(model)
     names = list(adapter.layers if layers is None else layers)
     samples = Samples.of(data)
+    share = samples if processes.count == 1 else samples.select(range(*processes.part(len(samples))))
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     masks: list[Tensor] = []
     grids: dict[str, tuple[int, int]] = {}
@@ -362,9 +376,10 @@ def record(
         if representation.mask is not None and name == next(iter(parts)):
             masks.append(representation.mask[:, representation.prefix_tokens :].cpu())
 
-    for batch in samples.batches(batch_size, progress="recording" if progress else None):
+    for batch in share.batches(batch_size, progress="recording" if progress and processes.rank == 0 else None):
         observe(adapter, adapter.preprocess(batch.samples), names, keep)
-    values = {name: _joined(layer) for name, layer in parts.items()}
+    values = {name: _joined([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
+    masks = [mask for own in processes.gather(masks) for mask in own]
     return Activations(values, samples.ids, rows, _joined(masks) if masks else None, grids)
 
 

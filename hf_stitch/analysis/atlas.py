@@ -260,7 +260,7 @@ def compare(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
-    scores = _metrics(metrics)
+    scores = labelled(metrics)
     sides = _sides(a, b, data, data_b, rows, align, processes)
     if align == "offsets":
         sides = aligned(sides)
@@ -296,8 +296,13 @@ def compare(
 
 
 # -- before the pass ---------------------------------------------------------------------------------------------------
-def _metrics(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
-    """The metrics by label: the name, with the options that are not the default."""
+def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
+    """The metrics of layers by label: the name, with the options that are not the default.
+
+    Raises:
+        TypeError: If it is no list, or an option is unknown.
+        ValueError: If there is none, one is unknown, asked for twice, or compares outputs.
+    """
     if isinstance(metrics, (str, Metric)):
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
     scores: dict[str, Metric] = {}

@@ -398,6 +398,8 @@ def _build_back(half: Mapping[str, Any]) -> Back:
 
 def logits_of(output: Any) -> Tensor:
     """The logits in what a model with a head returns: the tensor itself, its ``logits``, or the first of a tuple."""
+    if isinstance(output, Mapping):
+        return output["logits"]
     return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
 
 

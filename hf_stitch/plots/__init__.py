@@ -5,9 +5,10 @@ Every function returns a ``matplotlib.figure.Figure`` that belongs to no window 
 """
 
 from .curves import curves
+from .evolution import evolution
 from .heatmap import heatmap
 from .histogram import histogram
 from .intervals import intervals
 from .matrices import matrices
 
-__all__ = ["curves", "heatmap", "histogram", "intervals", "matrices"]
+__all__ = ["curves", "evolution", "heatmap", "histogram", "intervals", "matrices"]

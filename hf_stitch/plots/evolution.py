@@ -1,0 +1,86 @@
+"""Matrices of moments by moments, and how far each moment is from the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .heatmap import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_ACROSS = 5
+"""Heat maps side by side."""
+
+
+def evolution(
+    matrices: Mapping[str, ArrayLike], times: Sequence[float], *, unit: str, label: str, title: str = ""
+) -> Figure:
+    """Draw a heat map of moments by moments for each name, on one scale, and below a line for each: its last column.
+
+    Args:
+        matrices: Name -> (moments, moments) finite numbers.
+        times: The moments, ascending.
+        unit: What they are counted in.
+        label: What the numbers are.
+        title: Above the figure.
+
+    Returns:
+        The figure: an axes for each name, then the one of the lines, then the colour bar.
+
+    Raises:
+        ValueError: If there is nothing to draw, shapes do not fit the moments, or numbers are not finite.
+
+    Example:
+        >>> figure = evolution({"conv": [[1, 0.5], [0.5, 1]]}, [0, 1], unit="epoch", label="CKA")
+        >>> [axes.get_title() for axes in figure.axes][:1], figure.axes[1].get_ylabel()
+        (['conv'], 'CKA with the last epoch')
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    values = {name: np.asarray(matrix, np.float64) for name, matrix in matrices.items()}
+    if not values or not len(times):
+        raise ValueError("there is nothing to draw")
+    for name, matrix in values.items():
+        if matrix.shape != (len(times), len(times)) or not np.isfinite(matrix).all():
+            raise ValueError(
+                f"{name!r} must be finite with a row and a column for each of {len(times)} moments, got the shape "
+                f"{matrix.shape}"
+            )
+    low, high = min(m.min() for m in values.values()), max(m.max() for m in values.values())
+    across = min(len(values), MOST_ACROSS)
+    down = math.ceil(len(values) / across)
+    figure = Figure(figsize=(max(2.2 * across + 0.8, 5.5), 2.3 * down + 3.2), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=(2.3 * down, 3.0))
+    above, below = halves
+    grid = above.subplots(down, across, squeeze=False).ravel()
+    shown = range(0, len(times), max(1, math.ceil(len(times) / 6)))
+    for place, (axes, (name, matrix)) in enumerate(zip(grid, values.items(), strict=False)):
+        image = axes.imshow(matrix, cmap=COLOURS, vmin=low, vmax=high)
+        axes.set_title(name, fontsize="medium")
+        axes.set_xticks(shown, [f"{times[i]:g}" for i in shown])
+        axes.set_yticks(shown, [f"{times[i]:g}" for i in shown] if place % across == 0 else [])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        if place % across == 0:
+            axes.set_ylabel(unit)
+    for axes in grid[len(values) :]:
+        axes.remove()
+    lines = below.subplots()
+    for place, (name, matrix) in enumerate(values.items()):
+        colour = colormaps[COLOURS](0.9 * place / max(1, len(values) - 1))
+        lines.plot(times, matrix[:, -1], "o-", color=colour, markersize=3, label=name)
+    lines.set_xlabel(unit)
+    lines.set_ylabel(f"{label} with the last {unit}")
+    lines.grid(alpha=0.25)
+    lines.spines[["top", "right"]].set_visible(False)
+    lines.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")
+    above.colorbar(image, ax=list(grid[: len(values)]), label=label).outline.set_visible(False)
+    figure.suptitle(title, fontsize="large")
+    return figure

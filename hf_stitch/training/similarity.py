@@ -1,0 +1,202 @@
+"""How alike a network in training is, layer by layer, to another, to its own start, or to what it just was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torch import nn
+
+from ..adapters import Adapter
+from ..analysis.activations import Activations
+from ..analysis.atlas import compare, labelled
+from ..processes import Processes
+from ..data import check_same_order
+from ..metrics import Metric
+from ..models.stitching import check_meet
+from ..representation import RowsPolicy
+from .callback import Every, ProbingCallback
+from .probe import Probe
+
+logger = logging.getLogger(__name__)
+
+OWN = ("start", "previous")
+"""What a network is compared with in itself."""
+
+
+class SimilarityCallback(ProbingCallback):
+    """Similarity, per layer, of a network in training with a reference, watched while it learns.
+
+    Where the reference has all the layers by name, each is compared with its namesake. Otherwise (another
+    architecture) each is compared with the layer of the reference that is most alike at that time; a warning says so
+    once, and ``matches`` which. The activations of a reference are recorded once and the network is let go.
+
+    Figures are called ``<name>/<metric>/<layer>``.
+
+    Attributes:
+        matches: By metric, for each layer the layer of the reference that it was last compared with.
+
+    Args:
+        reference: A frozen network (an adapter, a live module, or a name for :func:`hf_stitch.load`); ``"start"``: the
+            network itself when it was first looked at; ``"previous"``: itself when it was last looked at (the first
+            time there is no figure); or :class:`hf_stitch.Activations` of another run on the same samples.
+        probe: Raw samples to look at, some hundred or more: what :meth:`hf_stitch.Samples.of` takes.
+        layers: Names of modules of the network in training; default: its cuts.
+        metrics: Names of ``hf_stitch.registries.metrics``, or metrics; of layers, not of outputs.
+        every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps.
+        rows: The rows policy (:meth:`hf_stitch.Representation.rows`).
+        batch_size: Samples per forward.
+        name: The first part of every figure's name; default: ``similarity_to_start``, ``similarity_to_previous`` or
+            ``similarity_to_reference``.
+
+    Raises:
+        TypeError: If metrics are no list.
+        ValueError: If the probe is too small, a metric is unknown or compares outputs, ``every`` is none of the three,
+            or activations are of other samples, of the same in another order, or by another rows policy.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+        >>> callback = SimilarityCallback("start", probe=torch.randn(50, 4), layers=["0"])
+        >>> {name: round(value, 6) for name, value in callback.measure(adapter, step=0).items()}
+        {'similarity_to_start/linear_cka/0': 1.0}
+    """
+
+    def __init__(
+        self,
+        reference: str | nn.Module | Adapter | Activations,
+        probe: object,
+        layers: Iterable[str] | None = None,
+        metrics: Iterable[str | Metric] = ("linear_cka",),
+        *,
+        every: Every = "epoch",
+        rows: RowsPolicy = "mean",
+        batch_size: int = 64,
+        name: str | None = None,
+    ) -> None:
+        own = reference if isinstance(reference, str) and reference in OWN else None
+        super().__init__(name or f"similarity_to_{own or 'reference'}", every)
+        self.probe = Probe(probe, rows, batch_size)
+        if isinstance(layers, str):
+            raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
+        self._metrics = labelled(metrics)
+        if isinstance(reference, Activations):
+            check_same_order(self.probe.samples.ids, reference.ids)
+            if reference.rows not in (None, rows):
+                raise ValueError(f"the activations were recorded with rows={reference.rows!r}, not {rows!r}")
+        self.matches: dict[str, dict[str, str]] = {}
+        self._own = own
+        self._given = reference
+        self._layers = None if layers is None else tuple(layers)
+        self._watched: tuple[str, ...] = ()
+        self._reference: Activations | None = None
+
+    def _prepare(self, adapter: Adapter, processes: Processes) -> None:
+        self._watched = adapter.layers if self._layers is None else self._layers
+        if not self._watched:
+            raise ValueError("there are no layers to watch: name at least one by layers=")
+        self.probe.rehearse(adapter, self._watched)
+        if self._own or self._reference is not None:
+            return
+        given = self._given
+        assert not isinstance(given, str) or given not in OWN
+        if not isinstance(given, Activations):
+            other = processes.load(given)
+            if other.model is adapter.model:
+                raise ValueError("the reference is the network in training itself: say reference='start'")
+            check_meet(adapter, other, self.probe.rows)
+            modules = dict(other.model.named_modules())
+            layers = self._watched if modules.keys() >= set(self._watched) else other.layers
+            given = self.probe.activations(other, layers, processes)
+        self._reference = self._given = given
+        if not self._by_name:
+            logger.warning(
+                "%s: the layers of the reference have other names; each layer is compared with the one that is most "
+                "alike at that time (see .matches)",
+                self.name,
+            )
+
+    @property
+    def _by_name(self) -> bool:
+        return self._reference is not None and self._reference.values.keys() >= set(self._watched)
+
+    def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
+        current = self.probe.activations(adapter, self._watched, processes)
+        first = self._reference is None
+        if first:
+            self._reference = current
+        figures = self._by_namesake(current, processes) if self._by_name else self._by_likeness(current, processes)
+        if self._own == "previous":
+            self._reference = current
+            return {} if first else figures
+        return figures
+
+    def _by_namesake(self, current: Activations, processes: Processes) -> dict[str, float]:
+        self.matches = {label: {layer: layer for layer in self._watched} for label in self._metrics}
+        found: dict[str, dict[str, float]] = {label: {} for label in self._metrics}
+        for layer in self._watched:
+            for label, values in self._compared(current, [layer], [layer], processes).items():
+                found[label][layer] = values[layer][1]
+        return {f"{label}/{layer}": value for label, row in found.items() for layer, value in row.items()}
+
+    def _by_likeness(self, current: Activations, processes: Processes) -> dict[str, float]:
+        assert self._reference is not None
+        found = self._compared(current, self._watched, self._reference.layers, processes)
+        self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in found.items()}
+        return {f"{label}/{layer}": value for label, row in found.items() for layer, (_, value) in row.items()}
+
+    def _compared(
+        self, current: Activations, layers: Iterable[str], others: Iterable[str], processes: Processes
+    ) -> Mapping[str, Mapping[str, tuple[str, float]]]:
+        """By metric and layer: the most alike of the others, and the value."""
+        layers, others = list(layers), list(others)
+        assert self._reference is not None
+        try:
+            for layer in layers:  # every process has all activations, so that all stop here or none does
+                if not bool(current.values[layer].isfinite().all()):
+                    raise ValueError(f"activations of layer {layer!r} are NaN or infinite")
+            atlas = compare(
+                current, self._reference, layers_a=layers, layers_b=others, metrics=self._metrics.values(),
+                rows=self.probe.rows, accelerator=processes.accelerator, progress=False,
+            )  # fmt: skip
+        except (ValueError, ArithmeticError) as error:
+            undefined = self._undefined(f"similarity of {', '.join(layers)}", error)
+            return {label: {layer: (others[0], undefined) for layer in layers} for label in self._metrics}
+        found = {}
+        for label in self._metrics:
+            best = atlas.best_matches(label)
+            found[label] = {
+                layer: (best[layer], float(atlas[label][place, others.index(best[layer])]))
+                for place, layer in enumerate(layers)
+            }
+        return found
+
+    def _begin(self) -> None:
+        if self._own:
+            self._reference = None
+
+    def _save(self, folder: Path) -> None:
+        if self._own and self._reference is not None:
+            self._reference.save(folder / self._file)
+
+    def _resume(self, folder: Path, step: int) -> None:
+        if not self._own:
+            return
+        path = folder / self._file
+        if not path.is_file():
+            raise ValueError(
+                f"{self.name}: training goes on from step {step}, and the activations of its {self._own} are not in "
+                f"the checkpoint, at {path}; was the callback attached when it was saved? If the checkpoint lies "
+                "elsewhere, name it by TrainingArguments(resume_from_checkpoint=…) too"
+            )
+        saved = Activations.load(path)
+        check_same_order(self.probe.samples.ids, saved.ids)
+        if missing := [layer for layer in self._watched if layer not in saved.values]:
+            raise ValueError(f"{path} lacks layer {missing[0]!r}; it has {', '.join(saved.layers)}: watch these")
+        self._reference = saved
+
+    @property
+    def _file(self) -> str:
+        return f"{self.name}.safetensors"
