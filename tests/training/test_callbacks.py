@@ -1,0 +1,514 @@
+"""Callbacks that watch a network learn: it learns what it would have learnt, and what they say is right."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import torch
+from networks import Net, Other, adapter, images, labels, net, trainer
+from torch import nn
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+import hf_stitch
+from hf_stitch.analysis import record
+from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
+
+PROBE = images(40, seed=5)
+BLOCK = "similarity_to_start/linear_cka/blocks.1"
+
+
+@pytest.fixture(scope="module")
+def reference() -> hf_stitch.Adapter:
+    """A network that knows its own labels."""
+    return adapter(net(9))
+
+
+def labelled(reference: hf_stitch.Adapter, n: int = 60) -> hf_stitch.Samples:
+    points = images(n, seed=6)
+    return hf_stitch.Samples.of(points, label=reference.forward(points)["logits"].argmax(1).tolist())
+
+
+def logged(trained: Trainer, start: str) -> dict[int, dict[str, float]]:
+    """By step what of a kind was logged."""
+    found: dict[int, dict[str, float]] = {}
+    for entry in trained.state.log_history:
+        found.setdefault(entry["step"], {}).update({k: v for k, v in entry.items() if k.startswith(start)})
+    return {step: figures for step, figures in found.items() if figures}
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: nn.Module | dict[str, Any], b: nn.Module | dict[str, Any]) -> bool:
+    one, two = (side.state_dict() if isinstance(side, nn.Module) else side for side in (a, b))
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+# -- training does not notice ------------------------------------------------------------------------------------------
+def test_watched_training_ends_in_the_same_bits(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
+    data = labelled(reference)
+    plain = trainer(tmp_path / "plain", eval_strategy="epoch")
+    plain.train()
+    watched = trainer(tmp_path / "watched", eval_strategy="epoch")
+    own = adapter(watched.model)
+    SimilarityCallback("start", PROBE, every=1).attach(watched, own)
+    StitchabilityCallback(reference, data, every="epoch").attach(watched, own)
+    DynamicsRecorder(PROBE, tmp_path / "recordings", every="eval").attach(watched, own)
+    watched.train()
+    assert same(plain.model, watched.model)
+    losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (plain, watched)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+def test_a_measurement_leaves_no_trace() -> None:
+    model = net().train()
+    model.blocks[1].eval()  # a frozen BatchNorm stays frozen
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    model.blocks[0][0].weight.requires_grad_(False)
+    callback, own = SimilarityCallback("start", PROBE), adapter(model)
+
+    def everything() -> tuple[Any, ...]:
+        tensors = [value.clone() for value in model.state_dict().values()]
+        return (
+            tensors, [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()],
+            [None if p.grad is None else p.grad.clone() for p in model.parameters()], torch.get_rng_state(),
+            np.random.get_state()[1].tolist(), random.getstate(), torch.is_grad_enabled(),
+            [len(m._forward_hooks) for m in model.modules()],
+        )  # fmt: skip
+
+    def processor(sample: torch.Tensor) -> torch.Tensor:
+        random.random(), np.random.rand(), torch.rand(1)
+        return sample
+
+    own.processor = processor
+    before = everything()
+    callback.measure(own, step=0)
+    after = everything()
+    assert all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a is b or a == b
+        for x, y in zip(before, after, strict=True)
+        for a, b in (zip(x, y, strict=True) if isinstance(x, (list, tuple)) else [(x, y)])
+    )
+
+
+def test_a_measurement_under_autocast_does_not_cut_the_gradient() -> None:
+    model, callback = net(), SimilarityCallback("start", PROBE)
+    own = adapter(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        callback.measure(own, step=0)
+        model(images(4), torch.tensor([0, 1, 2, 0]))["loss"].backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_loss_is_logged_where_figures_are(tmp_path: Path) -> None:
+    run = trainer(tmp_path, logging_steps=1, num_train_epochs=1)
+    SimilarityCallback("start", PROBE, every=1).attach(run, adapter(run.model))
+    run.train()
+    assert sorted(logged(run, "loss")) == [1, 2, 3, 4]
+    assert sorted(logged(run, "similarity")) == [0, 1, 2, 3, 4]
+
+
+# -- what is said is right ---------------------------------------------------------------------------------------------
+def test_own_start_is_one_at_step_0_and_what_compare_says_later(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    start = adapter(net())
+    callback = SimilarityCallback("start", PROBE, every="epoch").attach(run, adapter(run.model))
+    run.train()
+    found = logged(run, "similarity")
+    assert sorted(found) == [0, 4, 8]
+    assert all(value == pytest.approx(1, abs=1e-12) for value in found[0].values())
+    atlas = hf_stitch.compare(adapter(run.model), start, PROBE, progress=False)
+    assert found[8][BLOCK] == pytest.approx(atlas["linear_cka"][1, 1], rel=1e-6)
+    assert found[8][BLOCK] < 0.95
+    assert callback.to_pandas()["value"].tolist() == [v for step in (0, 4, 8) for v in found[step].values()]
+
+
+def test_previous_and_saved_activations(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
+    run = trainer(tmp_path, num_train_epochs=1)
+    own = adapter(run.model)
+    SimilarityCallback("previous", PROBE, every=1).attach(run, own)
+    SimilarityCallback("start", PROBE, every=1).attach(run, own)
+    saved = record(reference, ["blocks.0", "blocks.1"], PROBE, progress=False)
+    SimilarityCallback(saved, PROBE, every=1, name="saved").attach(run, own)
+    SimilarityCallback(reference, PROBE, every=1, name="live").attach(run, own)
+    run.train()
+    previous, start = (logged(run, f"similarity_to_{kind}") for kind in ("previous", "start"))
+    assert sorted(previous) == [1, 2, 3, 4]  # nothing comes before the first
+    assert list(previous[1].values()) == pytest.approx(list(start[1].values()))
+    assert list(previous[4].values()) != pytest.approx(list(start[4].values()))
+    live, kept = logged(run, "live/"), logged(run, "saved/")
+    assert [list(live[s].values()) for s in live] == [list(kept[s].values()) for s in live]
+
+
+def test_layers_of_other_names_pair_by_likeness(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, other = net(), adapter(net(4, Other))
+    callback = SimilarityCallback(other, PROBE, metrics=["linear_cka", "procrustes"])
+    own = adapter(model)
+    first = callback.measure(own, step=0)
+    callback.measure(own, step=1)
+    atlas = hf_stitch.compare(own, other, PROBE, metrics=["linear_cka", "procrustes"], progress=False)
+    for metric in ("linear_cka", "procrustes"):  # procrustes is a distance: the least is the best
+        assert callback.matches[metric] == atlas.best_matches(metric)
+    assert first["similarity_to_reference/procrustes/blocks.0"] == pytest.approx(atlas["procrustes"][0].min())
+    assert sum("other names" in message for message in caplog.messages) == 1
+
+
+def test_stitchability_is_what_stitch_says(reference: hf_stitch.Adapter) -> None:
+    data, own = labelled(reference, 120), adapter(net(2))
+    callback = StitchabilityCallback(
+        reference, data, ["blocks.0", ("blocks.0", "blocks.1")], matcher="ridge", ridge=0.1
+    )
+    found = callback.measure(own, step=0)
+    train, test = data.split(0.5, 0)
+    for figure, target in (("blocks.0", "blocks.0"), ("blocks.0->blocks.1", "blocks.1")):
+        layers = hf_stitch.stitch(
+            own,
+            "blocks.0",
+            reference,
+            target,
+            "ridge",
+            data=train,
+            test_data=test,
+            task=None,
+            ridge=0.1,
+            progress=False,
+        )
+        points = torch.stack([sample for batch in test.batches(99) for sample in batch.samples])
+        right = layers(pixel_values=points)["logits"].argmax(1) == torch.tensor(test.labels)
+        assert found[f"stitchability/relative_accuracy/{figure}"] == pytest.approx(float(right.float().mean()))
+
+
+def test_stitching_a_twin_loses_nothing(reference: hf_stitch.Adapter) -> None:
+    twin = net(9)
+    figures = StitchabilityCallback(reference, labelled(reference)).measure(adapter(twin), step=0)
+    assert figures == {f"stitchability/relative_accuracy/blocks.{i}": 1.0 for i in range(2)}
+
+
+def test_weights_that_change_are_looked_at_anew() -> None:
+    model = net()
+    own, callback = adapter(model), SimilarityCallback("start", PROBE)
+    callback.measure(own, step=0)
+    with torch.no_grad():
+        model.blocks[1][0].weight.normal_()
+    assert callback.measure(own, step=1)[BLOCK] < 0.99
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compiled", "parallel"])
+def test_wrapped_networks_are_unwrapped(wrap: Any) -> None:
+    model = net()
+    callback = SimilarityCallback("start", PROBE)
+    callback.measure(adapter(model), step=0)
+    assert callback.measure(wrap(model), step=1)[BLOCK] == pytest.approx(1)
+
+
+def test_a_network_compiled_in_place_runs_as_written() -> None:
+    model = net()
+    own, callback = adapter(model), SimilarityCallback("start", PROBE)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the compiled call ran")
+
+    model._compiled_call_impl = never
+    assert callback.measure(own, step=0)[BLOCK] == pytest.approx(1)
+    assert model._compiled_call_impl is never
+
+
+def test_a_layer_that_dies_becomes_nan_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    own, callback = adapter(model), SimilarityCallback("start", PROBE)
+    callback.measure(own, step=0)
+    with torch.no_grad():
+        model.blocks[1][1].weight.zero_(), model.blocks[1][1].bias.fill_(-1)
+    found = callback.measure(own, step=1)
+    assert np.isnan(found[BLOCK]) and found[BLOCK.replace("blocks.1", "blocks.0")] == pytest.approx(1)
+    assert any("blocks.1" in message and "dead" in message for message in caplog.messages)
+
+
+def test_a_layer_that_is_dead_at_first_is_an_error() -> None:
+    model = net()
+    with torch.no_grad():
+        model.blocks[1][1].weight.zero_(), model.blocks[1][1].bias.fill_(-1)
+    with pytest.raises(ValueError, match=r"blocks\.1.*dead"):
+        SimilarityCallback("start", PROBE).measure(adapter(model), step=0)
+
+
+def test_stitching_from_nan_becomes_nan(reference: hf_stitch.Adapter) -> None:
+    model = net()
+    own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference))
+    callback.measure(own, step=0)
+    with torch.no_grad():
+        model.blocks[1][0].weight.fill_(float("nan"))
+    found = callback.measure(own, step=1)
+    assert [np.isnan(value) for value in found.values()] == [False, True]
+
+
+# -- where figures go --------------------------------------------------------------------------------------------------
+def test_figures_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    run = trainer(tmp_path, report_to=["tensorboard"], eval_strategy="epoch")
+    SimilarityCallback("start", PROBE, every="eval").attach(run, adapter(run.model))
+    run.train()
+    events = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
+    seen = [(event.step, event.value) for event in events.Scalars(f"train/{BLOCK}")]
+    assert seen == [(step, pytest.approx(figures[BLOCK])) for step, figures in logged(run, BLOCK).items()]
+    assert [step for step, _ in seen] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("every", ["eval", "epoch", 4])
+def test_figures_choose_the_best_model(tmp_path: Path, every: Any) -> None:
+    run = trainer(
+        tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
+        metric_for_best_model=BLOCK, num_train_epochs=3,
+    )  # fmt: skip
+    callback = SimilarityCallback("start", PROBE, every=every).attach(run, adapter(run.model))
+    run.add_callback(EarlyStoppingCallback(early_stopping_patience=1))
+    run.train()
+    found = logged(run, BLOCK)
+    assert sorted(found) == [0, 4, 8]  # further from the start at step 8, so it stopped; and each was measured once
+    assert run.state.best_global_step == 4 and run.state.best_metric == found[4][BLOCK]
+    if every == "eval":  # the best model has been loaded since: the figure is its own, not that of step 8
+        assert run.evaluate()[f"eval_{BLOCK}"] == pytest.approx(found[4][BLOCK], rel=1e-6)
+        assert len(callback.history) == 4
+    else:
+        assert f"eval_{BLOCK}" not in run.evaluate()
+
+
+def test_several_evaluation_sets_are_one_measurement(tmp_path: Path) -> None:
+    run = trainer(tmp_path, eval_strategy="epoch", num_train_epochs=1)
+    run.eval_dataset = {"a": run.eval_dataset, "b": run.eval_dataset}
+    callback = SimilarityCallback("start", PROBE, every="eval").attach(run, adapter(run.model))
+    run.train()
+    assert [seen.step for seen in callback.history] == [0, 4]
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["start", "previous"])
+def test_resuming_goes_on_from_the_checkpoint(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 2}
+
+    def run() -> tuple[Trainer, SimilarityCallback, DynamicsRecorder]:
+        made = trainer(tmp_path, net(), **options)
+        own = adapter(made.model)
+        callback = SimilarityCallback(kind, PROBE, every=3).attach(made, own)
+        return made, callback, DynamicsRecorder(PROBE, tmp_path / "recordings", every=3).attach(made, own)
+
+    whole, _, recorder = run()
+    whole.train()
+    dynamics = recorder.result()
+    assert dynamics.steps == (0, 3, 6)
+    again, callback, recorder = run()
+    with torch.no_grad():
+        again.model.head.weight.zero_()  # what the checkpoint does not overwrite would show
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert logged(again, "similarity") == logged(whole, "similarity")
+    assert [seen.step for seen in callback.history] == ([0, 3, 6] if kind == "start" else [3, 6])
+    assert recorder.result().to_dict() == dynamics.to_dict()
+
+
+def test_recordings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    first = trainer(tmp_path, save_strategy="steps", save_steps=4)
+    DynamicsRecorder(PROBE, tmp_path / "recordings", every=1).attach(first, adapter(first.model))
+    first.train()
+    second = trainer(tmp_path, net(), num_train_epochs=2)
+    recorder = DynamicsRecorder(PROBE, tmp_path / "recordings", every=4).attach(second, adapter(second.model))
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert recorder.result().steps == (0, 1, 2, 3, 4, 8)
+    assert len(list((tmp_path / "recordings").glob("*.safetensors"))) == 6
+
+
+def test_a_checkpoint_without_the_start_is_refused(tmp_path: Path) -> None:
+    first = trainer(tmp_path, save_strategy="steps", save_steps=4)
+    first.train()
+    second = trainer(tmp_path)
+    SimilarityCallback("start", PROBE).attach(second, adapter(second.model))
+    with pytest.raises(ValueError, match="step 4.*start are not in the checkpoint"):
+        second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
+    run = trainer(tmp_path, num_train_epochs=1)
+    recorder = DynamicsRecorder(PROBE, tmp_path / "recordings").attach(run, adapter(run.model))
+    run.train()
+    with pytest.raises(ValueError, match="another training"):
+        run.train()
+    with pytest.raises(ValueError, match="another training"):
+        DynamicsRecorder(PROBE, recorder.folder).measure(adapter(net()), step=0)
+
+
+def test_training_twice_starts_twice(tmp_path: Path) -> None:
+    run = trainer(tmp_path, num_train_epochs=1)
+    callback = SimilarityCallback("start", PROBE).attach(run, adapter(run.model))
+    run.train()
+    run.train()
+    assert [seen.step for seen in callback.history] == [0, 4]
+    assert callback.history[0].figures[BLOCK] == pytest.approx(1, abs=1e-12)
+
+
+# -- dynamics ----------------------------------------------------------------------------------------------------------
+def test_dynamics_are_what_compare_says_of_each_two(tmp_path: Path) -> None:
+    recorder = DynamicsRecorder(PROBE, tmp_path, rows="positions", metric="procrustes")
+    adapters = [adapter(net(seed)) for seed in range(3)]
+    model = net()
+    own = adapter(model)
+    for step, other in enumerate(adapters):
+        model.load_state_dict(other.model.state_dict())
+        recorder.measure(own, step=step)
+    found = recorder.result()
+    assert (found.unit, found.times, found.is_distance) == ("step", (0, 1, 2), True)
+    for i, a in enumerate(adapters):
+        for j, b in enumerate(adapters):
+            atlas = hf_stitch.compare(
+                a, b, PROBE, layers_a=["blocks.1"], layers_b=["blocks.1"], metrics=["procrustes"], rows="positions",
+                progress=False,
+            )  # fmt: skip
+            assert found.values["blocks.1"][i, j] == pytest.approx(atlas["procrustes"][0, 0], abs=1e-6)
+
+
+def dynamics(*curve: float, distance: bool = False) -> Dynamics:
+    n = len(curve)
+    values = np.eye(n)
+    values[:, -1] = values[-1] = curve
+    return Dynamics({"layer": values}, tuple(range(n)), tuple(map(float, range(n))), "m", distance, 9, "mean")
+
+
+@pytest.mark.parametrize(
+    ("curve", "threshold", "when"),
+    [
+        ((0.95, 0.2, 0.92, 0.93, 1), 0.9, 2),  # stays, not reaches
+        ((0.95, 0.96, 1), 0.9, 0),
+        ((0.1, 0.2, 1), 0.9, 2),
+        ((0.1, 0.2, 1 - 1e-16), 1.0, 2),  # rounding does not unsettle the last
+        ((0.1, 0.9, 1), 0.9, 1),
+    ],
+)
+def test_settled(curve: tuple[float, ...], threshold: float, when: float) -> None:
+    assert dynamics(*curve).settled(threshold) == {"layer": when}
+    mirrored = dynamics(*(1 - value for value in curve), distance=True)
+    assert mirrored.settled(1 - threshold + 1e-12) == {"layer": when}
+
+
+def test_dynamics_save_and_show(tmp_path: Path) -> None:
+    found = dynamics(0.1, 0.95, 1)
+    found.save(tmp_path / "d.json")
+    assert Dynamics.load(tmp_path / "d.json").to_dict() == found.to_dict()
+    assert len(found.to_pandas()) == 9 and "settles" in str(found)
+    figure = found.plot()
+    assert [axes.get_title() for axes in figure.axes][0] == "layer"
+    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), [0.1, 0.95, 1])
+    with pytest.raises(ValueError, match="each two"):
+        Dynamics.from_dict({**found.to_dict(), "steps": [0, 1]})
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"probe": []}, "no samples"),
+        ({"probe": images(1)}, "at least 2"),
+        ({"metrics": ["linear_ckaa"]}, "linear_cka"),
+        ({"metrics": ["disagreement"]}, "not their layers"),
+        ({"every": "epochs"}, "every must be"),
+        ({"every": 0}, "every must be"),
+        ({"every": True}, "every must be"),
+        ({"every": 2.5}, "every must be"),
+        ({"rows": "pixels"}, "rows must be"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"name": "a/b"}, "slashes"),
+    ],
+)
+def test_nonsense_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SimilarityCallback("start", **{"probe": PROBE, **arguments})
+
+
+def test_activations_of_other_samples_are_refused(reference: hf_stitch.Adapter) -> None:
+    saved = record(reference, ["blocks.0"], PROBE, progress=False)
+    turned = hf_stitch.Activations(saved.values, saved.ids[::-1], "mean")
+    with pytest.raises(ValueError, match="another order"):
+        SimilarityCallback(turned, PROBE)
+    with pytest.raises(ValueError, match="rows='mean', not 'cls'"):
+        SimilarityCallback(saved, PROBE, rows="cls")
+
+
+def test_what_does_not_go_with_the_model_is_refused_when_attached(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    own = adapter(run.model)
+    with pytest.raises(ValueError, match=r"did you mean 'blocks\.1'"):
+        SimilarityCallback("start", PROBE, ["block.1"]).attach(run, own)
+    text = hf_stitch.load(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), example_inputs=torch.tensor([[1, 2]]))
+    with pytest.raises(ValueError, match="no sample serves both"):
+        SimilarityCallback(text, PROBE).attach(run, own)
+    with pytest.raises(ValueError, match="itself"):
+        SimilarityCallback(own, PROBE).attach(run, own)
+    with pytest.raises(ValueError, match="another model"):
+        SimilarityCallback("start", PROBE).attach(run, adapter(net()))
+    with pytest.raises(ValueError, match="example_inputs"):
+        SimilarityCallback("start", PROBE).attach(run)
+    with pytest.raises(ValueError, match="never evaluates"):
+        SimilarityCallback("start", PROBE, every="eval").attach(run, own)
+    callback = SimilarityCallback("start", PROBE).attach(run, own)
+    with pytest.raises(ValueError, match="attached already"):
+        callback.attach(run, own)
+    with pytest.raises(ValueError, match="another name="):
+        SimilarityCallback("start", PROBE).attach(run, own)
+
+
+def test_a_trainer_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"callback\.attach\(trainer\)"):
+        Trainer(net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[SimilarityCallback("start", PROBE)])
+
+
+def test_stitchability_refuses_what_cannot_be_scored(reference: hf_stitch.Adapter) -> None:
+    with pytest.raises(ValueError, match="labels"):
+        StitchabilityCallback(reference, PROBE)
+    data = labelled(reference)
+    with pytest.raises(ValueError, match=r"did you mean 'blocks\.1'"):
+        StitchabilityCallback(reference, data, [("blocks.1", "block.1")]).measure(adapter(net()), step=0)
+    with pytest.raises(ValueError, match="no layer of one name"):
+        StitchabilityCallback(adapter(net(4, Other)), data).measure(adapter(net()), step=0)
+    with pytest.raises(ValueError, match="label 7"):
+        StitchabilityCallback(reference, hf_stitch.Samples.of(PROBE, label=[7] * 40)).measure(adapter(net()), step=0)
+
+
+def test_another_network_in_a_loop_is_refused() -> None:
+    callback = SimilarityCallback("start", PROBE)
+    callback.measure(adapter(net()), step=0)
+    with pytest.raises(ValueError, match="another network"):
+        callback.measure(net(1), step=1)
+    with pytest.raises(ValueError, match="step must be"):
+        callback.measure(net(1), step=-1)
+
+
+def test_weights_that_are_not_there_are_refused() -> None:
+    with torch.device("meta"):
+        model = Net()
+    with pytest.raises(ValueError, match="sharded"):
+        SimilarityCallback("start", PROBE).measure(model, step=0)
+
+
+def test_a_model_made_anew_is_watched_anew(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=8, patch_size=4
+    )
+    data = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 2} for i in range(8)]
+    run = Trainer(
+        model_init=lambda: ViTForImageClassification(config),
+        args=TrainingArguments(str(tmp_path), use_cpu=True, num_train_epochs=1, report_to=[], disable_tqdm=True),
+        train_dataset=data,
+    )
+    probe = torch.randn(12, 3, 8, 8)
+    callback = SimilarityCallback("start", probe).attach(run)  # a model of transformers needs no adapter
+    before = run.model
+    run.train()
+    assert run.model is not before
+    assert [seen.step for seen in callback.history] == [0, 1]
+    assert networks.CLASSES == 3 and labels(1) == [0]
