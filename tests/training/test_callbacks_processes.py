@@ -1,0 +1,100 @@
+"""Callbacks where several processes train: they say what one process would."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import Net, images, net, telling, trainer
+from torch import multiprocessing, nn
+
+import hf_stitch
+from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback
+
+COUNT = 2
+PROBE = images(41, seed=5).double()
+
+
+def smooth(seed: int) -> Net:
+    """Without BatchNorm and dropout, so that two processes train as one."""
+    model = net(seed)
+    for block in model.blocks:
+        block[1], block[3] = nn.Identity(), nn.Identity()
+    return model.double()
+
+
+def double(model: Net) -> hf_stitch.Adapter:
+    return hf_stitch.load(model, example_inputs={"pixel_values": PROBE[:2]})
+
+
+def train(folder: Path, batch: int) -> dict[str, Any]:
+    """What a training logs, and the dynamics."""
+    reference = double(telling(smooth(9), PROBE))
+    data = hf_stitch.Samples.of(PROBE, label=reference.forward(PROBE)["logits"].argmax(1).tolist())
+    run = trainer(folder, smooth(0), per_device_train_batch_size=batch, num_train_epochs=1)
+    run.train_dataset = [{**row, "pixel_values": row["pixel_values"].double()} for row in run.train_dataset]
+    own = double(run.model)
+    for kind in ("start", "previous", reference):
+        SimilarityCallback(kind, PROBE, every=1, batch_size=8).attach(run, own)
+    StitchabilityCallback(reference, data, every=1, batch_size=8, matcher="ridge", ridge=1e-3).attach(run, own)
+    recorder = DynamicsRecorder(PROBE, folder / "recordings", every=1, batch_size=8).attach(run, own)
+    run.train()
+    kept = [{k: v for k, v in e.items() if "/" in k or k == "step"} for e in run.state.log_history]
+    return {"log": [e for e in kept if len(e) > 1], "dynamics": recorder.result().to_dict()["values"]}
+
+
+def own_buffers() -> list[float]:
+    """Figures of a network of which every process has other BatchNorm statistics; those must stay."""
+    rank = int(os.environ.get("RANK", 0))
+    model = net().double()
+    own, callback = double(model), SimilarityCallback(double(net(9).double()), PROBE, batch_size=8)
+    model.blocks[0][1].running_mean += rank
+    before = [buffer.clone() for buffer in model.buffers()]
+    places = [buffer.data_ptr() for buffer in model.buffers()]
+    figures = callback.measure(own, step=0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    assert places == [buffer.data_ptr() for buffer in model.buffers()]
+    return list(figures.values())
+
+
+def share(rank: int, port: int, folder: Path) -> None:
+    """Be one of several processes; what launches them sets these variables."""
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": COUNT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
+    found = {**train(folder, batch=4), "buffers": own_buffers()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def flat(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for key in sorted(value) for number in flat(value[key])]
+    return [number for item in value for number in flat(item)] if isinstance(value, list) else [float(value)]
+
+
+def test_two_processes_log_the_values_of_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "both").mkdir()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers.trainer", "hf_stitch.training", "hf_stitch.adapters.torch"])
+    started = [context.Process(target=share, args=(rank, port, tmp_path / "both")) for rank in range(COUNT)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(240)
+        process.kill()
+    assert [process.exitcode for process in started] == [0] * COUNT
+    first, second = (json.loads((tmp_path / "both" / f"{rank}.json").read_text()) for rank in range(COUNT))
+    assert first == second
+    one = json.loads(json.dumps({**train(tmp_path / "one", batch=8), "buffers": own_buffers()}))
+    assert [list(entry) for entry in first["log"]] == [list(entry) for entry in one["log"]]
+    assert len(first["log"]) == 5 * 4 - 1  # before and after each of four steps; the previous has no first
+    assert flat(first) == pytest.approx(flat(one), abs=1e-9)
