@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ..adapters import Adapter
 from ..analysis.activations import Activations
 from ..analysis.atlas import compare, labelled
-from ..processes import Processes
 from ..data import check_same_order
 from ..metrics import Metric
+from ..processes import Processes
 from ..representation import RowsPolicy
 from .callback import Every, ProbingCallback
 from .probe import Probe

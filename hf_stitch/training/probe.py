@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from ..adapters import Adapter
 from ..analysis.activations import Activations, observe, record
-from ..processes import Processes
 from ..data import Batch, Samples
+from ..processes import Processes
 from ..representation import ROWS_POLICIES, Representation, RowsPolicy
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from ..adapters import Adapter
 from ..analysis.activations import Activations
 from ..analysis.atlas import compare, labelled
-from ..processes import Processes
 from ..data import check_same_order
 from ..metrics import Metric
 from ..models.stitching import check_meet
+from ..processes import Processes
 from ..representation import RowsPolicy
 from .callback import Every, ProbingCallback
 from .probe import Probe

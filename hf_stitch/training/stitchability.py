@@ -10,11 +10,11 @@ from torch import nn
 
 from ..adapters import Adapter, Back
 from ..analysis.evaluation import check_labels
-from ..processes import Processes
 from ..data import Batch, Samples
 from ..matchers import Matcher, build_matcher
 from ..models.modeling import logits_of
 from ..models.stitching import Statistics, check_meet, fit_layer
+from ..processes import Processes
 from ..representation import Representation, RowsPolicy
 from ..statistics import Moments
 from ..stitches import StitchingLayer

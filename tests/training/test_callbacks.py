@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import Net, Other, adapter, images, net, telling, trainer
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+from watched_networks import Net, Other, adapter, images, net, telling, trainer
 
 import hf_stitch
 from hf_stitch.analysis import record

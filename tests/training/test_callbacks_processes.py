@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Net, images, net, telling, trainer
 from torch import multiprocessing, nn
+from watched_networks import Net, images, net, telling, trainer
 
 import hf_stitch
 from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback
