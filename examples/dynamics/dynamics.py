@@ -120,8 +120,9 @@ def main() -> None:
     console.print(dynamics)
     for callback in callbacks:
         table = callback.to_pandas().pivot(index="epoch", columns="figure", values="value").round(3)
-        console.print(table.rename(columns=lambda figure: figure.rpartition("/")[2]).to_string(), callback.name)
-    console.print("settled", {threshold: dynamics.settled(threshold) for threshold in (0.8, 0.9, 0.95)})
+        console.print(
+            callback.name, table.rename(columns=lambda figure: figure.rpartition("/")[2]).to_string(), sep="\n"
+        )
     console.print("accuracy", accuracy)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,8 @@ def trainer(seed: int, rows: list[dict[str, Tensor]], epochs: int, folder: str) 
     """A trainer of a network that is drawn by the seed."""
     options = TrainingArguments(
         folder, seed=seed, num_train_epochs=epochs, per_device_train_batch_size=64, learning_rate=3e-3,
-        weight_decay=0.05, warmup_steps=100, report_to=[], save_strategy="no", logging_strategy="epoch", remove_unused_columns=False,
+        weight_decay=0.05, warmup_steps=100, report_to=[], save_strategy="no", logging_strategy="epoch",
+        remove_unused_columns=False,
     )  # fmt: skip
     torch.manual_seed(seed)
     return Trainer(ResNet(), options, data_collator=flipped, train_dataset=rows)

@@ -54,8 +54,8 @@ def evolution(
                 f"{matrix.shape}"
             )
     low, high = min(m.min() for m in values.values()), max(m.max() for m in values.values())
-    across = min(len(values), MOST_ACROSS)
-    down = math.ceil(len(values) / across)
+    down = math.ceil(len(values) / MOST_ACROSS)
+    across = math.ceil(len(values) / down)
     figure = Figure(figsize=(max(2.2 * across + 0.8, 5.5), 2.3 * down + 3.2), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=(2.3 * down, 3.0))
     above, below = halves

@@ -31,7 +31,8 @@ Array = NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
 INDEX = "recordings.json"
-THRESHOLD = 0.9
+THRESHOLDS = (0.8, 0.9, 0.95)
+"""Where layers that settle are shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ class Dynamics:
         """By layer ``(moments,)``: the value of each moment with the last."""
         return {layer: values[:, -1] for layer, values in self.values.items()}
 
-    def settled(self, threshold: float = THRESHOLD) -> dict[str, float]:
+    def settled(self, threshold: float = 0.9) -> dict[str, float]:
         """When each layer settles.
 
         It is the first of the recorded moments from which on, up to the last, every moment is at least as alike to the
@@ -159,14 +160,16 @@ class Dynamics:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("layer", title=f"{self.metric} with the last {self.unit}", title_justify="left")
-        for time in self.times:
-            table.add_column(f"{time:g}", justify="right")
-        table.add_column(f"settles ({THRESHOLD})", justify="right")
-        settled = {} if self.is_distance else self.settled()
+        title = (
+            f"{self.metric} with the last of {len(self.times)} moments, and the {self.unit} at which a layer settles"
+        )
+        table = Table("layer", "first", "middle", title=title, title_justify="left")
+        thresholds = () if self.is_distance else THRESHOLDS
+        for threshold in thresholds:
+            table.add_column(f"settles ({threshold})", justify="right")
         for layer, curve in self.to_final().items():
-            last = f"{settled[layer]:g}" if layer in settled else "–"
-            table.add_row(Text(layer), *(f"{value:.3f}" for value in curve), last)
+            values = (f"{value:.3f}" for value in (curve[0], curve[len(curve) // 2]))
+            table.add_row(Text(layer), *values, *(f"{self.settled(t)[layer]:g}" for t in thresholds))
         return table
 
     def __str__(self) -> str:
