@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..adapters import Adapter, Back
-from ..analysis.evaluation import check_labels
+from ..analysis.scoring import check_labels
 from ..data import Batch, Samples
 from ..matchers import Matcher, build_matcher
 from ..models.modeling import logits_of
