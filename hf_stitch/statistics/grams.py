@@ -7,6 +7,7 @@ its own). The first two give the same value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 # Rows that are multiplied at a time: a product of fewer would mostly read and write the co-moments.
 _CHUNK = 512
-# Features of a layer that are turned to float64 at a time.
-_FEATURES = 8192
+# Numbers that are centred at a time, so that they stay in the cache, and how many features at least.
+_ELEMENTS, _FEATURES = 2**19, 512
+# Rows whose products with each other are all computed.
+_ROWS = 64
 
 
 class HSIC(NamedTuple):
@@ -38,6 +41,22 @@ class HSIC(NamedTuple):
     xx: Tensor
     xy: Tensor
     yy: Tensor
+
+
+class Gram(NamedTuple):
+    """What HSIC takes of the Gram matrix of a minibatch, in float64: each pair of rows once.
+
+    HSIC without bias does not look at the diagonal. With the one that lets every row sum to zero, the matrix is that of
+    centred rows.
+
+    Attributes:
+        products: What is below the diagonal, times √2, in a fixed order, then the diagonal: the inner product of two
+            matrices is that of these vectors.
+        lengths: ``(n,)``: the diagonal.
+    """
+
+    products: Tensor
+    lengths: Tensor
 
 
 class LayerMoments:
@@ -155,7 +174,7 @@ class LayerMoments:
             self._pairs(lambda pair, i, j: to_x[i] @ pair @ to_y[j]) + torch.outer(traces_x, traces_y) / self.n,
             torch.stack([w @ own @ w for w, own in zip(to_y, own_y, strict=True)]) + traces_y**2 / self.n,
         )
-        return _unbiased(self.n, squares, traces_x, traces_y, lengths)
+        return _all_unbiased(self.n, squares, traces_x, traces_y, lengths)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All there is as tensors, rows that wait to be multiplied too, ready for safetensors."""
@@ -295,6 +314,7 @@ class MinibatchGrams:
     Args:
         size: Rows of a minibatch, at least 4.
         same: Whether the second side is the first once more, which saves half.
+        n: How many rows will come, where that is known: of batches that are minibatches no row is kept then.
 
     Raises:
         ValueError: The size is below 4.
@@ -305,26 +325,53 @@ class MinibatchGrams:
         torch.Size([1, 2])
     """
 
-    def __init__(self, size: int, same: bool = False) -> None:
+    def __init__(self, size: int, same: bool = False, n: int | None = None) -> None:
         if size < 4:
             raise ValueError(f"a minibatch must have at least 4 rows, got {size}")
-        self.size, self.same = size, same
+        self.size, self.same, self.n = size, same, n
         self._pending: list[list[Tensor]] = []
         self._sums: HSIC | None = None
-        self._layers_x = 0
+        self._layers_x = self._done = 0
 
     @torch.no_grad()
-    def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> MinibatchGrams:
-        """Add a batch of rows; see :meth:`LayerMoments.update`. The rows are kept for a while: hand over copies."""
+    def reduce(self, rows: Tensor) -> Tensor | Gram:
+        """What is to be kept of the next batch of a layer, for :meth:`update`: a copy, or the Gram matrix.
+
+        Args:
+            rows: ``(n, d)``, of any float dtype.
+        """
+        left = -1 if self.n is None or any(self._pending) else self.n - self._done
+        return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
+
+    @torch.no_grad()
+    def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> MinibatchGrams:
+        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for a while: hand over copies.
+
+        Args:
+            x: For each layer of the first side ``(n, dx)``, or what :meth:`reduce` made of it.
+            y: Of the second; left out if that is the first.
+
+        Returns:
+            These statistics.
+
+        Raises:
+            ValueError: Layers are missing or too many, or their rows do not pair up.
+        """
         layers = [*x, *(() if self.same else y or ())]
-        if len({len(rows) for rows in layers}) != 1 or len(layers) != (len(self._pending) or len(layers)):
-            raise ValueError(f"every layer must have the same rows, got {[len(rows) for rows in layers]}")
+        grams = [layer for layer in layers if isinstance(layer, Gram)]
+        rows = [layer for layer in layers if isinstance(layer, Tensor)]
+        counts = [*(len(gram.lengths) for gram in grams), *map(len, rows)]
+        uneven = len(set(counts)) != 1 or (grams and rows)
+        if uneven or len(layers) != (len(self._pending) or len(layers)):
+            raise ValueError(f"every layer must have the same rows, got {counts}")
         self._pending = self._pending or [[] for _ in layers]
         self._layers_x = len(x)
-        for chunks, rows in zip(self._pending, layers, strict=True):
-            chunks.append(rows)
+        if grams:
+            self._add(grams)
+        for chunks, part in zip(self._pending, rows, strict=False):
+            chunks.append(part)
         while sum(map(len, self._pending[0])) >= self.size + 4:
-            self._sums = self._plus(self._batch([_take(chunks, self.size) for chunks in self._pending]))
+            self._add([_gram(_take(chunks, self.size)) for chunks in self._pending])
         return self
 
     def hsic(self) -> HSIC:
@@ -338,7 +385,7 @@ class MinibatchGrams:
         left = sum(map(len, self._pending[0]))
         if not left and self._sums is not None:
             return self._sums
-        return self._plus(self._batch([torch.cat(chunks) for chunks in self._pending]))
+        return self._plus([_gram(torch.cat(chunks)) for chunks in self._pending])
 
     def all_reduce(self, accelerator: Accelerator) -> MinibatchGrams:
         """Give every process the sums of all; to be called once, by all, after the last row.
@@ -355,18 +402,18 @@ class MinibatchGrams:
         """The sums and the rows that wait, ready for safetensors."""
         pending = {f"pending.{i}": torch.cat(chunks) for i, chunks in enumerate(self._pending) if chunks}
         sums = {} if self._sums is None else {f"sums.{key}": part for key, part in self._sums._asdict().items()}
-        return {"size": torch.tensor([self.size, self.same, self._layers_x]), **sums, **pending}
+        return {"size": torch.tensor([self.size, self.same, self._layers_x, self._done]), **sums, **pending}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> MinibatchGrams:
-        """Rebuild what ``state_dict`` gave.
+    def from_state_dict(cls, state: Mapping[str, Tensor], n: int | None = None) -> MinibatchGrams:
+        """Rebuild what ``state_dict`` gave; ``n`` rows will come in all.
 
         Raises:
             ValueError: A key is unknown.
         """
-        size, same, layers_x = state["size"].tolist()
-        built = cls(size, bool(same))
-        built._layers_x = layers_x
+        size, same, layers_x, done = state["size"].tolist()
+        built = cls(size, bool(same), n)
+        built._layers_x, built._done = layers_x, done
         sums = {key.removeprefix("sums."): part for key, part in state.items() if key.startswith("sums.")}
         pending = {int(key.removeprefix("pending.")): part for key, part in state.items() if key.startswith("pending.")}
         if unknown := len(state) - 1 - len(sums) - len(pending):
@@ -379,13 +426,18 @@ class MinibatchGrams:
         """The size of a minibatch."""
         return f"MinibatchGrams({self.size})"
 
-    def _plus(self, batch: HSIC) -> HSIC:
-        return batch if self._sums is None else HSIC(*map(torch.add, self._sums, batch))
+    def _add(self, grams: Sequence[Gram]) -> None:
+        self._sums = self._plus(grams)
+        self._done += len(grams[0].lengths)
 
-    def _batch(self, layers: list[Tensor]) -> HSIC:
-        grams = torch.stack([_gram(rows) for rows in layers])
-        x, y = grams[: self._layers_x], grams if self.same else grams[self._layers_x :]
-        return HSIC(*(part * grams.shape[1] for part in _of_grams(x, y, debiased=True)))
+    def _plus(self, grams: Sequence[Gram]) -> HSIC:
+        """The sums with one minibatch more, which counts by its size."""
+        products, lengths = (torch.stack(parts) for parts in zip(*grams, strict=True))
+        x = slice(self._layers_x)
+        y = x if self.same else slice(self._layers_x, None)
+        batch = _unbiased((products[x], lengths[x]), (products[y], lengths[y]))
+        sums = (part * lengths.shape[1] for part in batch)
+        return HSIC(*sums) if self._sums is None else HSIC(*map(torch.add, self._sums, sums))
 
 
 class _Side:
@@ -434,50 +486,76 @@ def _take(chunks: list[Tensor], count: int) -> Tensor:
     return taken[0] if len(taken) == 1 else torch.cat(taken)
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """The centred Gram matrix in float64, multiplied in the dtype of the rows.
-
-    Rows are centred first, or their common part would swallow the rest; what rounding leaves of it goes afterwards.
-    """
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    mean = rows.mean(0)
-    rows = rows - mean
-    gram = _without_rounding((rows @ rows.T).double(), mean.norm(), torch.finfo(rows.dtype).eps)
-    return gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
+def _gram(rows: Tensor) -> Gram:
+    """The Gram matrix of a minibatch, multiplied in the dtype of the rows, but at least in float32."""
+    products = _products(rows, torch.promote_types(rows.dtype, torch.float32))
+    below = products.double().tril_(-1)
+    half = len(rows) // 2
+    folded = below[half:].clone()  # there is room above the diagonal for the upper half of the triangle
+    folded[:half, half : 2 * half] += below[:half, :half].T
+    lengths = -(below.sum(0) + below.sum(1))
+    return Gram(torch.cat([folded.flatten().mul_(math.sqrt(2)), lengths]), lengths)
 
 
 def _exact_grams(layers: Sequence[Tensor]) -> Tensor:
     """Centred Gram matrices in float64, ``(layers, n, n)``."""
     n = len(layers[0])
-    grams = torch.zeros(len(layers), n, n, dtype=torch.float64, device=layers[0].device)
+    grams = torch.empty(len(layers), n, n, dtype=torch.float64, device=layers[0].device)
     for gram, rows in zip(grams, layers, strict=True):
-        square = gram.new_zeros(())
-        for part in rows.split(_FEATURES, 1):
-            exact = part.double()
-            mean = exact.mean(0)
-            square += mean.square().sum()
-            exact = exact - mean
-            gram.addmm_(exact, exact.T)
-        _without_rounding(gram, square.sqrt(), torch.finfo(gram.dtype).eps)
+        gram.copy_(_products(rows, torch.float64))
+        for stop in range(_block(n), n, _block(n)):
+            gram[stop - _block(n) : stop, stop:] = gram[stop:, stop - _block(n) : stop].T
     return grams
 
 
-def _without_rounding(gram: Tensor, mean: Tensor, eps: float) -> Tensor:
-    """Zero where rows are all equal, for their mean is rounded and leaves a little of them."""
-    return gram.zero_() if gram.trace() <= len(gram) * (8 * eps * mean) ** 2 else gram
+def _products(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Products of centred rows with each other; those above the diagonal are 0 or those below it.
+
+    Rows are centred first, or their common part would swallow the rest; what rounding leaves of it goes afterwards.
+    Some features at a time, so that the centred rows stay in the cache, and blocks of rows, so that no product is
+    computed twice.
+    """
+    n, block = len(rows), _block(len(rows))
+    found = torch.zeros(n, n, dtype=dtype, device=rows.device)
+    features = max(_ELEMENTS // n, _FEATURES)
+    room = found.new_empty(n, min(features, rows.shape[1]))
+    square = found.new_zeros(())
+    for part in rows.split(features, 1):
+        centred = room[:, : part.shape[1]].copy_(part)
+        mean = centred.mean(0)
+        square += mean.square().sum()
+        centred.sub_(mean)
+        for start in range(0, n, block):
+            found[start:, start : start + block].addmm_(centred[start:], centred[start : start + block].T)
+    if found.trace() <= n * (8 * torch.finfo(dtype).eps) ** 2 * square:  # rows are equal, and their mean is rounded
+        found.zero_()
+    return found
+
+
+def _block(n: int) -> int:
+    """Of how many rows each block has: for fewer, halving the work would not pay."""
+    return max(_ROWS, n // 8)
 
 
 def _of_grams(x: Tensor, y: Tensor, debiased: bool) -> HSIC:
     """HSIC of centred Gram matrices, ``(layers, n, n)``."""
-    squares = HSIC(x.square().sum((1, 2)), x.flatten(1) @ y.flatten(1).T, y.square().sum((1, 2)))
-    if not debiased:
-        return squares
-    k, m = (grams.diagonal(dim1=1, dim2=2) for grams in (x, y))
-    lengths = HSIC(k.square().sum(1), k @ m.T, m.square().sum(1))
-    return _unbiased(x.shape[1], squares, k.sum(1), m.sum(1), lengths)
+    if debiased:
+        return _unbiased(*((grams.flatten(1), grams.diagonal(dim1=1, dim2=2)) for grams in (x, y)))
+    return _inner(x.flatten(1), y.flatten(1))
 
 
-def _unbiased(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
+def _unbiased(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> HSIC:
+    """Unbiased HSIC of Gram matrices whose rows sum to zero: of each layer the products and the diagonal."""
+    (_, k), (_, m) = x, y
+    return _all_unbiased(k.shape[1], _inner(x[0], y[0]), k.sum(1), m.sum(1), _inner(k, m))
+
+
+def _inner(x: Tensor, y: Tensor) -> HSIC:
+    """Inner products of the rows of two matrices, and of each with itself."""
+    return HSIC(x.square().sum(1), x @ y.T, y.square().sum(1))
+
+
+def _all_unbiased(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
     """:func:`unbiased_hsic` of all pairs: of its sums, every number is a matrix of pairs here."""
     shape = squares.xy.shape
     traces = torch.stack([traces_x[:, None].expand(shape), traces_y.expand(shape)])
