@@ -96,7 +96,7 @@ class Collector:
             self._rows.put(self.group.keys.index(key), rows)
         # What is not finite shows in a product: the rows need not be read again.
         grams = [part for part in kept if isinstance(part, Gram)]
-        return bool(grams[0].lengths.sum().isfinite()) if grams else all_finite(rows)
+        return bool(grams[0].products.trace().isfinite()) if grams else all_finite(rows)
 
     def end(self) -> None:
         """Add the batch of which all matrices have come."""

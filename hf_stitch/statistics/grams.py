@@ -8,8 +8,8 @@ its own). The first two give the same value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 # Rows that are multiplied at a time: a product of fewer would mostly read and write the co-moments.
 _CHUNK = 512
-# Numbers that are centred at a time, so that they stay in the cache, and how many features at least.
-_ELEMENTS, _FEATURES = 2**19, 512
+# Numbers that are centred at a time, so that they stay in the cache, and how many features at least and at most: sums
+# of many products lose digits in float32.
+_ELEMENTS, _LEAST, _MOST = 2**18, 512, 4096
 # Rows whose products with each other are all computed.
 _ROWS = 64
 
@@ -44,19 +45,15 @@ class HSIC(NamedTuple):
 
 
 class Gram(NamedTuple):
-    """What HSIC takes of the Gram matrix of a minibatch, in float64: each pair of rows once.
-
-    HSIC without bias does not look at the diagonal. With the one that lets every row sum to zero, the matrix is that of
-    centred rows.
+    """The Gram matrix of the centred rows of a minibatch.
 
     Attributes:
-        products: What is below the diagonal, times √2, in a fixed order, then the diagonal: the inner product of two
-            matrices is that of these vectors.
-        lengths: ``(n,)``: the diagonal.
+        products: ``(n, n)``; what is above the diagonal does not count.
+        square: Squared norm of the mean that was taken off.
     """
 
     products: Tensor
-    lengths: Tensor
+    square: Tensor
 
 
 class LayerMoments:
@@ -275,7 +272,7 @@ class LayerMoments:
 class Grams:
     """The n × n Gram matrix of every layer, centred and in float64, computed once for all pairs.
 
-    Memory is ``8 · n²`` bytes for each layer, however wide it is.
+    Memory is ``4 · n²`` bytes for each layer, however wide it is, and some ``24 · n²`` for a moment.
 
     Args:
         x: ``(n, dx)`` for each layer of the first side, of any float dtype.
@@ -301,7 +298,7 @@ class Grams:
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """As :meth:`LayerMoments.hsic`, and with the same values."""
-        return _of_grams(self._x, self._y, debiased)
+        return _unbiased(self._x, self._y) if debiased else _inner(self._x.products, self._y.products)
 
 
 class MinibatchGrams:
@@ -360,7 +357,7 @@ class MinibatchGrams:
         layers = [*x, *(() if self.same else y or ())]
         grams = [layer for layer in layers if isinstance(layer, Gram)]
         rows = [layer for layer in layers if isinstance(layer, Tensor)]
-        counts = [*(len(gram.lengths) for gram in grams), *map(len, rows)]
+        counts = [*(len(gram.products) for gram in grams), *map(len, rows)]
         uneven = len(set(counts)) != 1 or (grams and rows)
         if uneven or len(layers) != (len(self._pending) or len(layers)):
             raise ValueError(f"every layer must have the same rows, got {counts}")
@@ -428,15 +425,15 @@ class MinibatchGrams:
 
     def _add(self, grams: Sequence[Gram]) -> None:
         self._sums = self._plus(grams)
-        self._done += len(grams[0].lengths)
+        self._done += len(grams[0].products)
 
     def _plus(self, grams: Sequence[Gram]) -> HSIC:
         """The sums with one minibatch more, which counts by its size."""
-        products, lengths = (torch.stack(parts) for parts in zip(*grams, strict=True))
-        x = slice(self._layers_x)
-        y = x if self.same else slice(self._layers_x, None)
-        batch = _unbiased((products[x], lengths[x]), (products[y], lengths[y]))
-        sums = (part * lengths.shape[1] for part in batch)
+        n = len(grams[0].products)
+        packed = _packed(grams, len(grams), n, grams[0].products.device)
+        x = _Packed(*(part[: self._layers_x] for part in packed))
+        y = x if self.same else _Packed(*(part[self._layers_x :] for part in packed))
+        sums = (part * n for part in _unbiased(x, y))
         return HSIC(*sums) if self._sums is None else HSIC(*map(torch.add, self._sums, sums))
 
 
@@ -487,49 +484,71 @@ def _take(chunks: list[Tensor], count: int) -> Tensor:
 
 
 def _gram(rows: Tensor) -> Gram:
-    """The Gram matrix of a minibatch, multiplied in the dtype of the rows, but at least in float32."""
-    products = _products(rows, torch.promote_types(rows.dtype, torch.float32))
-    below = products.double().tril_(-1)
-    half = len(rows) // 2
-    folded = below[half:].clone()  # there is room above the diagonal for the upper half of the triangle
-    folded[:half, half : 2 * half] += below[:half, :half].T
-    lengths = -(below.sum(0) + below.sum(1))
-    return Gram(torch.cat([folded.flatten().mul_(math.sqrt(2)), lengths]), lengths)
+    """The Gram matrix of a minibatch, in the dtype of its rows, but at least in float32."""
+    return _products(rows, torch.promote_types(rows.dtype, torch.float32))
 
 
-def _exact_grams(layers: Sequence[Tensor]) -> Tensor:
-    """Centred Gram matrices in float64, ``(layers, n, n)``."""
-    n = len(layers[0])
-    grams = torch.empty(len(layers), n, n, dtype=torch.float64, device=layers[0].device)
-    for gram, rows in zip(grams, layers, strict=True):
-        gram.copy_(_products(rows, torch.float64))
-        for stop in range(_block(n), n, _block(n)):
-            gram[stop - _block(n) : stop, stop:] = gram[stop:, stop - _block(n) : stop].T
-    return grams
+class _Packed(NamedTuple):
+    """Centred Gram matrices of some layers, float64, each pair of rows once.
+
+    Attributes:
+        products: Of each layer what is below the diagonal, times √2, and the diagonal: inner products of these vectors
+            are those of the matrices.
+        lengths: ``(layers, n)``: the diagonals.
+    """
+
+    products: Tensor
+    lengths: Tensor
 
 
-def _products(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Products of centred rows with each other; those above the diagonal are 0 or those below it.
+def _packed(grams: Iterable[Gram], layers: int, n: int, device: torch.device) -> _Packed:
+    """Gram matrices, taken as they come, with the diagonals that let every row sum to zero.
 
-    Rows are centred first, or their common part would swallow the rest; what rounding leaves of it goes afterwards.
-    Some features at a time, so that the centred rows stay in the cache, and blocks of rows, so that no product is
-    computed twice.
+    Those of centred rows do. HSIC without bias does not look at the diagonal, so that what rounding left of the mean
+    goes.
+    """
+    half, some, coming = n // 2, max(1, _ELEMENTS // n**2), iter(grams)
+    products = torch.empty(layers, (n - half) * n + n, dtype=torch.float64, device=device)
+    lengths = products[:, -n:]
+    for start in range(0, layers, some):
+        below = torch.stack([_without_rounding(gram) for gram in islice(coming, some)]).double().tril_(-1)
+        torch.neg(below.sum(1).add_(below.sum(2)), out=lengths[start : start + some])
+        folded = below[:, half:]  # above the diagonal is room for the upper half of the triangle
+        folded[:, :half, half : 2 * half] += below[:, :half, :half].mT
+        torch.mul(folded.flatten(1), math.sqrt(2), out=products[start : start + some, :-n])
+    return _Packed(products, lengths)
+
+
+def _exact_grams(layers: Sequence[Tensor]) -> _Packed:
+    grams = (_products(rows, torch.float64) for rows in layers)
+    return _packed(grams, len(layers), len(layers[0]), layers[0].device)
+
+
+def _products(rows: Tensor, dtype: torch.dtype) -> Gram:
+    """Products of centred rows with each other; of those above the diagonal some are left 0.
+
+    Rows are centred first, or their common part would swallow the rest. Some features at a time, so that the centred
+    rows stay in the cache, and blocks of rows, so that no product is computed twice.
     """
     n, block = len(rows), _block(len(rows))
+    features = min(max(_ELEMENTS // n, _LEAST), _MOST)
     found = torch.zeros(n, n, dtype=dtype, device=rows.device)
-    features = max(_ELEMENTS // n, _FEATURES)
     room = found.new_empty(n, min(features, rows.shape[1]))
-    square = found.new_zeros(())
+    squares = []
     for part in rows.split(features, 1):
-        centred = room[:, : part.shape[1]].copy_(part)
-        mean = centred.mean(0)
-        square += mean.square().sum()
-        centred.sub_(mean)
+        mean = part.mean(0, dtype=dtype)
+        squares.append(mean @ mean)
+        centred = torch.sub(part, mean, out=room[:, : part.shape[1]])
         for start in range(0, n, block):
             found[start:, start : start + block].addmm_(centred[start:], centred[start : start + block].T)
-    if found.trace() <= n * (8 * torch.finfo(dtype).eps) ** 2 * square:  # rows are equal, and their mean is rounded
-        found.zero_()
-    return found
+    return Gram(found, torch.stack(squares).sum())
+
+
+def _without_rounding(gram: Gram) -> Tensor:
+    """Zero where rows are all equal, for their mean is rounded and leaves a little of them."""
+    products, square = gram
+    dead = products.trace() <= len(products) * (8 * torch.finfo(products.dtype).eps) ** 2 * square
+    return products.masked_fill_(dead, 0)
 
 
 def _block(n: int) -> int:
@@ -537,22 +556,16 @@ def _block(n: int) -> int:
     return max(_ROWS, n // 8)
 
 
-def _of_grams(x: Tensor, y: Tensor, debiased: bool) -> HSIC:
-    """HSIC of centred Gram matrices, ``(layers, n, n)``."""
-    if debiased:
-        return _unbiased(*((grams.flatten(1), grams.diagonal(dim1=1, dim2=2)) for grams in (x, y)))
-    return _inner(x.flatten(1), y.flatten(1))
-
-
-def _unbiased(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> HSIC:
-    """Unbiased HSIC of Gram matrices whose rows sum to zero: of each layer the products and the diagonal."""
-    (_, k), (_, m) = x, y
-    return _all_unbiased(k.shape[1], _inner(x[0], y[0]), k.sum(1), m.sum(1), _inner(k, m))
+def _unbiased(x: _Packed, y: _Packed) -> HSIC:
+    """Unbiased HSIC of centred Gram matrices."""
+    n, lengths = x.lengths.shape[1], _inner(x.lengths, y.lengths)
+    return _all_unbiased(n, _inner(x.products, y.products), x.lengths.sum(1), y.lengths.sum(1), lengths)
 
 
 def _inner(x: Tensor, y: Tensor) -> HSIC:
     """Inner products of the rows of two matrices, and of each with itself."""
-    return HSIC(x.square().sum(1), x @ y.T, y.square().sum(1))
+    own_x, own_y = (torch.linalg.vector_norm(side, dim=1).square() for side in (x, y))
+    return HSIC(own_x, x @ y.T, own_y)
 
 
 def _all_unbiased(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
