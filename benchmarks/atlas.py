@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -40,10 +41,10 @@ from hf_stitch.metrics import build_metric
 from hf_stitch.representation import RowsPolicy
 
 Array = NDArray[np.float64]
-Tool = Callable[[Adapter, Adapter, Sequence[str], Tensor, int], Array]
-REPEATS, TOKENS = 3, 128
+Tool = Callable[[Adapter, Adapter, Sequence[str], Tensor, int], Any]
+REPEATS, TOKENS = 2, 128
 DEVIATIONS = (0, 30, 300)
-OURS = "hf-stitch"
+OURS, DEBIASED = "hf-stitch", "debiased, mean"
 
 
 # -- what is compared --------------------------------------------------------------------------------------------------
@@ -84,9 +85,9 @@ class Case:
 
 
 CASES = {
-    "ResNet-18, blocks, 64 px": Case(_resnet, 64, 1024, 32),
-    "ResNet-18, all modules, 32 px": Case(_resnet, 32, 512, 256, every_module=True),
-    "ViT-Ti/16, blocks, 224 px": Case(lambda: timm.create_model("vit_tiny_patch16_224"), 224, 64, 32),
+    "ResNet-18, blocks, 64 px": Case(_resnet, 64, 2048, 32),
+    "ResNet-18, all modules, 32 px": Case(_resnet, 32, 1024, 256, every_module=True),
+    "ViT-Ti/16, blocks, 224 px": Case(lambda: timm.create_model("vit_tiny_patch16_224"), 224, 128, 32),
     "BERT-base, blocks, 128 tokens": Case(_bert, 0, 32, 16),
 }
 
@@ -181,7 +182,7 @@ def _others() -> dict[str, Tool]:
     return tools
 
 
-def _bare(a: Adapter, b: Adapter, inputs: Tensor, batch: int) -> None:
+def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> None:
     for part in Samples.of(inputs).batches(batch):
         for adapter in (a, b):
             adapter.forward(adapter.preprocess(part.samples))
@@ -242,29 +243,26 @@ def main() -> None:
     console = Console(width=160)
     table = Table(title=f"compare over bare forwards ({machine()})")
     heads = [f"{name}{what}" for name in (OURS, *others) for what in ("", " error")]
-    for column in ("networks", "layers", "n", "batch", "forwards s", "debiased, mean", *heads):
+    for column in ("networks", "layers", "n", "batch", "forwards s", DEBIASED, *heads):
         table.add_column(column)
     for title, case in CASES.items():
         a, b = (case.adapter(seed) for seed in (0, 1))
         inputs = case.inputs(case.n)
         layers = _modules(a, inputs[:2]) if case.every_module else list(a.layers)
-        slow = {"torch-cka"} if case.every_module else set()  # once is enough to see
         tools = {OURS: _ours(case.rows), **others}
-        ways = {"bare": _bare_of(a, b, inputs, case.batch)}
-        for name, tool in {"debiased": _ours("mean", debiased=True), **tools}.items():
-            if name not in slow:
-                ways[name] = _run_of(tool, a, b, layers, inputs, case.batch)
-        seconds = in_turn(ways, REPEATS, time.process_time)
-        bare = statistics.median(seconds["bare"])
-        for name in slow & tools.keys():
-            start = time.process_time()
-            tools[name](a, b, layers, inputs, case.batch)
-            seconds[name] = [time.process_time() - start] * REPEATS
-        quick = {name: tool for name, tool in tools.items() if name not in slow}
-        errors = _errors(quick, case.rows, a, b, layers, inputs[: 2 * case.batch], case.batch)
-        cells = [_ratio(seconds["debiased"], seconds["bare"])]
+        few = inputs[: 2 * case.batch]
+        errors = _errors(tools, case.rows, a, b, layers, few, case.batch)  # which warms everything up
+        quick = {name: tool for name, tool in tools.items() if not (case.every_module and name == "torch-cka")}
+        ways = {"bare": _bare, DEBIASED: _ours("mean", debiased=True), **quick}
+        seconds = _seconds(ways, a, b, layers, inputs, case.batch, REPEATS)
+        ratios = {name: _ratio(seconds[name], seconds["bare"]) for name in (DEBIASED, *quick)}
+        for name in tools.keys() - quick.keys():  # two batches are enough to see
+            once = _seconds({"bare": _bare, name: tools[name]}, a, b, layers, few, case.batch, 1)
+            ratios[name] = _ratio(once[name], once["bare"])
+        cells = [ratios[DEBIASED]]
         for name in tools:
-            cells += [_ratio(seconds[name], seconds["bare"]), f"{errors[name]:.0e}" if name in errors else "–"]
+            cells += [ratios[name], f"{errors[name]:.0e}"]
+        bare = statistics.median(seconds["bare"])
         table.add_row(title, f"{len(layers)} × {len(layers)}", str(case.n), str(case.batch), f"{bare:.2f}", *cells)
         console.print(table)
     tools = {OURS: _ours("flatten"), **others}
@@ -277,17 +275,19 @@ def main() -> None:
     console.print(moved)
 
 
+def _seconds(
+    ways: Mapping[str, Tool],
+    a: Adapter,
+    b: Adapter,
+    layers: Sequence[str],
+    inputs: Tensor,
+    batch: int,
+    repeats: int,
+) -> dict[str, list[float]]:
+    runs = {name: partial(way, a, b, layers, inputs, batch) for name, way in ways.items()}
+    return in_turn(runs, repeats, time.process_time)
+
+
 def _ratio(seconds: Sequence[float], bare: Sequence[float]) -> str:
-    """The median over rounds, and the smallest seconds of either."""
-    ratios = [one / other for one, other in zip(seconds, bare, strict=True)]
-    return f"{statistics.median(ratios):.3f} (best {min(seconds) / min(bare):.3f})"
-
-
-def _bare_of(a: Adapter, b: Adapter, inputs: Tensor, batch: int) -> Callable[[], object]:
-    return lambda: _bare(a, b, inputs, batch)
-
-
-def _run_of(
-    tool: Tool, a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int
-) -> Callable[[], object]:
-    return lambda: tool(a, b, layers, inputs, batch)
+    """The median over rounds."""
+    return f"{statistics.median(one / other for one, other in zip(seconds, bare, strict=True)):.3f}"

@@ -16,7 +16,9 @@ def paired(first: Callable[[], object], second: Callable[[], object], repeats: i
 
     One run of each is not counted.
     """
-    seconds = in_turn({"first": first, "second": second}, repeats)
+    ways = {"first": first, "second": second}
+    in_turn(ways, 1)
+    seconds = in_turn(ways, repeats)
     ratios = map(operator.truediv, seconds["first"], seconds["second"])
     return statistics.median(seconds["first"]), statistics.median(seconds["second"]), statistics.median(ratios)
 
@@ -24,14 +26,14 @@ def paired(first: Callable[[], object], second: Callable[[], object], repeats: i
 def in_turn(
     functions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of every run of each, all of them in turn; one round is not counted."""
+    """Seconds of every run of each, all of them in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         for name, function in functions.items():
             start = clock()
             function()
             seconds[name].append(clock() - start)
-    return {name: found[1:] for name, found in seconds.items()}
+    return seconds
 
 
 def machine() -> str:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_PASSES = 400
+"""Operations for which there would be time while the numbers of a Gram matrix are put in order, for each of them."""
+
+
 @dataclass(frozen=True)
 class Route:
     """A way to the values of a metric, and what it takes.
@@ -128,7 +132,7 @@ def _route(label: str, metric: Metric, way: str, watch: Watch, collected: bool) 
                 flops += 0 if metric.name == "linear_cka" else once * sum(20 * max(pair) ** 3 for pair in pairs)
                 memory += 8 * (sum(x) * sum(y) + own)
             case "grams":
-                flops += n**2 * (both + len(pairs))  # of a Gram matrix half is computed
+                flops += n**2 * (both + len(pairs) + _PASSES * len(group.keys))  # of a Gram matrix half is computed
                 memory += 8 * n**2 * (len(group.keys) + 1)
                 disk += n * both * itemsize
             case "minibatches":

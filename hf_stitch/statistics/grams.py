@@ -377,12 +377,11 @@ class MinibatchGrams:
         Raises:
             ValueError: There are fewer than 4 rows.
         """
-        if not self._pending:
+        if any(self._pending):
+            return self._plus([_gram(torch.cat(chunks)) for chunks in self._pending])
+        if self._sums is None:
             raise ValueError("no rows have come yet; call update first")
-        left = sum(map(len, self._pending[0]))
-        if not left and self._sums is not None:
-            return self._sums
-        return self._plus([_gram(torch.cat(chunks)) for chunks in self._pending])
+        return self._sums
 
     def all_reduce(self, accelerator: Accelerator) -> MinibatchGrams:
         """Give every process the sums of all; to be called once, by all, after the last row.
