@@ -1,32 +1,53 @@
-"""Every pair of layers against the bare forwards of both networks; random weights, real sizes, float32.
+"""Every pair of layers against the bare forwards of both networks, beside others that compare layers.
 
-Minibatch CKA of ``flatten`` rows, and debiased CKA (all data, exact) of ``mean`` rows. The error is that of pairs drawn
-at random, against float64 from the same activations; below the table, with their means moved.
+Random weights, real sizes, float32. Seconds are those of the processor: on one thread the same as those of a clock on a
+machine that does nothing else. Errors are the largest among all pairs, against the same estimator in float64, of the
+activations that a tool takes. Rows are flattened: with us without tokens of no position (CLS); texts, whose lengths
+vary, we do not flatten, and take the mean.
+
+The others come with ``pip install "hf-stitch[bench]"``; what is missing is left out, and said.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import contextlib
+import importlib
+import io
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 import transformers as hf
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hf_stitch
-from benchmarks.timing import machine, paired
+from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
-from hf_stitch.analysis.activations import Activations, record
 from hf_stitch.analysis.atlas import compare
-from hf_stitch.metrics import build_metric, minibatch_cka
+from hf_stitch.metrics import build_metric
+from hf_stitch.representation import RowsPolicy
 
-REPEATS, PAIRS, TOKENS = 5, 4, 128
+Array = NDArray[np.float64]
+Tool = Callable[[Adapter, Adapter, Sequence[str], Tensor, int], Any]
+REPEATS, TOKENS = 2, 128
+DEVIATIONS = (0, 30, 300)
+OURS, DEBIASED = "hf-stitch", "debiased, mean"
 
 
+# -- what is compared --------------------------------------------------------------------------------------------------
 def _resnet() -> nn.Module:
     return timm.create_model("resnet18", num_classes=10, zero_init_last=False)  # zeros leave CKA undefined
 
@@ -35,98 +56,238 @@ def _bert() -> nn.Module:
     return hf.BertModel(hf.BertConfig())
 
 
-# network, image size, all modules or blocks only, samples, batch
-CASES: dict[str, tuple[Callable[[], nn.Module], int, bool, int, int]] = {
-    "ResNet-18, blocks, 64 px": (_resnet, 64, False, 1024, 64),
-    "ResNet-18, all modules, 32 px": (_resnet, 32, True, 1024, 256),
-    "ViT-Ti/16, blocks, 224 px": (lambda: timm.create_model("vit_tiny_patch16_224"), 224, False, 64, 16),
-    "BERT-base, blocks, 128 tokens": (_bert, 0, False, 32, 8),
+@dataclass(frozen=True)
+class Case:
+    """Two networks of a kind, and what they are shown; images of a size, or texts where it is 0."""
+
+    create: Callable[[], nn.Module]
+    size: int
+    n: int
+    batch: int
+    every_module: bool = False
+
+    @property
+    def rows(self) -> RowsPolicy:
+        """The rows policy of minibatch CKA."""
+        return "flatten" if self.size else "mean"
+
+    def inputs(self, n: int) -> Tensor:
+        """Random samples."""
+        generator = torch.Generator().manual_seed(0)
+        if self.size:
+            return torch.randn(n, 3, self.size, self.size, generator=generator)
+        return torch.randint(1000, 20000, (n, TOKENS), generator=generator)
+
+    def adapter(self, seed: int) -> Adapter:
+        """A network with random weights."""
+        torch.manual_seed(seed)
+        return hf_stitch.load(self.create().eval(), example_inputs=self.inputs(2) if self.size else None)
+
+
+CASES = {
+    "ResNet-18, blocks, 64 px": Case(_resnet, 64, 2048, 32),
+    "ResNet-18, all modules, 32 px": Case(_resnet, 32, 1024, 256, every_module=True),
+    "ViT-Ti/16, blocks, 224 px": Case(lambda: timm.create_model("vit_tiny_patch16_224"), 224, 128, 32),
+    "BERT-base, blocks, 128 tokens": Case(_bert, 0, 32, 16),
 }
 
 
-def _adapter(create: Callable[[], nn.Module], size: int, seed: int) -> Adapter:
+class _Shift(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+def _far(seed: int, deviations: float) -> nn.Module:
+    """Three layers whose outputs have a standard deviation of about 1, and a mean so many away from 0."""
     torch.manual_seed(seed)
-    return hf_stitch.load(create().eval(), example_inputs=torch.randn(2, 3, size, size) if size else None)
+    widths = (64, 512, 512, 512)
+    layers = []
+    for d, width in pairwise(widths):
+        layers += [nn.Linear(d, width), nn.BatchNorm1d(width), _Shift(deviations)]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for _ in range(50):
+            model(torch.randn(256, widths[0]))
+    return model.eval()
 
 
-def _samples(size: int, n: int) -> Samples:
-    torch.manual_seed(0)
-    return Samples.of(torch.randn(n, 3, size, size) if size else torch.randint(1000, 20000, (n, TOKENS)))
-
-
-def _all_modules(adapter: Adapter) -> list[str]:
-    """All that run once and return a representation."""
-    names = []
+def _modules(adapter: Adapter, inputs: Tensor) -> list[str]:
+    """All that run once and return a representation, in the order in which they return."""
+    named = []
     for name, _ in adapter.model.named_modules():
-        try:
+        with contextlib.suppress(NotACutError):
             adapter.form(name)
-            names.append(name)
-        except NotACutError:
-            continue
-    return names
+            named.append(name)
+    order: list[str] = []
+    adapter.observe(inputs, named, lambda name, _: order.append(name))
+    return order
 
 
-def _bare(a: Adapter, b: Adapter, samples: Samples, batch: int) -> Callable[[], None]:
-    def run() -> None:
-        for part in samples.batches(batch):
-            for adapter in (a, b):
-                adapter.forward(adapter.preprocess(part.samples))
+# -- the tools ---------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _ours(rows: RowsPolicy, debiased: bool = False) -> Tool:
+    def run(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
+        options = {"debiased": True} if debiased else {"batch_size": batch}
+        metric = build_metric("linear_cka" if debiased else "minibatch_cka", **options)
+        named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "rows": rows}
+        atlas = compare(a, b, Samples.of(inputs), batch_size=batch, progress=False, **named)
+        (values,) = atlas.values.values()
+        return values
 
     return run
 
 
-def _error(x: Activations, y: Activations, batch: int) -> float:
-    metric = build_metric("minibatch_cka", batch_size=batch)
-    atlas = compare(x, y, metrics=[metric], rows="flatten", batch_size=batch, progress=False)
-    (values,) = atlas.values.values()
-    pairs = random.Random(0).sample([(i, j) for i in range(len(x.layers)) for j in range(len(y.layers))], PAIRS)
-    exact = {
-        (i, j): minibatch_cka(x.values[x.layers[i]], y.values[y.layers[j]], batch_size=batch).item() for i, j in pairs
+def _torch_cka(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
+    from torch_cka import CKA
+
+    with _quiet():
+        cka = CKA(a.model, b.model, "a", "b", list(layers), list(layers))
+        try:
+            cka.compare(DataLoader(TensorDataset(inputs), batch))
+        except AssertionError:  # of values that are NaN
+            return np.full((len(layers), len(layers)), np.nan)
+        finally:  # it leaves its hooks behind
+            for adapter in (a, b):
+                for module in adapter.model.modules():
+                    module._forward_hooks.clear()
+    return cka.hsic_matrix.double().numpy()
+
+
+def _pytorch_cka(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
+    from cka import compute_cka
+
+    loader = DataLoader(TensorDataset(inputs), batch)
+    (values,) = compute_cka(a.model, b.model, loader, layers=list(layers), device="cpu", progress=False)
+    return values.double().numpy()
+
+
+def _others() -> dict[str, Tool]:
+    tools: dict[str, Tool] = {}
+    for name, module, tool in (("torch-cka", "torch_cka", _torch_cka), ("pytorch-cka", "cka", _pytorch_cka)):
+        try:
+            importlib.import_module(module)
+            tools[name] = tool
+        except ImportError:
+            print(f'{name} is not installed and left out: pip install "hf-stitch[bench]"', file=sys.stderr)
+    return tools
+
+
+def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> None:
+    for part in Samples.of(inputs).batches(batch):
+        for adapter in (a, b):
+            adapter.forward(adapter.preprocess(part.samples))
+
+
+# -- the truth ---------------------------------------------------------------------------------------------------------
+def _reference(
+    a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, rows: RowsPolicy | None
+) -> Array:
+    """Minibatch CKA in float64 (Nguyen et al. 2021, equation 3), with explicit matrices.
+
+    Rows are made by a policy, or of all that there is.
+    """
+    sums: Any = 0
+    for part in inputs.split(batch):
+        grams: list[Tensor] = []
+        for adapter in (a, b):
+            found: dict[str, Tensor] = {}
+
+            def see(name: str, representation: Any, found: dict[str, Tensor] = found) -> None:
+                taken = representation.rows(rows) if rows else representation.values.flatten(1)
+                exact = taken.double() - taken.double().mean(0)
+                found[name] = (exact @ exact.T).fill_diagonal_(0)
+
+            adapter.observe(adapter.preprocess(list(part)), layers, see)
+            grams += [found[name] for name in layers]
+        k, n = torch.stack(grams), len(part)
+        ends = k.sum(2)
+        totals = ends.sum(1)
+        squares = k.flatten(1) @ k.flatten(1).T
+        sums = sums + squares + torch.outer(totals, totals) / ((n - 1) * (n - 2)) - 2 / (n - 2) * ends @ ends.T
+    own = sums.diagonal().sqrt()
+    values: Array = (sums / torch.outer(own, own))[: len(layers), len(layers) :].numpy()
+    return values
+
+
+def _errors(
+    tools: Mapping[str, Tool],
+    rows: RowsPolicy,
+    a: Adapter,
+    b: Adapter,
+    layers: Sequence[str],
+    inputs: Tensor,
+    batch: int,
+) -> dict[str, float]:
+    exact = {policy: _reference(a, b, layers, inputs, batch, policy) for policy in (rows, None)}
+    return {
+        name: float(np.abs(tool(a, b, layers, inputs, batch) - exact[rows if name == OURS else None]).max())
+        for name, tool in tools.items()
     }
-    return max(abs(values[pair] - value) for pair, value in exact.items())
 
 
-def _moved(activations: Activations, deviations: float) -> Activations:
-    values = {name: rows + deviations * rows.std() for name, rows in activations.values.items()}
-    return Activations(values, activations.ids, activations.rows)
-
-
+# -- the tables --------------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def main() -> None:
     """Print the tables."""
-    table = Table("networks", "layers", "n", "batch", "forwards s", title=f"compare over bare forwards ({machine()})")
-    for column in ("minibatch, flatten", "debiased, mean", "error"):
-        table.add_column(column, justify="right")
-    far: dict[float, float] = {}
-    for name, (create, size, everything, n, batch) in CASES.items():
-        a, b = (_adapter(create, size, seed) for seed in (0, 1))
-        samples = _samples(size, n)
-        layers: dict[str, Any] = {}
-        if everything:
-            layers = {"layers_a": _all_modules(a), "layers_b": _all_modules(b)}
-        bare = _bare(a, b, samples, batch)
-        ratios, forwards = [], 0.0
-        for metric, rows in (
-            (build_metric("minibatch_cka", batch_size=batch), "flatten"),
-            (build_metric("linear_cka", debiased=True), "mean"),
-        ):
-            options: dict[str, Any] = {"metrics": [metric], "rows": rows, "batch_size": batch, **layers}
+    others = _others()
+    console = Console(width=160)
+    table = Table(title=f"compare over bare forwards ({machine()})")
+    heads = [f"{name}{what}" for name in (OURS, *others) for what in ("", " error")]
+    for column in ("networks", "layers", "n", "batch", "forwards s", DEBIASED, *heads):
+        table.add_column(column)
+    for title, case in CASES.items():
+        a, b = (case.adapter(seed) for seed in (0, 1))
+        inputs = case.inputs(case.n)
+        layers = _modules(a, inputs[:2]) if case.every_module else list(a.layers)
+        tools = {OURS: _ours(case.rows), **others}
+        few = inputs[: 2 * case.batch]
+        errors = _errors(tools, case.rows, a, b, layers, few, case.batch)  # which warms everything up
+        quick = {name: tool for name, tool in tools.items() if not (case.every_module and name == "torch-cka")}
+        ways = {"bare": _bare, DEBIASED: _ours("mean", debiased=True), **quick}
+        seconds = _seconds(ways, a, b, layers, inputs, case.batch, REPEATS)
+        ratios = {name: _ratio(seconds[name], seconds["bare"]) for name in (DEBIASED, *quick)}
+        for name in tools.keys() - quick.keys():  # two batches are enough to see
+            once = _seconds({"bare": _bare, name: tools[name]}, a, b, layers, few, case.batch, 1)
+            ratios[name] = _ratio(once[name], once["bare"])
+        cells = [ratios[DEBIASED]]
+        for name in tools:
+            cells += [ratios[name], f"{errors[name]:.0e}"]
+        bare = statistics.median(seconds["bare"])
+        table.add_row(title, f"{len(layers)} × {len(layers)}", str(case.n), str(case.batch), f"{bare:.2f}", *cells)
+        console.print(table)
+    tools = {OURS: _ours("flatten"), **others}
+    moved = Table(*["away by", *tools], title="largest error; means away from 0 by standard deviations")
+    for deviations in DEVIATIONS:
+        inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
+        a, b = (hf_stitch.load(_far(seed, deviations), example_inputs=inputs[:2]) for seed in (0, 1))
+        found = _errors(tools, "flatten", a, b, ["2", "5", "8"], inputs, 64)
+        moved.add_row(str(deviations), *(f"{error:.0e}" for error in found.values()))
+    console.print(moved)
 
-            def ours(options: dict[str, Any] = options, a: Adapter = a, b: Adapter = b, s: Samples = samples) -> Any:
-                return compare(a, b, s, progress=False, **options)
 
-            _, forwards, ratio = paired(ours, bare, REPEATS)
-            ratios.append(f"{ratio:.3f}")
-        error = "–"
-        if size and not everything:
-            part = samples.take(2 * batch)
-            x, y = (record(adapter, None, part, "flatten", batch_size=batch, progress=False) for adapter in (a, b))
-            error = f"{_error(x, y, batch):.1e}"
-            far = far or {d: _error(_moved(x, d), _moved(y, d), batch) for d in (0.0, 30.0, 300.0)}
-        count = f"{len(layers.get('layers_a', a.layers))} × {len(layers.get('layers_b', b.layers))}"
-        table.add_row(name, count, str(n), str(batch), f"{forwards:.2f}", *ratios, error)
-    console = Console(width=140)
-    console.print(table)
-    console.print(
-        "error with means moved by standard deviations: " + ", ".join(f"{d:g}: {e:.1e}" for d, e in far.items())
-    )
+def _seconds(
+    ways: Mapping[str, Tool],
+    a: Adapter,
+    b: Adapter,
+    layers: Sequence[str],
+    inputs: Tensor,
+    batch: int,
+    repeats: int,
+) -> dict[str, list[float]]:
+    runs = {name: partial(way, a, b, layers, inputs, batch) for name, way in ways.items()}
+    return in_turn(runs, repeats, time.process_time)
+
+
+def _ratio(seconds: Sequence[float], bare: Sequence[float]) -> str:
+    """The median over rounds."""
+    return f"{statistics.median(one / other for one, other in zip(seconds, bare, strict=True)):.3f}"

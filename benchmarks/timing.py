@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -15,20 +16,24 @@ def paired(first: Callable[[], object], second: Callable[[], object], repeats: i
 
     One run of each is not counted.
     """
-    seconds: list[tuple[float, float]] = []
-    for _ in range(repeats + 1):
-        pair = []
-        for function in (first, second):
-            start = time.perf_counter()
+    ways = {"first": first, "second": second}
+    in_turn(ways, 1)
+    seconds = in_turn(ways, repeats)
+    ratios = map(operator.truediv, seconds["first"], seconds["second"])
+    return statistics.median(seconds["first"]), statistics.median(seconds["second"]), statistics.median(ratios)
+
+
+def in_turn(
+    functions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of every run of each, all of them in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = clock()
             function()
-            pair.append(time.perf_counter() - start)
-        seconds.append((pair[0], pair[1]))
-    counted = seconds[1:]
-    return (
-        statistics.median(a for a, _ in counted),
-        statistics.median(b for _, b in counted),
-        statistics.median(a / b for a, b in counted),
-    )
+            seconds[name].append(clock() - start)
+    return seconds
 
 
 def machine() -> str:

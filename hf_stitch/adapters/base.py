@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +31,9 @@ Larger ones, when each is first used.
 
 MOST_SIZES = 8
 """Sizes of input, beside the native one, whose cuts are remembered."""
+
+See = Callable[[str, Representation], None]
+"""Is told the name of a layer and what the network says there."""
 
 
 @dataclass(frozen=True)
@@ -226,15 +229,60 @@ class Adapter(ABC):
         names = [layers] if isinstance(layers, str) else list(layers)
         if not names:
             raise ValueError("encode needs at least one layer, got none")
-        arguments = self.inputs(inputs)
-        survey = self._survey(arguments)
+        survey = self._survey(self.inputs(inputs))
         for name in names:
             survey.plan(name)
-        deepest = max(names, key=lambda name: survey.trace.calls[name].exited)
-        values = self._capture(
-            arguments, {name: survey.cut(name) for name in names}, None if self._offloaded else deepest
-        )
-        return {name: survey.cut(name).represent(values[name], arguments, self.interface) for name in names}
+        found: dict[str, Representation] = {}
+
+        def keep(name: str, representation: Representation) -> None:
+            found[name] = representation.replace(values=representation.values.clone())
+
+        self.observe(inputs, names, keep)
+        return {name: found[name] for name in names}
+
+    def observe(self, inputs: Any, layers: Iterable[str], see: See) -> None:
+        """Run the network once, up to the deepest of some layers, and tell what it says at each as it comes.
+
+        To be looked at, a layer need not be a cut: any module will do that runs once and returns vectors, tokens or a
+        grid.
+
+        Args:
+            inputs: The model's inputs: a mapping of arguments, or the one tensor.
+            layers: Names of modules.
+            see: Told of each layer. What follows in the network may overwrite the values: it copies what it keeps.
+
+        Raises:
+            NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> a.observe(torch.randn(5, 4), ["0", "1"], lambda name, seen: print(name, *seen.values.shape))
+            0 5 8
+            1 5 8
+        """
+        arguments = self.inputs(inputs)
+        survey = self._survey(arguments)
+        cuts = {name: survey.cut(name) for name in layers}
+        deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
+
+        def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
+            def look(module: nn.Module, args: Any, output: Any) -> None:
+                values = _tree.get(output, cut.path)
+                see(cut.layer, cut.represent(values, arguments, self.interface))
+                if cut.layer == deepest and not self._offloaded:
+                    raise CutReached(values)
+
+            return look
+
+        handles = [self.model.get_submodule(name).register_forward_hook(hook(cut)) for name, cut in cuts.items()]
+        try:
+            with suppress(CutReached):
+                self._run(arguments)
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def decode(self, representation: Representation, layer: str) -> Any:
         """The model's own output for a representation at a layer; runs only what follows, and never sees the input.
@@ -347,27 +395,6 @@ class Adapter(ABC):
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
         return twin.eval()
-
-    def _capture(self, inputs: Mapping[str, Any], cuts: Mapping[str, Cut], deepest: str | None) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
-
-        def hook(name: str) -> Any:
-            def capture(module: nn.Module, args: Any, output: Any) -> None:
-                values[name] = _tree.get(output, cuts[name].path)
-                if name == deepest:
-                    raise CutReached(values[name])
-                values[name] = values[name].clone()  # an in-place operation may follow
-
-            return capture
-
-        handles = [self.model.get_submodule(name).register_forward_hook(hook(name)) for name in cuts]
-        try:
-            with suppress(CutReached):
-                self._run(inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return values
 
 
 def _is_bookkeeping(hook: Any) -> bool:

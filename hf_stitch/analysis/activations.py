@@ -6,11 +6,10 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..adapters import Adapter, _tree
-from ..adapters.surgery import CutReached
+from ..adapters import Adapter
+from ..adapters.base import See
 from ..data import Id, Samples
 from ..processes import Processes
 from ..registry import did_you_mean
@@ -28,9 +27,6 @@ from ..stitches.layer import check_forms
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-See = Callable[[str, Representation], None]
-"""Is told the name of a layer and what the network says there."""
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -97,49 +93,11 @@ class Network:
 
     def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
         """Run the network once."""
-        observe(self.adapter, self.adapter.preprocess(self.reader.read(start, stop)), layers, see)
+        self.adapter.observe(self.adapter.preprocess(self.reader.read(start, stop)), layers, see)
 
     def describe(self) -> dict[str, Any]:
         """The endpoint with the hash of the weights, and the fingerprint of the samples."""
         return {"endpoint": self.adapter.pinned.to_dict(), "data": self.reader.samples.fingerprint}
-
-
-@torch.no_grad()
-def observe(adapter: Adapter, inputs: Any, layers: Sequence[str], see: See) -> None:
-    """Run a network once, up to the deepest of some layers, and tell what it says at each as it comes.
-
-    To be looked at, a layer need not be a cut: any module will do that runs once and returns vectors, tokens or a grid.
-
-    Args:
-        adapter: The network.
-        inputs: The model's inputs.
-        layers: Names of modules.
-        see: Told of each layer. What follows in the network may overwrite the values: it copies what it keeps.
-
-    Raises:
-        NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.
-    """
-    arguments = adapter.inputs(inputs)
-    survey = adapter._survey(arguments)
-    cuts = {name: survey.cut(name) for name in layers}
-    deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
-
-    def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def look(module: nn.Module, args: Any, output: Any) -> None:
-            values = _tree.get(output, cuts[name].path)
-            see(name, cuts[name].represent(values, arguments, adapter.interface))
-            if name == deepest and not adapter._offloaded:
-                raise CutReached(values)
-
-        return look
-
-    handles = [adapter.model.get_submodule(name).register_forward_hook(hook(name)) for name in cuts]
-    try:
-        with suppress(CutReached):
-            adapter.forward(arguments)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,6 +278,7 @@ def _column(stored: Any, name: str) -> NDArray[Any]:
     return np.stack(stored.with_format("numpy", dtype=np.dtype(feature.dtype))[name][:])
 
 
+@torch.no_grad()
 def record(
     model: str | nn.Module | Adapter,
     layers: Iterable[str] | None,
@@ -377,7 +336,7 @@ def record(
             masks.append(representation.mask[:, representation.prefix_tokens :].cpu())
 
     for batch in share.batches(batch_size, progress="recording" if progress and processes.rank == 0 else None):
-        observe(adapter, adapter.preprocess(batch.samples), names, keep)
+        adapter.observe(adapter.preprocess(batch.samples), names, keep)
     values = {name: _joined([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
     masks = [mask for own in processes.gather(masks) for mask in own]
     return Activations(values, samples.ids, rows, _joined(masks) if masks else None, grids)
@@ -395,6 +354,11 @@ Key = tuple[int, str, Grid]
 """A matrix of rows: the number of its side, its layer, and the grid that positions were brought to."""
 PROBE = 2
 """Samples that are looked at before the others."""
+
+Observe = Callable[[Sequence[str], See], None]
+"""Tells what is said of some samples at some layers, each once."""
+Take = Callable[[Key, Tensor], bool]
+"""Is given the rows of a matrix, which last no longer than the call, and says whether they are finite."""
 
 
 @dataclass(frozen=True)
@@ -445,6 +409,8 @@ class Watch:
         layers_a: Layers of a; ``None``: all that it offers.
         layers_b: Layers of b.
         rows: The rows policy.
+        ordered: Whether the features of flattened rows must be in the order of positions at every layer; in that of
+            memory they need not be moved.
 
     Raises:
         ValueError: If there are less than 2 samples, no layers, or layers that cannot be compared under the policy.
@@ -456,8 +422,9 @@ class Watch:
         layers_a: Iterable[str] | None,
         layers_b: Iterable[str] | None,
         rows: RowsPolicy,
+        ordered: bool = True,
     ) -> None:
-        self.sides, self.policy = sides, rows
+        self.sides, self.policy, self._ordered = sides, rows, ordered
         self.n = len(sides[0].ids)
         if self.n < PROBE:
             raise ValueError(f"a comparison takes at least {PROBE} samples, got {self.n}")
@@ -465,31 +432,30 @@ class Watch:
         last = len(sides) - 1
         wanted = [dict.fromkeys(self.layers_a)] if last else [dict.fromkeys((*self.layers_a, *self.layers_b))]
         wanted += [dict.fromkeys(self.layers_b)] if last else []
-        self._first: list[dict[str, str]] = []
-        forms: list[dict[str, Form]] = []
-        for side, names in zip(sides, wanted, strict=True):
-            first, form = _survey(side, list(names))
-            self._first.append(first)
-            forms.append(form)
-        self.groups = self._grouped(forms[0], forms[-1])
+        start = time.perf_counter()
+        looks = [_Look(side, list(names)) for side, names in zip(sides, wanted, strict=True)]
+        self.seconds = (time.perf_counter() - start) / PROBE
+        self.groups = self._grouped(looks[0], looks[-1])
         self._grids: dict[tuple[int, str], list[Grid]] = {}
         for number, name, grid in dict.fromkeys(key for group in self.groups for key in group.keys):
             self._grids.setdefault((number, name), []).append(grid)
         self._device: torch.device | None = None
-        start = time.perf_counter()
-        self.probe = self.rows(0, PROBE)
-        self.seconds = (time.perf_counter() - start) / PROBE
+        self.probe: dict[Key, Tensor] = {}
+        self._tell(0, self._keep, [look.repeat for look in looks])
         device = self.probe[self.groups[0].y[0]].device
         self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
 
-    def rows(self, start: int, stop: int) -> dict[Key, Tensor]:
-        """The rows of the samples from ``start`` to ``stop``: for each matrix ``(rows, d)``.
+    def rows(self, start: int, stop: int, take: Take) -> None:
+        """Tell the rows of the samples from ``start`` to ``stop``: of each matrix ``(rows, d)``, as it comes.
 
         Raises:
             ValueError: If a sample is masked entirely, an activation is NaN or infinite (the message says which), or
                 the sides have different tokens.
         """
-        found: dict[Key, Tensor] = {}
+        self._tell(start, take, [partial(side.observe, start, stop) for side in self.sides])
+
+    def _tell(self, start: int, take: Take, observers: Sequence[Observe]) -> None:
+        counts: dict[Key, int] = {}
         owners: dict[int, Tensor] = {}
 
         def see_as(number: int) -> See:
@@ -498,23 +464,33 @@ class Watch:
                 if self.policy == "positions" and number not in owners:
                     owners[number] = representation.row_samples("positions").cpu()
                 for grid in self._grids[number, name]:
-                    resized = representation if grid is None else representation.resize(grid)
-                    rows = self._finite(resized, name, start)
-                    found[number, name, grid] = rows if self._device is None else rows.to(self._device)
+                    key, resized = (number, name, grid), representation if grid is None else representation.resize(grid)
+                    rows = self._rows(resized)
+                    counts[key] = len(rows)
+                    if not take(key, rows if self._device is None else rows.to(self._device)):
+                        self._refuse(rows, resized, name, start)
 
             return see
 
-        for number, side in enumerate(self.sides):
-            side.observe(start, stop, [name for owner, name in self._grids if owner == number], see_as(number))
+        for number, observe in enumerate(observers):
+            observe([name for owner, name in self._grids if owner == number], see_as(number))
         for group in self.groups:
-            counts = {len(found[key]) for key in group.keys}
             tokens = [*owners.values()] if group.y[0][2] is None else []
-            if len(counts) > 1 or any(not torch.equal(tokens[0], other) for other in tokens):
+            uneven = len({counts[key] for key in group.keys}) > 1
+            if uneven or any(not torch.equal(tokens[0], other) for other in tokens):
                 raise ValueError(
                     "rows policy 'positions' needs both sides to have the same tokens, and a sample of the batch from "
                     f"{self.sides[0].ids[start]!r} on has not; use rows='mean', 'cls' or 'last'"
                 )
-        return found
+
+    def _keep(self, key: Key, rows: Tensor) -> bool:
+        self.probe[key] = rows
+        return all_finite(rows)
+
+    def _rows(self, representation: Representation) -> Tensor:
+        if self.policy == "flatten" and representation.layout == "bchw" and not self._ordered:
+            return representation.values.flatten(1)
+        return representation.rows(self.policy)
 
     def width(self, key: Key) -> int:
         """How wide a matrix is."""
@@ -529,19 +505,19 @@ class Watch:
         """About how many rows the matrices of a group have: of texts it is not known before."""
         return round(len(self.probe[group.y[0]]) * self.n / PROBE)
 
-    def _grouped(self, forms_a: Mapping[str, Form], forms_b: Mapping[str, Form]) -> tuple[Group, ...]:
+    def _grouped(self, look_a: _Look, look_b: _Look) -> tuple[Group, ...]:
         by_grid: dict[Grid, list[int]] = {}
         for place, b in enumerate(self.layers_b):
             for a in self.layers_a:
                 try:
-                    check_forms(forms_a[a], forms_b[b], self.policy)
+                    check_forms(look_a.forms[a], look_b.forms[b], self.policy)
                 except ValueError as error:
                     raise ValueError(f"layer {a!r} of a and layer {b!r} of b: {error}") from error
-            by_grid.setdefault(forms_b[b].grid if self.policy == "positions" else None, []).append(place)
+            by_grid.setdefault(look_b.forms[b].grid if self.policy == "positions" else None, []).append(place)
         groups = []
         for grid, places in by_grid.items():
-            of_a = [(0, self._first[0][name], grid) for name in self.layers_a]
-            of_b = [(len(self.sides) - 1, self._first[-1][self.layers_b[place]], grid) for place in places]
+            of_a = [(0, look_a.first[name], grid) for name in self.layers_a]
+            of_b = [(len(self.sides) - 1, look_b.first[self.layers_b[place]], grid) for place in places]
             x, y = list(dict.fromkeys(of_a)), list(dict.fromkeys(of_b))
             if set(x) == set(y):
                 y = x
@@ -558,20 +534,22 @@ class Watch:
             sample = self.sides[0].ids[start + int(empty.nonzero()[0])]
             raise ValueError(f"sample {sample!r} is masked entirely at layer {name!r}; leave it out by select")
 
-    def _finite(self, representation: Representation, name: str, start: int) -> Tensor:
-        """The rows, as a copy, once they are known to be finite."""
-        rows = representation.rows(self.policy)
-        if rows.untyped_storage().data_ptr() == representation.values.untyped_storage().data_ptr():
-            rows = rows.clone()
-        total = rows.sum(dtype=torch.promote_types(rows.dtype, torch.float32))
-        if not bool(total.isfinite()) and not bool((finite := rows.isfinite().all(1)).all()):
-            row = int(finite.logical_not().nonzero()[0])
-            sample = self.sides[0].ids[start + int(representation.row_samples(self.policy)[row])]
-            raise ValueError(
-                f"layer {name!r} is NaN or infinite for sample {sample!r}; leave it out, or run the network in a wider "
-                "dtype"
-            )
-        return rows
+    def _refuse(self, rows: Tensor, representation: Representation, name: str, start: int) -> NoReturn:
+        """Say which sample of a layer is not finite."""
+        finite = rows.isfinite().all(1)
+        if bool(finite.all()):
+            raise ValueError(f"products of layer {name!r} overflow {rows.dtype}; run the network in a wider dtype")
+        place = int(representation.row_samples(self.policy)[int(finite.logical_not().nonzero()[0])])
+        raise ValueError(
+            f"layer {name!r} is NaN or infinite for sample {self.sides[0].ids[start + place]!r}; leave it out, or run "
+            "the network in a wider dtype"
+        )
+
+
+def all_finite(rows: Tensor) -> bool:
+    """Whether nothing is NaN or infinite; a sum shows it, unless it overflows."""
+    total = rows.sum(dtype=torch.promote_types(rows.dtype, torch.float32))
+    return bool(total.isfinite()) or bool(rows.isfinite().all())
 
 
 def _named(side: str, layers: Iterable[str] | None, offered: Side) -> tuple[str, ...]:
@@ -585,17 +563,31 @@ def _named(side: str, layers: Iterable[str] | None, offered: Side) -> tuple[str,
     return names
 
 
-def _survey(side: Side, names: Sequence[str]) -> tuple[dict[str, str], dict[str, Form]]:
-    """For each layer the first that returns the very same tensor, and its form."""
-    first: dict[str, str] = {}
-    forms: dict[str, Form] = {}
-    tensors: dict[Any, tuple[str, Tensor]] = {}  # they are held, so that no other takes their place in memory
+class _Look:
+    """What a side says of the first samples.
 
-    def see(name: str, representation: Representation) -> None:
-        values = representation.values
-        what = (values.data_ptr(), values.shape, values.stride(), values.dtype, values._version)
-        first[name] = tensors.setdefault(what, (name, values))[0]
-        forms[name] = representation.form
+    Attributes:
+        first: For each layer the first that returns the very same tensor.
+        forms: Of each layer.
+    """
 
-    side.observe(0, PROBE, names, see)
-    return first, forms
+    def __init__(self, side: Side, names: Sequence[str]) -> None:
+        self.first: dict[str, str] = {}
+        self.forms: dict[str, Form] = {}
+        self._said: dict[str, Representation] = {}
+        tensors: dict[Any, tuple[str, Tensor]] = {}  # they are held, so that no other takes their place in memory
+
+        def see(name: str, representation: Representation) -> None:
+            values = representation.values
+            what = (values.data_ptr(), values.shape, values.stride(), values.dtype, values._version)
+            self.first[name] = tensors.setdefault(what, (name, values))[0]
+            self.forms[name] = representation.form
+            if self.first[name] == name:
+                self._said[name] = representation.replace(values=values.clone())
+
+        side.observe(0, PROBE, names, see)
+
+    def repeat(self, layers: Sequence[str], see: See) -> None:
+        """Tell it again."""
+        for name in layers:
+            see(name, self._said[name])

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..adapters.base import See
 from ..adapters.preprocess import OFFSETS
 from ..data import Id
 from ..representation import Representation
-from .activations import Network, See, Side, observe
+from .activations import Network, Side
 
 Align = Literal["tokens", "offsets"]
 ALIGN: tuple[str, ...] = get_args(Align)
@@ -101,7 +102,7 @@ class _Aligned(Network):
     def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
         """Run the network once."""
         inputs, segments = self._shared.batch(start, stop)[self._place]
-        observe(self.adapter, inputs, layers, lambda name, said: see(name, segments.mean(name, said)))
+        self.adapter.observe(inputs, layers, lambda name, said: see(name, segments.mean(name, said)))
 
 
 class _Shared:

@@ -264,7 +264,8 @@ def compare(
     sides = _sides(a, b, data, data_b, rows, align, processes)
     if align == "offsets":
         sides = aligned(sides)
-    watch = Watch(sides, layers_a, layers_b, rows)
+    ordered = any("permutation" not in metric.invariances for metric in scores.values())
+    watch = Watch(sides, layers_a, layers_b, rows, ordered)
     _check(scores, watch, processes)
     available = available_memory(watch.device)
     routes = routes_of(scores, watch, available)
@@ -282,8 +283,10 @@ def compare(
         folder = Path(resume or stack.enter_context(tempfile.TemporaryDirectory()))
         state = Checkpoint(folder, processes.rank, lasting=resume is not None)
         taken = processes.agree(state.begin(recipe, lambda: taken_routes(routes, available)))
+        start, stop = processes.part(watch.n)
         collectors = [
-            Collector(group, watch, scores, taken, state.rows / str(i)) for i, group in enumerate(watch.groups)
+            Collector(group, watch, scores, taken, state.rows / str(i), stop - start)
+            for i, group in enumerate(watch.groups)
         ]
         run_pass(watch, collectors, state, processes, batch_size, progress)
         values = {label: np.empty((len(watch.layers_a), len(watch.layers_b))) for label in scores}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..metrics import Metric, MomentsMetric
 from ..processes import Processes
-from ..statistics import HSIC, Grams, LayerMoments, MinibatchGrams
-from .activations import Group, Key, Watch
+from ..statistics import HSIC, Gram, Grams, LayerMoments, MinibatchGrams
+from .activations import Group, Key, Watch, all_finite
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 
 
 def run_pass(
@@ -37,6 +38,7 @@ def run_pass(
     from tqdm.auto import tqdm
 
     start, stop = processes.part(watch.n)
+    owners = {key: collector for collector in collectors for key in collector.group.keys}
     saved = state.load(watch.device)
     if saved is not None:
         start, tensors = saved
@@ -46,9 +48,9 @@ def run_pass(
     with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
         while start < stop:
             end = min(start + batch_size, stop)
-            found = watch.rows(start, end)
+            watch.rows(start, end, lambda key, rows: owners[key].take(key, rows))
             for collector in collectors:
-                collector.update(found)
+                collector.end()
             if state.due(end == stop):
                 state.save(end, _named({str(i): c.state_dict() for i, c in enumerate(collectors)}))
             bar.update(end - start)
@@ -59,10 +61,17 @@ class Collector:
     """What is collected of a group of layers, and the values that follow."""
 
     def __init__(
-        self, group: Group, watch: Watch, scores: Mapping[str, Metric], taken: Mapping[str, str], folder: Path
+        self,
+        group: Group,
+        watch: Watch,
+        scores: Mapping[str, Metric],
+        taken: Mapping[str, str],
+        folder: Path,
+        n: int,
     ) -> None:
         self.group, self._scores, self._taken = group, scores, taken
         self._names = [[key[1] for key in keys] for keys in (group.x, group.y)]
+        self._n = None if watch.policy == "positions" else n
         ways = set(taken.values())
         self._moments: LayerMoments | None = None
         self._rows: _KeptRows | None = None
@@ -72,16 +81,35 @@ class Collector:
         if ways & {"grams", "features"}:
             self._rows = _KeptRows(folder, [watch.probe[key] for key in group.keys])
         sizes = {m.options["batch_size"] for label, m in scores.items() if taken[label] == "minibatches"}
-        self._minibatches = {size: MinibatchGrams(size, group.same) for size in sorted(sizes)}
+        self._minibatches = {size: MinibatchGrams(size, group.same, self._n) for size in sorted(sizes)}
+        self._batch: dict[Key, Tensor] = {}
+        self._reduced: dict[int, dict[Key, Tensor | Gram]] = {size: {} for size in self._minibatches}
 
-    def update(self, found: Mapping[Key, Tensor]) -> None:
-        """Add a batch."""
-        x, y = ([found[key] for key in keys] for keys in (self.group.x, self.group.y))
-        for statistic in (self._moments, *self._minibatches.values()):
-            if statistic is not None:
-                statistic.update(x, None if self.group.same else y)
+    def take(self, key: Key, rows: Tensor) -> bool:
+        """Take the rows of one matrix in a batch, and say whether they are finite; :meth:`end` follows the last."""
+        kept = [grams.reduce(rows) for grams in self._minibatches.values()]
+        for reduced, part in zip(self._reduced.values(), kept, strict=True):
+            reduced[key] = part
+        if self._moments is not None:
+            self._batch[key] = rows.clone()
         if self._rows is not None:
-            self._rows.update([found[key] for key in self.group.keys])
+            self._rows.put(self.group.keys.index(key), rows)
+        # What is not finite shows in a product: the rows need not be read again.
+        grams = [part for part in kept if isinstance(part, Gram)]
+        return bool(grams[0].products.trace().isfinite()) if grams else all_finite(rows)
+
+    def end(self) -> None:
+        """Add the batch of which all matrices have come."""
+        if self._moments is not None:
+            self._moments.update(*self._sides(self._batch))
+        for grams, reduced in zip(self._minibatches.values(), self._reduced.values(), strict=True):
+            grams.update(*self._sides(reduced))
+        if self._rows is not None:
+            self._rows.end()
+
+    def _sides(self, found: Mapping[Key, T]) -> tuple[list[T], list[T] | None]:
+        x, y = ([found[key] for key in keys] for keys in (self.group.x, self.group.y))
+        return x, None if self.group.same else y
 
     def state_dict(self) -> dict[str, Tensor]:
         """All there is, but for rows, which are in files."""
@@ -95,7 +123,7 @@ class Collector:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`state_dict` gave."""
         for size in self._minibatches:
-            self._minibatches[size] = MinibatchGrams.from_state_dict(_within(f"minibatches.{size}/", state))
+            self._minibatches[size] = MinibatchGrams.from_state_dict(_within(f"minibatches.{size}/", state), self._n)
         if self._moments is not None:
             self._moments = LayerMoments.from_state_dict(_within("moments/", state))
         if self._rows is not None:
@@ -175,19 +203,22 @@ class _KeptRows:
 
     def __init__(self, folder: Path, like: Sequence[Tensor]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.n = 0
+        self.n = self._came = 0
         self._widths = [rows.shape[1] for rows in like]
         self._dtypes = [torch.promote_types(rows.dtype, torch.float32) for rows in like]
         self._paths = [folder / f"{i}.rows" for i in range(len(like))]
         for path in self._paths:
             path.touch()
 
-    def update(self, matrices: Sequence[Tensor]) -> None:
-        """Add a batch to every matrix."""
-        for path, dtype, rows in zip(self._paths, self._dtypes, matrices, strict=True):
-            with path.open("ab") as file:
-                file.write(rows.to("cpu", dtype).contiguous().numpy().data)
-        self.n += len(matrices[0])
+    def put(self, place: int, rows: Tensor) -> None:
+        """Add a batch to one matrix."""
+        with self._paths[place].open("ab") as file:
+            file.write(rows.to("cpu", self._dtypes[place]).contiguous().numpy().data)
+        self._came = len(rows)
+
+    def end(self) -> None:
+        """Count the batch that every matrix has got."""
+        self.n += self._came
 
     def cut(self, n: int) -> None:
         """Keep the first rows, the others having come after the state was saved."""

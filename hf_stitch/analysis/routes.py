@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_PASSES = 400
+"""Operations for which there would be time while the numbers of a Gram matrix are put in order, for each of them."""
+
+
 @dataclass(frozen=True)
 class Route:
     """A way to the values of a metric, and what it takes.
@@ -128,12 +132,12 @@ def _route(label: str, metric: Metric, way: str, watch: Watch, collected: bool) 
                 flops += 0 if metric.name == "linear_cka" else once * sum(20 * max(pair) ** 3 for pair in pairs)
                 memory += 8 * (sum(x) * sum(y) + own)
             case "grams":
-                flops += 2 * n**2 * (both + len(pairs))
+                flops += n**2 * (both + len(pairs) + _PASSES * len(group.keys))  # of a Gram matrix half is computed
                 memory += 8 * n**2 * (len(group.keys) + 1)
                 disk += n * both * itemsize
             case "minibatches":
                 size = min(metric.options["batch_size"], n)
-                flops += 2 * n * size * (both / (8 / itemsize) + len(pairs))
+                flops += n * size * (both / (8 / itemsize) + len(pairs))
                 memory += 2 * size * both * itemsize + 8 * size**2 * len(group.keys)
             case _:
                 wide = [2 * n * (dx * min(n, dx) + dy * min(n, dy) + min(n, dx) * min(n, dy)) for dx, dy in pairs]

@@ -2,7 +2,7 @@
 
 from hf_stitch.statistics.debiased import DebiasedMoments
 from hf_stitch.statistics.features import Features
-from hf_stitch.statistics.grams import HSIC, Grams, LayerMoments, MinibatchGrams
+from hf_stitch.statistics.grams import HSIC, Gram, Grams, LayerMoments, MinibatchGrams
 from hf_stitch.statistics.moments import Moments
 
-__all__ = ["HSIC", "DebiasedMoments", "Features", "Grams", "LayerMoments", "MinibatchGrams", "Moments"]
+__all__ = ["HSIC", "DebiasedMoments", "Features", "Gram", "Grams", "LayerMoments", "MinibatchGrams", "Moments"]

@@ -7,8 +7,9 @@ its own). The first two give the same value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 # Rows that are multiplied at a time: a product of fewer would mostly read and write the co-moments.
 _CHUNK = 512
-# Features of a layer that are turned to float64 at a time.
-_FEATURES = 8192
+# Numbers that are centred at a time, so that they stay in the cache, and how many features at least and at most: sums
+# of many products lose digits in float32.
+_ELEMENTS, _LEAST, _MOST = 2**18, 512, 4096
+# Rows whose products with each other are all computed.
+_ROWS = 64
 
 
 class HSIC(NamedTuple):
@@ -38,6 +42,18 @@ class HSIC(NamedTuple):
     xx: Tensor
     xy: Tensor
     yy: Tensor
+
+
+class Gram(NamedTuple):
+    """The Gram matrix of the centred rows of a minibatch.
+
+    Attributes:
+        products: ``(n, n)``; what is above the diagonal does not count.
+        square: Squared norm of the mean that was taken off.
+    """
+
+    products: Tensor
+    square: Tensor
 
 
 class LayerMoments:
@@ -155,7 +171,7 @@ class LayerMoments:
             self._pairs(lambda pair, i, j: to_x[i] @ pair @ to_y[j]) + torch.outer(traces_x, traces_y) / self.n,
             torch.stack([w @ own @ w for w, own in zip(to_y, own_y, strict=True)]) + traces_y**2 / self.n,
         )
-        return _unbiased(self.n, squares, traces_x, traces_y, lengths)
+        return _all_unbiased(self.n, squares, traces_x, traces_y, lengths)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All there is as tensors, rows that wait to be multiplied too, ready for safetensors."""
@@ -256,7 +272,7 @@ class LayerMoments:
 class Grams:
     """The n × n Gram matrix of every layer, centred and in float64, computed once for all pairs.
 
-    Memory is ``8 · n²`` bytes for each layer, however wide it is.
+    Memory is ``4 · n²`` bytes for each layer, however wide it is, and some ``24 · n²`` for a moment.
 
     Args:
         x: ``(n, dx)`` for each layer of the first side, of any float dtype.
@@ -282,7 +298,7 @@ class Grams:
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """As :meth:`LayerMoments.hsic`, and with the same values."""
-        return _of_grams(self._x, self._y, debiased)
+        return _unbiased(self._x, self._y) if debiased else _inner(self._x.products, self._y.products)
 
 
 class MinibatchGrams:
@@ -295,6 +311,7 @@ class MinibatchGrams:
     Args:
         size: Rows of a minibatch, at least 4.
         same: Whether the second side is the first once more, which saves half.
+        n: How many rows will come, where that is known: of batches that are minibatches no row is kept then.
 
     Raises:
         ValueError: The size is below 4.
@@ -305,26 +322,53 @@ class MinibatchGrams:
         torch.Size([1, 2])
     """
 
-    def __init__(self, size: int, same: bool = False) -> None:
+    def __init__(self, size: int, same: bool = False, n: int | None = None) -> None:
         if size < 4:
             raise ValueError(f"a minibatch must have at least 4 rows, got {size}")
-        self.size, self.same = size, same
+        self.size, self.same, self.n = size, same, n
         self._pending: list[list[Tensor]] = []
         self._sums: HSIC | None = None
-        self._layers_x = 0
+        self._layers_x = self._done = 0
 
     @torch.no_grad()
-    def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> MinibatchGrams:
-        """Add a batch of rows; see :meth:`LayerMoments.update`. The rows are kept for a while: hand over copies."""
+    def reduce(self, rows: Tensor) -> Tensor | Gram:
+        """What is to be kept of the next batch of a layer, for :meth:`update`: a copy, or the Gram matrix.
+
+        Args:
+            rows: ``(n, d)``, of any float dtype.
+        """
+        left = -1 if self.n is None or any(self._pending) else self.n - self._done
+        return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
+
+    @torch.no_grad()
+    def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> MinibatchGrams:
+        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for a while: hand over copies.
+
+        Args:
+            x: For each layer of the first side ``(n, dx)``, or what :meth:`reduce` made of it.
+            y: Of the second; left out if that is the first.
+
+        Returns:
+            These statistics.
+
+        Raises:
+            ValueError: Layers are missing or too many, or their rows do not pair up.
+        """
         layers = [*x, *(() if self.same else y or ())]
-        if len({len(rows) for rows in layers}) != 1 or len(layers) != (len(self._pending) or len(layers)):
-            raise ValueError(f"every layer must have the same rows, got {[len(rows) for rows in layers]}")
+        grams = [layer for layer in layers if isinstance(layer, Gram)]
+        rows = [layer for layer in layers if isinstance(layer, Tensor)]
+        counts = [*(len(gram.products) for gram in grams), *map(len, rows)]
+        uneven = len(set(counts)) != 1 or (grams and rows)
+        if uneven or len(layers) != (len(self._pending) or len(layers)):
+            raise ValueError(f"every layer must have the same rows, got {counts}")
         self._pending = self._pending or [[] for _ in layers]
         self._layers_x = len(x)
-        for chunks, rows in zip(self._pending, layers, strict=True):
-            chunks.append(rows)
+        if grams:
+            self._add(grams)
+        for chunks, part in zip(self._pending, rows, strict=False):
+            chunks.append(part)
         while sum(map(len, self._pending[0])) >= self.size + 4:
-            self._sums = self._plus(self._batch([_take(chunks, self.size) for chunks in self._pending]))
+            self._add([_gram(_take(chunks, self.size)) for chunks in self._pending])
         return self
 
     def hsic(self) -> HSIC:
@@ -333,12 +377,11 @@ class MinibatchGrams:
         Raises:
             ValueError: There are fewer than 4 rows.
         """
-        if not self._pending:
+        if any(self._pending):
+            return self._plus([_gram(torch.cat(chunks)) for chunks in self._pending])
+        if self._sums is None:
             raise ValueError("no rows have come yet; call update first")
-        left = sum(map(len, self._pending[0]))
-        if not left and self._sums is not None:
-            return self._sums
-        return self._plus(self._batch([torch.cat(chunks) for chunks in self._pending]))
+        return self._sums
 
     def all_reduce(self, accelerator: Accelerator) -> MinibatchGrams:
         """Give every process the sums of all; to be called once, by all, after the last row.
@@ -355,18 +398,18 @@ class MinibatchGrams:
         """The sums and the rows that wait, ready for safetensors."""
         pending = {f"pending.{i}": torch.cat(chunks) for i, chunks in enumerate(self._pending) if chunks}
         sums = {} if self._sums is None else {f"sums.{key}": part for key, part in self._sums._asdict().items()}
-        return {"size": torch.tensor([self.size, self.same, self._layers_x]), **sums, **pending}
+        return {"size": torch.tensor([self.size, self.same, self._layers_x, self._done]), **sums, **pending}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> MinibatchGrams:
-        """Rebuild what ``state_dict`` gave.
+    def from_state_dict(cls, state: Mapping[str, Tensor], n: int | None = None) -> MinibatchGrams:
+        """Rebuild what ``state_dict`` gave; ``n`` rows will come in all.
 
         Raises:
             ValueError: A key is unknown.
         """
-        size, same, layers_x = state["size"].tolist()
-        built = cls(size, bool(same))
-        built._layers_x = layers_x
+        size, same, layers_x, done = state["size"].tolist()
+        built = cls(size, bool(same), n)
+        built._layers_x, built._done = layers_x, done
         sums = {key.removeprefix("sums."): part for key, part in state.items() if key.startswith("sums.")}
         pending = {int(key.removeprefix("pending.")): part for key, part in state.items() if key.startswith("pending.")}
         if unknown := len(state) - 1 - len(sums) - len(pending):
@@ -379,13 +422,18 @@ class MinibatchGrams:
         """The size of a minibatch."""
         return f"MinibatchGrams({self.size})"
 
-    def _plus(self, batch: HSIC) -> HSIC:
-        return batch if self._sums is None else HSIC(*map(torch.add, self._sums, batch))
+    def _add(self, grams: Sequence[Gram]) -> None:
+        self._sums = self._plus(grams)
+        self._done += len(grams[0].products)
 
-    def _batch(self, layers: list[Tensor]) -> HSIC:
-        grams = torch.stack([_gram(rows) for rows in layers])
-        x, y = grams[: self._layers_x], grams if self.same else grams[self._layers_x :]
-        return HSIC(*(part * grams.shape[1] for part in _of_grams(x, y, debiased=True)))
+    def _plus(self, grams: Sequence[Gram]) -> HSIC:
+        """The sums with one minibatch more, which counts by its size."""
+        n = len(grams[0].products)
+        packed = _packed(grams, len(grams), n, grams[0].products.device)
+        x = _Packed(*(part[: self._layers_x] for part in packed))
+        y = x if self.same else _Packed(*(part[self._layers_x :] for part in packed))
+        sums = (part * n for part in _unbiased(x, y))
+        return HSIC(*sums) if self._sums is None else HSIC(*map(torch.add, self._sums, sums))
 
 
 class _Side:
@@ -434,50 +482,92 @@ def _take(chunks: list[Tensor], count: int) -> Tensor:
     return taken[0] if len(taken) == 1 else torch.cat(taken)
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """The centred Gram matrix in float64, multiplied in the dtype of the rows.
+def _gram(rows: Tensor) -> Gram:
+    """The Gram matrix of a minibatch, in the dtype of its rows, but at least in float32."""
+    return _products(rows, torch.promote_types(rows.dtype, torch.float32))
 
-    Rows are centred first, or their common part would swallow the rest; what rounding leaves of it goes afterwards.
+
+class _Packed(NamedTuple):
+    """Centred Gram matrices of some layers, float64, each pair of rows once.
+
+    Attributes:
+        products: Of each layer what is below the diagonal, times √2, and the diagonal: inner products of these vectors
+            are those of the matrices.
+        lengths: ``(layers, n)``: the diagonals.
     """
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    mean = rows.mean(0)
-    rows = rows - mean
-    gram = _without_rounding((rows @ rows.T).double(), mean.norm(), torch.finfo(rows.dtype).eps)
-    return gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
+
+    products: Tensor
+    lengths: Tensor
 
 
-def _exact_grams(layers: Sequence[Tensor]) -> Tensor:
-    """Centred Gram matrices in float64, ``(layers, n, n)``."""
-    n = len(layers[0])
-    grams = torch.zeros(len(layers), n, n, dtype=torch.float64, device=layers[0].device)
-    for gram, rows in zip(grams, layers, strict=True):
-        square = gram.new_zeros(())
-        for part in rows.split(_FEATURES, 1):
-            exact = part.double()
-            mean = exact.mean(0)
-            square += mean.square().sum()
-            exact = exact - mean
-            gram.addmm_(exact, exact.T)
-        _without_rounding(gram, square.sqrt(), torch.finfo(gram.dtype).eps)
-    return grams
+def _packed(grams: Iterable[Gram], layers: int, n: int, device: torch.device) -> _Packed:
+    """Gram matrices, taken as they come, with the diagonals that let every row sum to zero.
+
+    Those of centred rows do. HSIC without bias does not look at the diagonal, so that what rounding left of the mean
+    goes.
+    """
+    half, some, coming = n // 2, max(1, _ELEMENTS // n**2), iter(grams)
+    products = torch.empty(layers, (n - half) * n + n, dtype=torch.float64, device=device)
+    lengths = products[:, -n:]
+    for start in range(0, layers, some):
+        below = torch.stack([_without_rounding(gram) for gram in islice(coming, some)]).double().tril_(-1)
+        torch.neg(below.sum(1).add_(below.sum(2)), out=lengths[start : start + some])
+        folded = below[:, half:]  # above the diagonal is room for the upper half of the triangle
+        folded[:, :half, half : 2 * half] += below[:, :half, :half].mT
+        torch.mul(folded.flatten(1), math.sqrt(2), out=products[start : start + some, :-n])
+    return _Packed(products, lengths)
 
 
-def _without_rounding(gram: Tensor, mean: Tensor, eps: float) -> Tensor:
+def _exact_grams(layers: Sequence[Tensor]) -> _Packed:
+    grams = (_products(rows, torch.float64) for rows in layers)
+    return _packed(grams, len(layers), len(layers[0]), layers[0].device)
+
+
+def _products(rows: Tensor, dtype: torch.dtype) -> Gram:
+    """Products of centred rows with each other; of those above the diagonal some are left 0.
+
+    Rows are centred first, or their common part would swallow the rest. Some features at a time, so that the centred
+    rows stay in the cache, and blocks of rows, so that no product is computed twice.
+    """
+    n, block = len(rows), _block(len(rows))
+    features = min(max(_ELEMENTS // n, _LEAST), _MOST)
+    found = torch.zeros(n, n, dtype=dtype, device=rows.device)
+    room = found.new_empty(n, min(features, rows.shape[1]))
+    squares = []
+    for part in rows.split(features, 1):
+        mean = part.mean(0, dtype=dtype)
+        squares.append(mean @ mean)
+        centred = torch.sub(part, mean, out=room[:, : part.shape[1]])
+        for start in range(0, n, block):
+            found[start:, start : start + block].addmm_(centred[start:], centred[start : start + block].T)
+    return Gram(found, torch.stack(squares).sum())
+
+
+def _without_rounding(gram: Gram) -> Tensor:
     """Zero where rows are all equal, for their mean is rounded and leaves a little of them."""
-    return gram.zero_() if gram.trace() <= len(gram) * (8 * eps * mean) ** 2 else gram
+    products, square = gram
+    dead = products.trace() <= len(products) * (8 * torch.finfo(products.dtype).eps) ** 2 * square
+    return products.masked_fill_(dead, 0)
 
 
-def _of_grams(x: Tensor, y: Tensor, debiased: bool) -> HSIC:
-    """HSIC of centred Gram matrices, ``(layers, n, n)``."""
-    squares = HSIC(x.square().sum((1, 2)), x.flatten(1) @ y.flatten(1).T, y.square().sum((1, 2)))
-    if not debiased:
-        return squares
-    k, m = (grams.diagonal(dim1=1, dim2=2) for grams in (x, y))
-    lengths = HSIC(k.square().sum(1), k @ m.T, m.square().sum(1))
-    return _unbiased(x.shape[1], squares, k.sum(1), m.sum(1), lengths)
+def _block(n: int) -> int:
+    """Of how many rows each block has: for fewer, halving the work would not pay."""
+    return max(_ROWS, n // 8)
 
 
-def _unbiased(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
+def _unbiased(x: _Packed, y: _Packed) -> HSIC:
+    """Unbiased HSIC of centred Gram matrices."""
+    n, lengths = x.lengths.shape[1], _inner(x.lengths, y.lengths)
+    return _all_unbiased(n, _inner(x.products, y.products), x.lengths.sum(1), y.lengths.sum(1), lengths)
+
+
+def _inner(x: Tensor, y: Tensor) -> HSIC:
+    """Inner products of the rows of two matrices, and of each with itself."""
+    own_x, own_y = (torch.linalg.vector_norm(side, dim=1).square() for side in (x, y))
+    return HSIC(own_x, x @ y.T, own_y)
+
+
+def _all_unbiased(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
     """:func:`unbiased_hsic` of all pairs: of its sums, every number is a matrix of pairs here."""
     shape = squares.xy.shape
     traces = torch.stack([traces_x[:, None].expand(shape), traces_y.expand(shape)])

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from ..adapters import Adapter
-from ..analysis.activations import Activations, observe, record
+from ..analysis.activations import Activations, record
 from ..data import Batch, Samples
 from ..processes import Processes
 from ..representation import ROWS_POLICIES, Representation, RowsPolicy
@@ -77,7 +77,7 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
     def keep(name: str, representation: Representation) -> None:
         found[name] = representation.replace(values=representation.values.clone(), context={})
 
-    observe(adapter, adapter.preprocess(batch.samples), list(layers), keep)
+    adapter.observe(adapter.preprocess(batch.samples), list(layers), keep)
     return found
 
 

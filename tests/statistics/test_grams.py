@@ -140,6 +140,38 @@ def test_states_go_on_bit_for_bit(n: int, same: bool) -> None:
         assert all(torch.equal(a, b) for a, b in zip(kept.hsic(), again.hsic(), strict=True))
 
 
+@pytest.mark.parametrize("n", [4, 5, 64, 65, 129, 150])
+@pytest.mark.parametrize("same", [False, True])
+def test_half_of_the_products_is_enough(n: int, same: bool) -> None:
+    x, y = layers(10, n, (3, 5000)), None if same else layers(11, n, (7,))
+    for debiased in (False, True):
+        expected = dense(x, y or x, debiased)
+        np.testing.assert_allclose(cka(Grams(x, y).hsic(debiased)), expected, rtol=1e-10, atol=1e-12)
+    found = cka(MinibatchGrams(n, same).update(x, y).hsic())
+    np.testing.assert_allclose(found, dense(x, y or x, True), rtol=1e-10, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(4, 70), st.integers(4, 20), st.integers(1, 25), st.booleans())
+def test_rows_announced_give_the_same_minibatches(n: int, size: int, batch: int, same: bool) -> None:
+    x, y = layers(12, n, (3, 2)), [] if same else layers(13, n, (4,))
+    gathered = MinibatchGrams(size, same).update(x, None if same else y).hsic()
+    kept = MinibatchGrams(size, same, n)
+    for parts in zip(*(rows.split(batch) for rows in (*x, *y)), strict=True):
+        reduced = [kept.reduce(part) for part in parts]
+        kept.update(reduced[:2], None if same else reduced[2:])
+        kept = MinibatchGrams.from_state_dict(kept.state_dict(), n)
+    for some, other in zip(kept.hsic(), gathered, strict=True):
+        torch.testing.assert_close(some, other, rtol=1e-9, atol=1e-9)
+
+
+def test_of_batches_that_are_minibatches_no_row_is_kept() -> None:
+    kept = MinibatchGrams(16, same=True, n=60)
+    for rows in X[0].split(16):
+        kept.update([kept.reduce(rows)])
+        assert not any(key.startswith("pending") for key in kept.state_dict())
+
+
 def test_equal_rows_have_no_hsic() -> None:
     dead = [torch.full((40, 5), 0.1, dtype=torch.float64)]
     assert moments(dead, None).hsic().xx.item() == 0
