@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
+
+from ..adapters.timm_images import TimmImageProcessor
 
 
 class StitchConfig(PreTrainedConfig):
@@ -45,3 +47,6 @@ class StitchConfig(PreTrainedConfig):
 
 # So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.
 AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
+AutoImageProcessor.register(
+    StitchConfig, image_processor_classes=dict.fromkeys(("pil", "torchvision"), TimmImageProcessor), exist_ok=True
+)

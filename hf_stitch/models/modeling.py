@@ -92,6 +92,9 @@ class StitchedModel(PreTrainedModel):
         self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
             self.source.interface.modality, self.source.interface.content[0]
         )
+        self.supports_gradient_checkpointing = all(
+            getattr(half.model, "supports_gradient_checkpointing", False) for half in (self.source, self.target)
+        )
         # What transformers would collect from the halves in post_init, which would also draw their weights anew.
         self.all_tied_weights_keys: dict[str, str] = {}
         self._no_split_modules = set()
@@ -282,6 +285,7 @@ class StitchedModel(PreTrainedModel):
         force_download: bool = False,
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
+        attn_implementation: str | None = None,
         **kwargs: Any,
     ) -> Self:
         """Load a stitched model from a folder or the Hub, strictly: every weight, none besides, each as it was saved.
@@ -297,6 +301,7 @@ class StitchedModel(PreTrainedModel):
             force_download: Download again.
             dtype: Cast all weights; default: each as saved.
             device_map: A device for the whole model.
+            attn_implementation: Attention of both networks, by transformers' name; default: each as it was.
             **kwargs: Options of transformers' loaders that change nothing here.
 
         Raises:
@@ -335,6 +340,10 @@ class StitchedModel(PreTrainedModel):
         model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
         if dtype is not None and dtype != "auto":
             nn.Module.to(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        if isinstance(device_map, dict) and list(device_map) == [""]:
+            device_map = device_map[""]
         if device_map not in (None, "cpu"):
             if device_map == "auto" or isinstance(device_map, dict):
                 raise ValueError(f"device_map must name one device for a stitched model, got {device_map!r}")
