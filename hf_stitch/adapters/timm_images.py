@@ -65,7 +65,7 @@ class TimmImageProcessor(BaseImageProcessor):
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in self.data_config().items()}
         return {**values, "image_processor_type": type(self).__name__}
 
-    def preprocess(self, images: Any, return_tensors: str | None = None, **kwargs: Any) -> BatchFeature:  # type: ignore[override]
+    def preprocess(self, images: Any, return_tensors: str | None = None, **kwargs: Any) -> BatchFeature:
         """Images as ``pixel_values``.
 
         Args:

@@ -12,17 +12,15 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torch import nn
 from transformers import Cache
 
 
-def decoder_layers(half: nn.Module) -> tuple[int, ...] | None:
+def decoder_layers(model: Any) -> tuple[int, ...] | None:
     """The numbers of the attention layers that a half of a network has.
 
     Returns:
         In order, by the numbering of the whole network; ``None`` if it is no decoder with a cache.
     """
-    model: Any = half
     if not takes(model, "past_key_values"):
         return None
     numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
@@ -33,18 +31,23 @@ def decoder_layers(half: nn.Module) -> tuple[int, ...] | None:
     return tuple(sorted({layer.layer_idx for layer in layers}))
 
 
-def takes(model: nn.Module, argument: str) -> bool:
+def takes(model: Any, argument: str) -> bool:
     """Whether the forward of a model names an argument."""
     return argument in inspect.signature(model.forward).parameters
 
 
-def layer_types(model: nn.Module, layers: tuple[int, ...]) -> list[str]:
+def layer_types(model: Any, layers: tuple[int, ...]) -> list[str]:
     """The kind of attention of some layers of a decoder, in transformers' terms."""
-    config: Any = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
-    if (named := getattr(config, "layer_types", None)) is not None:
+    named = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
+    if named is not None:
         return [named[layer] for layer in layers]
-    sliding = getattr(config, "sliding_window", None) is not None
-    return ["sliding_attention" if sliding else "full_attention"] * len(layers)
+    return ["full_attention" if sliding_window(model) is None else "sliding_attention"] * len(layers)
+
+
+def sliding_window(model: Any) -> int | None:
+    """How many tokens the sliding attention of a decoder looks back; ``None`` where it has none."""
+    window: int | None = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
+    return window
 
 
 def shown(cache: Cache, first: int, layers: tuple[int, ...]) -> Cache | None:

@@ -27,7 +27,7 @@ from ..endpoint import Endpoint
 from ..registry import UnknownNameError, registries
 from ..representation import Representation
 from ..stitches import StitchingLayer
-from .cache import decoder_layers, layer_types, shown, takes
+from .cache import decoder_layers, layer_types, shown, sliding_window, takes
 from .configuration import StitchConfig
 from .files import load_strictly, read_config, save_weights
 from .stitcher import Stitcher
@@ -113,7 +113,7 @@ class StitchedModel(PreTrainedModel):
         """The source's inputs as a representation of the target's."""
         return self.stitch(self.source(**self.source_inputs(inputs)))
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -329,6 +329,7 @@ class StitchedModel(PreTrainedModel):
             )
         if config is None:
             config = read_config(folder)
+        attn_implementation = attn_implementation or config._attn_implementation  # where Auto classes leave it
         kind = _class_of(config)
         if not issubclass(kind, cls):
             raise ValueError(
@@ -387,26 +388,26 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
         """As the base class; what generation asks of a config is read off the halves."""
         super().__init__(config, *parts, **named)
-        source, target = self.source.model, self.target.model
+        source: Any = self.source.model
+        target: Any = self.target.model
         layers = decoder_layers(source), decoder_layers(target)
         self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
-        parent: Any = getattr(target, "config", None)
-        if parent is not None:
-            config.vocab_size = parent.get_text_config(decoder=True).vocab_size
-        if getattr(target, "generation_config", None) is not None:
+        if hasattr(target, "config"):
+            config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
+        if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
         if self._layers is None:
             self.generation_config.use_cache = False
             return
         config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
         config.num_hidden_layers = len(config.layer_types)
-        windows = {getattr(half.config.get_text_config(decoder=True), "sliding_window", None) for half in (source, target)}
+        windows = {sliding_window(half) for half in (source, target)}
         if len(windows) > 1:  # layers of a cache share one window: with two, all keep the whole past
             config.layer_types = ["full_attention"] * config.num_hidden_layers
         config.sliding_window = windows.pop() if len(windows) == 1 else None
 
-    @can_return_tuple
-    def forward(  # type: ignore[override]
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,

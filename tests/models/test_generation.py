@@ -64,9 +64,7 @@ def test_the_cache_changes_nothing(model: StitchedModelForCausalLM) -> None:
     assert torch.equal(written(model, do_sample=True, use_cache=False).sequences, drawn)
 
 
-def test_a_batch_padded_on_the_left_writes_what_each_text_alone_does(
-    model: StitchedModelForCausalLM, net: Any
-) -> None:
+def test_a_batch_padded_on_the_left_writes_what_each_text_alone_does(model: StitchedModelForCausalLM, net: Any) -> None:
     texts = ["w1 w2 w3 w4 w5 w6", "w7 w8 w9"]
     batch = written(model, **prompts(model, texts))
     for index, text in enumerate(texts):
@@ -180,5 +178,5 @@ def test_logits_of_the_last_tokens_and_tuples(model: StitchedModelForCausalLM) -
 
 def test_hidden_states_are_refused_and_not_left_out(model: StitchedModelForCausalLM) -> None:
     for name in ("output_hidden_states", "output_attentions"):
-        with pytest.raises(ValueError, match=f"takes no {name}=True; representations at any layer .* encode"):
+        with pytest.raises(ValueError, match=f"takes no {name}=True; representations at any layer .*encode"):
             written(model, **{name: True})
