@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..representation import Form, Representation
 from . import _tree
-from .surgery import CutReached, Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
+from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 
 MASK = "attention_mask"
 
@@ -100,14 +100,15 @@ class Plan:
         stubs: Outline of each module that is left out, by name.
         entry: Outline of the cut's output, or ``None`` where the cut also computes something from positions alone.
         materialise: Whether stubs return real memory (where code writes into it).
-        after: Modules that run after the cut only; the front half has no need of them.
+        after: Outline of each module that runs after the cut only, by name, which the front half has no need of;
+            ``None`` for one that never runs.
     """
 
     kind: str
     stubs: Mapping[str, Outline]
     entry: Outline | None
     materialise: bool = False
-    after: tuple[str, ...] = ()
+    after: Mapping[str, Outline | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -116,12 +117,15 @@ class Plan:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Plan:
         """Read :meth:`to_dict`."""
-        return cls(**{**config, "after": tuple(config["after"])})
+        return cls(**config)
 
-    def before_cut(self, model: nn.Module, cut: Cut) -> dict[str, nn.Module]:
+    def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs up to the cut."""
-        gone: dict[str, nn.Module] = {name: Gone(name) for name in self.after}
-        return {**gone, cut.layer: Exit(model.get_submodule(cut.layer), cut.path)}
+        stand_ins = {
+            name: Gone(name) if rule is None else Stub(name, model.get_submodule(name), rule, slot, self.materialise)
+            for name, rule in self.after.items()
+        }
+        return {**stand_ins, cut.layer: Exit(model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs from the cut on."""
@@ -201,8 +205,14 @@ def size_of(representation: Representation, interface: Interface) -> tuple[int, 
     return representation.batch, ids.shape[1] if ids is not None else representation.values.shape[1]
 
 
-def fill(slot: Slot, values: Tensor, size: tuple[int, int], poison: bool = False) -> None:
-    """Make a representation ready to enter."""
+def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int, int]:
+    """Batch size and, for text, number of tokens of inputs."""
+    content = inputs[interface.content[0]]
+    return content.shape[0], content.shape[1] if interface.modality == "text" else 0
+
+
+def fill(slot: Slot, values: Tensor | None, size: tuple[int, int], poison: bool = False) -> None:
+    """Make a representation ready to enter, or room for one to come out."""
     slot.values, (slot.batch, slot.tokens), slot.poison = values, size, poison
 
 
@@ -215,12 +225,17 @@ def run_before(
     inputs: Mapping[str, Any],
 ) -> Representation:
     """Run what precedes the cut, as the front half will; the model is as it was afterwards."""
-    with swapped(model, plan.before_cut(model, cut)):
-        try:
-            run(inputs)
-        except CutReached as reached:
-            return cut.represent(reached.values, inputs, interface)
-    raise RuntimeError(f"the forward ended without passing layer {cut.layer!r}")
+    slot = Slot()
+    fill(slot, None, size_of_inputs(inputs, interface))
+    with swapped(model, plan.before_cut(model, cut, slot)):
+        run(inputs)
+    return cut.represent(_came_out(slot, cut), inputs, interface)
+
+
+def _came_out(slot: Slot, cut: Cut) -> Tensor:
+    if slot.values is None:
+        raise RuntimeError(f"the forward ended without passing layer {cut.layer!r}")
+    return slot.values
 
 
 def run_after(
@@ -257,18 +272,20 @@ class Front(nn.Module):
     def __init__(self, model: nn.Module, cut: Cut, plan: Plan, interface: Interface) -> None:
         """Cut off what follows."""
         super().__init__()
-        exchange(model, plan.before_cut(model, cut))
+        self._slot = Slot()
+        exchange(model, plan.before_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
 
     def forward(self, **inputs: Any) -> Representation:
         """The representation at the cut of the network's inputs."""
+        fill(self._slot, None, size_of_inputs(inputs, self.interface))
         try:
             self.model(**{**self.interface.options, **inputs})
-        except CutReached as reached:
-            return self.cut.represent(reached.values, inputs, self.interface)
-        raise RuntimeError(f"the forward ended without passing layer {self.cut.layer!r}")
+            return self.cut.represent(_came_out(self._slot, self.cut), inputs, self.interface)
+        finally:
+            self._slot.values = None
 
 
 class Back(nn.Module):

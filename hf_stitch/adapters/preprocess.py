@@ -43,12 +43,11 @@ def preprocess(
         inputs = _tokenize(samples, processor, interface, offsets)
     elif offsets:
         raise ValueError(f"only texts have character offsets, got samples of type {type(samples[0]).__name__}")
-    elif processor is not None and hasattr(processor, "image_mean") and not isinstance(samples[0], Tensor):
+    elif hasattr(processor, "save_pretrained") and not isinstance(samples[0], Tensor):
         (name,) = interface.content
         mode = "L" if interface.shapes[name][0] == 1 else "RGB"
-        inputs = processor(
-            images=[s.convert(mode) if hasattr(s, "convert") else s for s in samples], return_tensors="pt"
-        )
+        images = [s.convert(mode) if hasattr(s, "convert") else s for s in samples]
+        inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
         inputs = {interface.content[0]: _stack(samples, processor)}
     dtype = parameter.dtype
@@ -101,3 +100,28 @@ def _stack(samples: Sequence[Any], processor: Any) -> Tensor:
     if len({t.shape for t in tensors}) > 1:
         raise ValueError(f"samples of one batch must have one shape, got {sorted({tuple(t.shape) for t in tensors})}")
     return torch.stack(tensors)
+
+
+def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
+    """The tokenizer or image processor saved beside a model.
+
+    Args:
+        place: Hub id or local folder.
+        main_input: ``input_ids`` for a tokenizer, else an image processor.
+        hub: Loading options.
+
+    Returns:
+        ``None``, with a warning that says why, where there is none.
+    """
+    import transformers
+
+    kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
+    try:
+        found = kind.from_pretrained(place, **hub)
+        if main_input != "input_ids" or len(found.get_vocab()) > len(found.all_special_tokens):
+            return found
+        reason = "its vocabulary is empty"  # what transformers makes of a missing file
+    except (OSError, ValueError, KeyError) as error:  # what transformers raises for a repository without one
+        reason = str(error).strip().splitlines()[0]
+    warnings.warn(f"{place} has no {kind.__name__[4:]} ({reason}): raw samples will need processor=", stacklevel=4)
+    return None

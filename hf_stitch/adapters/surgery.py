@@ -2,7 +2,8 @@
 
 To run only what follows a cut, the modules before it are replaced by a :class:`Stub` each, which returns an empty
 tensor of the right shape, and the cut itself by an :class:`Entry`, which returns the given representation. To run only
-what precedes it, the cut is replaced by an :class:`Exit` and the modules after it by :class:`Gone`. The exchange is
+what precedes it, the cut is replaced by an :class:`Exit`, which keeps the representation, and the modules after it by
+stubs: the forward runs on to its end on nothing, so that it can be traced and exported. The exchange is
 temporary in an adapter (:func:`swapped`) and final in the halves of a stitched model: the same modules serve both.
 """
 
@@ -25,7 +26,7 @@ class Slot:
     """What the stand-ins of one network share while it runs.
 
     Attributes:
-        values: The representation that enters at the cut.
+        values: The representation that enters, or came out, at the cut.
         batch: Number of samples.
         tokens: Length of the text, 0 for images.
         poison: Let stubs return NaN, so that nothing that comes from them can go unnoticed.
@@ -129,6 +130,22 @@ class _Absent(nn.Module):
                 raise
             raise StubReadError(self._name, attribute) from None
 
+    def __iter__(self) -> Any:
+        """Say which module was read."""
+        raise StubReadError(self._name, "__iter__")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Say which module was read."""
+        raise StubReadError(self._name, "__getitem__")
+
+    def __len__(self) -> int:
+        """Say which module was read."""
+        raise StubReadError(self._name, "__len__")
+
+    def __bool__(self) -> bool:
+        """It is there, as the module was."""
+        return True
+
 
 class _StandIn(nn.Module):
     """A module with the plain attributes of another, such as ``attention_type``, which the code around it may read."""
@@ -141,7 +158,7 @@ class _StandIn(nn.Module):
 
 
 class Stub(_StandIn, _Absent):
-    """Stands in for a module before the cut: returns empty tensors of the shapes that it would return."""
+    """Stands in for a module of the other half: returns empty tensors of the shapes that it would return."""
 
     def __init__(self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool) -> None:
         """Stand in for ``original``, with outputs by ``rule``, sized by ``slot``."""
@@ -183,21 +200,23 @@ class CutReached(Exception):
 
 
 class Exit(nn.Module):
-    """Stands in for the cut in the front half: computes it and ends the forward there."""
+    """Stands in for the cut in the front half: computes it and keeps the representation."""
 
-    def __init__(self, inner: nn.Module, path: _tree.Path) -> None:
-        """End the forward after ``inner`` with the tensor at ``path`` of its output."""
+    def __init__(self, inner: nn.Module, path: _tree.Path, slot: Slot) -> None:
+        """Keep the tensor at ``path`` of the output of ``inner`` in ``slot``."""
         super().__init__()
         self.inner = inner
-        self._path = path
+        self._path, self._slot = path, slot
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute and stop."""
-        raise CutReached(_tree.get(self.inner(*args, **kwargs), self._path))
+        """Compute; what follows gets a copy, which it may overwrite."""
+        output = self.inner(*args, **kwargs)
+        self._slot.values = _tree.get(output, self._path)
+        return _tree.put(output, self._path, self._slot.values.detach().clone())
 
 
 class Gone(_Absent):
-    """Stands where a module after the cut was; it never runs."""
+    """Stands where a module was that no forward runs."""
 
     def __init__(self, name: str) -> None:
         """Stand where the module ``name`` was."""
@@ -206,19 +225,7 @@ class Gone(_Absent):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse."""
-        raise RuntimeError(f"module {self._name!r} runs after the cut and is gone: the cut was not reached")
-
-    def __iter__(self) -> Any:
-        """Say which module was read."""
-        raise StubReadError(self._name, "__iter__")
-
-    def __getitem__(self, index: Any) -> Any:
-        """Say which module was read."""
-        raise StubReadError(self._name, "__getitem__")
-
-    def __len__(self) -> int:
-        """Say which module was read."""
-        raise StubReadError(self._name, "__len__")
+        raise RuntimeError(f"module {self._name!r} ran in no forward when the network was cut, and is gone")
 
 
 @contextmanager

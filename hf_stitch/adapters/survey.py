@@ -290,11 +290,12 @@ class Survey:
         while read != self._read:  # what the first tries found to be looked into stays
             read = set(self._read)
             stubs, entry = self._stubs(cut)
-            after = tuple(self._after(cut))
+            after = dict(self._after(cut))
             yield Plan("stubs", stubs, entry, after=after)
-        yield Plan("stubs", stubs, entry, materialise=True, after=after)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
-        yield Plan("full", sources, entry, after=after)
+        for kept in (after, {}):  # a front half that keeps everything is a last resort
+            yield Plan("stubs", stubs, entry, materialise=True, after=kept)
+            yield Plan("full", sources, entry, after=kept)
 
     def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
         """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
@@ -323,31 +324,35 @@ class Survey:
     def _children(self, name: str) -> list[str]:
         return [self._name_of[id(child)] for child in self.model.get_submodule(name).children()]
 
-    def _outline(self, name: str, cut: Cut) -> Outline | None:
+    def _outline(self, name: str, cut: Cut, *, content_only: bool = True) -> Outline | None:
         """The outline of a module's output.
 
-        ``None`` if it has none, or part of the output does not depend on the input.
+        ``None`` if it has none or, with ``content_only``, part of the output does not depend on the input.
         """
         examples = []
         for batch, tokens, watched in self._examples:
             call = watched.calls.get(name)
-            if call is None or not call.seen() or any(not seen.depends for seen in call.seen().values()):
+            if call is None or not call.seen():
+                return None
+            if content_only and any(not seen.depends for seen in call.seen().values()):
                 return None
             if not all(_shapes(o) == _shapes(call.outputs[0]) and _tree.is_plain(_shapes(o)) for o in call.outputs):
                 return None
             examples.append((batch, tokens, call.outputs[-1]))
         return outline(examples, getattr(torch, cut.dtype))
 
-    def _after(self, cut: Cut) -> Iterator[str]:
-        """The largest modules that the part up to the cut does not run."""
+    def _after(self, cut: Cut) -> Iterator[tuple[str, Outline | None]]:
+        """The largest modules that the part up to the cut does not run, with the outline of those that run at all."""
         end = self.trace.calls[cut.layer].exited
 
-        def walk(name: str) -> Iterator[str]:
+        def walk(name: str) -> Iterator[tuple[str, Outline | None]]:
             for child in self._children(name):
                 entered, exited = self._span(child)
-                if entered > end and child not in self._read:
-                    if any(True for _ in self.model.get_submodule(child).parameters()):
-                        yield child
+                rule = self._outline(child, cut, content_only=False) if entered > end else None
+                if child in self._read:
+                    yield from walk(child)
+                elif rule is not None or entered == math.inf:
+                    yield child, rule
                 elif exited > end:
                     yield from walk(child)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import nn
 
 from ..endpoint import Endpoint
 from ..registry import did_you_mean
 from .base import Adapter
+from .preprocess import load_processor
 from .torch import interface_of
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -60,14 +60,17 @@ class TimmAdapter(Adapter):
         """Wrap a live timm model."""
         import timm.data
 
+        from .timm_images import TimmImageProcessor
+
         config = timm.data.resolve_model_data_config(model)
+        if size := _native_size(model):
+            config["input_size"] = (config["input_size"][0], *size)
         if processor is None:
-            processor = _Transform(config)
+            processor = TimmImageProcessor(**config)
         parameter = next(model.parameters())
-        size = _native_size(model) or config["input_size"][1:]
         if example_inputs is None:
             generator = torch.Generator().manual_seed(0)
-            example_inputs = torch.randn(2, config["input_size"][0], *size, generator=generator).to(
+            example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(
                 parameter.device, parameter.dtype
             )
         example = {"x": example_inputs}
@@ -123,25 +126,8 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Timm's evaluation transform for the network of a blueprint."""
-        import timm.data
-
-        return _Transform(timm.data.resolve_data_config(pretrained_cfg=dict(blueprint["pretrained_cfg"])))
-
-
-class _Transform:
-    """timm's transform of one image, after the conversion to the number of channels that the model takes."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        import timm.data
-
-        self.transform = timm.data.create_transform(**config, is_training=False)
-        self.mode = "L" if config["input_size"][0] == 1 else "RGB"
-
-    def __call__(self, image: Any) -> torch.Tensor:
-        if not isinstance(image, Image.Image):
-            image = Image.fromarray(image)
-        return self.transform(image.convert(self.mode))
+        """The image processor saved in a folder; ``None`` where there is none."""
+        return load_processor(folder, "pixel_values", {})
 
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from torch import nn
 from ..endpoint import Endpoint
 from .base import Adapter
 from .cut import MASK, Interface
+from .preprocess import load_processor
 
 AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
@@ -68,7 +68,7 @@ class TransformersAdapter(Adapter):
         else:
             loader = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
         model = loader.from_pretrained(endpoint.id, use_safetensors=True, **hub, **options)
-        return cls.of(model.eval(), endpoint, processor=_processor(endpoint.id, model.main_input_name, hub))
+        return cls.of(model.eval(), endpoint, processor=load_processor(endpoint.id, model.main_input_name, hub))
 
     @classmethod
     def of(
@@ -88,6 +88,10 @@ class TransformersAdapter(Adapter):
                 f"{type(model).__name__} has an encoder and a decoder with an input each; load its encoder: "
                 "task='text-encoding'"
             )
+        if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
+            from .timm_images import TimmImageProcessor
+
+            processor = TimmImageProcessor(**processor.data_config)
         if example_inputs is not None:
             example = dict(example_inputs) if isinstance(example_inputs, Mapping) else {name: example_inputs}
         elif name == "input_ids":
@@ -143,7 +147,7 @@ class TransformersAdapter(Adapter):
         """The tokenizer or image processor saved in a folder; ``None`` where there is none."""
         import transformers
 
-        return _processor(folder, getattr(transformers, blueprint["class"]).main_input_name, {})
+        return load_processor(folder, getattr(transformers, blueprint["class"]).main_input_name, {})
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
@@ -218,22 +222,3 @@ def _image_example(config: Any, processor: Any) -> torch.Tensor:
     height, width = (size, size) if isinstance(size, int) else size
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=generator)
-
-
-def _processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
-    """The tokenizer or image processor saved beside a model.
-
-    ``None``, with a warning that says why, where there is none.
-    """
-    import transformers
-
-    kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
-    try:
-        found = kind.from_pretrained(place, **hub)
-        if main_input != "input_ids" or len(found.get_vocab()) > len(found.all_special_tokens):
-            return found
-        reason = "its vocabulary is empty"  # what transformers makes of a missing file
-    except (OSError, ValueError, KeyError) as error:  # what transformers raises for a repository without one
-        reason = str(error).strip().splitlines()[0]
-    warnings.warn(f"{place} has no {kind.__name__[4:]} ({reason}): raw samples will need processor=", stacklevel=4)
-    return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
+
+from ..adapters.timm_images import TimmImageProcessor
 
 
 class StitchConfig(PreTrainedConfig):
@@ -20,6 +22,10 @@ class StitchConfig(PreTrainedConfig):
         stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
         scores: What was measured on held-out samples, as :meth:`hf_stitch.analysis.Evaluation.to_dict` gives it.
+        vocab_size: Of language models: number of tokens that the target knows.
+        num_hidden_layers: Of language models: attention layers that run, those of the source first.
+        layer_types: Of language models: the kind of each of these layers, in transformers' terms.
+        sliding_window: Of language models: the window of both networks' sliding attention.
 
     Example:
         >>> StitchConfig().model_type
@@ -33,7 +39,14 @@ class StitchConfig(PreTrainedConfig):
     stitch: dict[str, Any] | None = None
     recipe: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None
+    vocab_size: int | None = None
+    num_hidden_layers: int | None = None
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
 
 
 # So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.
 AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
+AutoImageProcessor.register(
+    StitchConfig, image_processor_classes=dict.fromkeys(("pil", "torchvision"), TimmImageProcessor), exist_ok=True
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -10,12 +11,13 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     ImageClassifierOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils import can_return_tuple
 
 from ..adapters import load
 from ..adapters.base import Adapter
@@ -25,6 +27,7 @@ from ..endpoint import Endpoint
 from ..registry import UnknownNameError, registries
 from ..representation import Representation
 from ..stitches import StitchingLayer
+from .cache import decoder_layers, layer_types, shown, sliding_window, takes
 from .configuration import StitchConfig
 from .files import load_strictly, read_config, save_weights
 from .stitcher import Stitcher
@@ -89,6 +92,9 @@ class StitchedModel(PreTrainedModel):
         self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
             self.source.interface.modality, self.source.interface.content[0]
         )
+        self.supports_gradient_checkpointing = all(
+            getattr(half.model, "supports_gradient_checkpointing", False) for half in (self.source, self.target)
+        )
         # What transformers would collect from the halves in post_init, which would also draw their weights anew.
         self.all_tied_weights_keys: dict[str, str] = {}
         self._no_split_modules = set()
@@ -107,6 +113,7 @@ class StitchedModel(PreTrainedModel):
         """The source's inputs as a representation of the target's."""
         return self.stitch(self.source(**self.source_inputs(inputs)))
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -126,7 +133,7 @@ class StitchedModel(PreTrainedModel):
                 for sources of tensors, the tensor.
             labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, or token
                 ids (batch, tokens) with -100 where none is asked for.
-            **inputs: Arguments of sources of user code, by their own names.
+            **inputs: Arguments of sources of user code, by their own names; ``return_dict=False`` for a tuple.
         """
         named = {
             "input_ids": input_ids,
@@ -136,10 +143,17 @@ class StitchedModel(PreTrainedModel):
         }
         return self.head(self.transfer(**{k: v for k, v in named.items() if v is not None}, **inputs), labels)
 
-    def head(self, representation: Representation, labels: Tensor | None = None) -> Any:
-        """The output for a representation of the target's, as from :meth:`transfer`."""
+    def head(self, representation: Representation, labels: Tensor | None = None, **options: Any) -> Any:
+        """The output for a representation of the target's, as from :meth:`transfer`.
+
+        Args:
+            representation: What enters the target.
+            labels: As for :meth:`forward`.
+            **options: Further arguments of the target's forward (a cache).
+        """
         dtype = next((p.dtype for p in self.target.parameters() if p.is_floating_point()), representation.values.dtype)
-        return self._with_head(self.target(representation.replace(values=representation.values.to(dtype))), labels)
+        entering = representation.replace(values=representation.values.to(dtype))
+        return self._with_head(self.target(entering, **options), labels)
 
     def _with_head(self, output: Any, labels: Tensor | None) -> Any:
         if labels is not None:
@@ -151,6 +165,12 @@ class StitchedModel(PreTrainedModel):
     def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs by the source's own names."""
         renamed = dict(inputs)
+        asked = [name for name in ("output_hidden_states", "output_attentions") if renamed.pop(name, None)]
+        if asked:
+            raise ValueError(
+                f"a stitched model returns the target's output alone and takes no {asked[0]}=True; representations at "
+                "any layer of a network come from hf_stitch.load(network).encode"
+            )
         content = self.source.interface.content[0]
         if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
             renamed[content] = renamed.pop(given[0])
@@ -245,6 +265,8 @@ class StitchedModel(PreTrainedModel):
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
         save_weights(state_dict or self.state_dict(), folder, max_shard_size)
+        if self.can_generate():
+            self.generation_config.save_pretrained(folder)
         if hasattr(self.processor, "save_pretrained"):
             self.processor.save_pretrained(folder)
         if push_to_hub:
@@ -263,6 +285,7 @@ class StitchedModel(PreTrainedModel):
         force_download: bool = False,
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
+        attn_implementation: str | None = None,
         **kwargs: Any,
     ) -> Self:
         """Load a stitched model from a folder or the Hub, strictly: every weight, none besides, each as it was saved.
@@ -278,6 +301,7 @@ class StitchedModel(PreTrainedModel):
             force_download: Download again.
             dtype: Cast all weights; default: each as saved.
             device_map: A device for the whole model.
+            attn_implementation: Attention of both networks, by transformers' name; default: each as it was.
             **kwargs: Options of transformers' loaders that change nothing here.
 
         Raises:
@@ -305,6 +329,7 @@ class StitchedModel(PreTrainedModel):
             )
         if config is None:
             config = read_config(folder)
+        attn_implementation = attn_implementation or config._attn_implementation  # where Auto classes leave it
         kind = _class_of(config)
         if not issubclass(kind, cls):
             raise ValueError(
@@ -316,10 +341,16 @@ class StitchedModel(PreTrainedModel):
         model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
         if dtype is not None and dtype != "auto":
             nn.Module.to(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        if isinstance(device_map, dict) and list(device_map) == [""]:
+            device_map = device_map[""]
         if device_map not in (None, "cpu"):
             if device_map == "auto" or isinstance(device_map, dict):
                 raise ValueError(f"device_map must name one device for a stitched model, got {device_map!r}")
             model.to(device_map)
+        if model.can_generate() and (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
         model.config.name_or_path = place
         return model.eval()
 
@@ -344,10 +375,115 @@ class StitchedModelForSequenceClassification(StitchedModel):
         return SequenceClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
 
 
-class StitchedModelForCausalLM(StitchedModel):
-    """A stitched model whose target predicts the next token; returns a ``CausalLMOutputWithPast``."""
+class StitchedModelForCausalLM(StitchedModel, GenerationMixin):
+    """A stitched model whose target predicts the next token; returns a ``CausalLMOutputWithPast``.
+
+    It generates as any language model of transformers does (``generate``), with a cache where both networks are
+    decoders. Where the source sees the whole text at once (BERT, T5's encoder) every new token is a forward of its own.
+    The ids that end or pad a text are the target's (``generation_config``).
+    """
 
     task: ClassVar[str | None] = "text-generation"
+
+    def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
+        """As the base class; what generation asks of a config is read off the halves."""
+        super().__init__(config, *parts, **named)
+        source: Any = self.source.model
+        target: Any = self.target.model
+        layers = decoder_layers(source), decoder_layers(target)
+        self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
+        if hasattr(target, "config"):
+            config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
+        if hasattr(target, "generation_config"):
+            self.generation_config = copy.deepcopy(target.generation_config)
+        if self._layers is None:
+            self.generation_config.use_cache = False
+            return
+        config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
+        config.num_hidden_layers = len(config.layer_types)
+        windows = {sliding_window(half) for half in (source, target)}
+        if len(windows) > 1:  # layers of a cache share one window: with two, all keep the whole past
+            config.layer_types = ["full_attention"] * config.num_hidden_layers
+        config.sliding_window = windows.pop() if len(windows) == 1 else None
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the next tokens.
+
+        Args:
+            input_ids: (batch, tokens); with a cache, the tokens that are not in it.
+            attention_mask: (batch, tokens), 1 where a token is real; with a cache, for the past as well.
+            position_ids: (batch, tokens), for the halves that are decoders and take them; others number tokens by
+                themselves.
+            past_key_values: A cache of this model's own: ``DynamicCache()``, or what a forward returned.
+            labels: (batch, tokens) token ids, -100 where none is asked for; shifted inside.
+            use_cache: Start a cache where none is given.
+            logits_to_keep: Compute this many of the last tokens' logits only (or those at these places); 0: all.
+            **inputs: Further arguments of the source; ``return_dict=False`` for a tuple.
+
+        Raises:
+            ValueError: If a cache is asked for and one of the networks is no decoder.
+        """
+        named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        named = {name: value for name, value in named.items() if value is not None}
+        cache = self._cache(past_key_values, use_cache)
+        before, after = self._options(cache, input_ids, position_ids)
+        if cache is not None:
+            after["attention_mask"] = attention_mask  # the representation knows that of the new tokens alone
+        keeps = takes(self.target.model, "logits_to_keep")
+        if keeps:
+            after["logits_to_keep"] = logits_to_keep
+        output = self.head(self.transfer(**named, **before), labels, **after)
+        if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            output.logits = output.logits[:, last]
+        output.past_key_values = cache
+        return output
+
+    def _cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
+        if given is None and not use_cache:
+            return None
+        if self._layers is None:
+            raise ValueError(
+                "a cache needs a source and a target that are decoders with a cache, and one of them sees the whole "
+                "text at once or keeps none: use_cache=False"
+            )
+        return DynamicCache(config=self.config) if given is None else given
+
+    def _options(
+        self, cache: Cache | None, input_ids: Tensor | None, position_ids: Tensor | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What source and target are told beside their input: positions, and the cache in numbers of their own."""
+        both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        if cache is not None and position_ids is None and input_ids is not None:
+            past, new = cache.get_seq_length(), input_ids.shape[1]
+            position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
+        first = 0
+        for options, half, layers in zip(both, (self.source, self.target), self._layers or (None, None), strict=True):
+            if layers is None:
+                continue
+            if position_ids is not None and takes(half.model, "position_ids"):
+                options["position_ids"] = position_ids
+            if cache is not None:
+                options["past_key_values"] = shown(cache, first, layers)
+                options["use_cache"] = bool(layers)
+                first += len(layers)
+        return both
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
+        """The (batch, tokens) mask as it is: each half makes of it what its attention needs."""
+        return attention_mask
 
     def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
         logits = logits_of(output)

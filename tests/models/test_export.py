@@ -1,0 +1,74 @@
+"""Stitched models are exported, compiled, copied and pickled: plain modules, without a hook or an exception inside."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import hf_stitch
+
+from tiny_networks import LAYERS, LANGUAGE  # isort: skip
+
+PAIRS = [("cnn", "vit"), ("vit", "cnn"), ("swin", "deit"), ("gpt2", "llama"), ("bert", "bert"), ("t5", "bert")]
+
+
+@pytest.fixture(params=PAIRS, ids="-".join)
+def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any) -> tuple[Any, Any]:
+    source, target = request.param
+    a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images
+    layers = LAYERS[source], LAYERS[target]
+    model = hf_stitch.stitch(a, layers[0], b, layers[1], "ridge", data=data, progress=False)
+    batch = inputs(a)
+    return model, batch if source in LANGUAGE else {"pixel_values": batch[a.interface.content[0]]}
+
+
+def logits(model: Any, batch: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_it_exports(strict: bool, model_and_batch: Any) -> None:
+    model, batch = model_and_batch
+    program = torch.export.export(model, (), batch, strict=strict)
+    assert torch.equal(logits(program.module(), batch), logits(model, batch))
+
+
+def test_it_exports_for_any_number_of_samples(net: Any, images: Any) -> None:
+    model = hf_stitch.stitch(
+        net("cnn"), LAYERS["cnn"], net("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False
+    )
+    pixels = torch.stack([sample["image"] for sample in images[:7]])
+    shapes = {"pixel_values": {0: torch.export.Dim("batch", min=2, max=64)}}
+    program = torch.export.export(model, (), {"pixel_values": pixels[:3]}, dynamic_shapes=shapes, strict=False)
+    torch.testing.assert_close(logits(program.module(), {"pixel_values": pixels}), model(pixel_values=pixels).logits)
+
+
+def test_it_compiles_in_one_graph(model_and_batch: Any) -> None:
+    model, batch = model_and_batch
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(logits(compiled, batch), logits(model, batch))
+
+
+def test_copies_and_pickles_run_and_share_nothing(model_and_batch: Any) -> None:
+    model, batch = model_and_batch
+    expected = logits(model, batch)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(twin, batch), expected)
+        assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in model.parameters()}
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in twin.modules())
+        for half in (twin.source, twin.target):
+            assert half._slot.values is None  # no representation stays behind
+
+
+def test_a_forward_that_fails_leaves_nothing_behind(model_and_batch: Any) -> None:
+    model, batch = model_and_batch
+    expected = logits(model, batch)
+    with pytest.raises((RuntimeError, IndexError, ValueError, AssertionError)):
+        model(**{name: value[..., :1, :1, :1] if value.dim() == 4 else value + 10_000 for name, value in batch.items()})
+    assert model.source._slot.values is None
+    assert torch.equal(logits(model, batch), expected)

@@ -1,0 +1,226 @@
+"""What is in a folder is enough: Auto classes and pipelines load it, and preprocess as the source does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, pipeline
+
+import hf_stitch
+import hf_stitch.auto
+from hf_stitch import StitchedModel
+from hf_stitch.adapters.timm_images import TimmImageProcessor
+
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, network, plain_tokenizer  # isort: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "center": {"input_size": (3, 32, 32), "crop_pct": 0.9},
+    "bilinear": {"input_size": (3, 48, 32), "interpolation": "bilinear", "crop_pct": 0.8},
+    "squash": {
+        "input_size": (3, 32, 32),
+        "crop_mode": "squash",
+        "crop_pct": 1.0,
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+    },
+    "border": {"input_size": (3, 32, 32), "crop_mode": "border"},
+    "grey": {"input_size": (1, 32, 32), "mean": (0.4,), "std": (0.3,)},
+}
+
+
+def picture(seed: int, size: tuple[int, ...] = (45, 60, 3)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, size, dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[dict[str, Any]]:
+    return [{"image": picture(seed), "label": seed % CLASSES} for seed in range(40)]
+
+
+def vision(library: str, seed: int) -> hf_stitch.Adapter:
+    if library == "timm":
+        cfg = {"input_size": (3, SIZE, SIZE), "crop_pct": 0.9}
+        torch.manual_seed(seed)
+        net = timm.create_model("resnet10t", num_classes=CLASSES, channels=(16, 24, 32, 48), pretrained_cfg_overlay=cfg)
+        return hf_stitch.load(net.eval())
+    processor = transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
+    return hf_stitch.load(build("vit", seed), processor=processor)
+
+
+LAYER = {"timm": LAYERS["cnn"], "transformers": LAYERS["vit"]}
+
+
+@pytest.mark.parametrize("target", LAYER)
+@pytest.mark.parametrize("source", LAYER)
+def test_images_between_any_two_libraries(source: str, target: str, pictures: Any, tmp_path: Path) -> None:
+    """Both artefacts, four combinations: the folder with its processor, and the stitcher with its parents."""
+    a, b = vision(source, 0), vision(target, 1)
+    model = hf_stitch.stitch(a, LAYER[source], b, LAYER[target], "ridge", data=pictures, progress=False)
+    model.save_pretrained(tmp_path / "model")
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    inputs = a.preprocess([sample["image"] for sample in pictures[:3]])
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        again = StitchedModel.from_pretrained(tmp_path / "model")
+        assert torch.equal(again(**again.preprocess([s["image"] for s in pictures[:3]])).logits, expected)
+        assert torch.equal(
+            hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(a, b)(**inputs).logits, expected
+        )
+    run = pipeline("image-classification", model=str(tmp_path / "model"))
+    for sample, row in zip(pictures[:3], expected.softmax(-1), strict=True):
+        found = {score["label"]: score["score"] for score in run(sample["image"])}
+        torch.testing.assert_close(torch.tensor([found[model.config.id2label[i]] for i in range(CLASSES)]), row)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_saved_processor_is_timms_transform_to_the_pixel(name: str, tmp_path: Path) -> None:
+    given = CONFIGS[name]
+    TimmImageProcessor(**given).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "hf_stitch"}')
+    for kind in (AutoImageProcessor, AutoProcessor, TimmImageProcessor):
+        processor = kind.from_pretrained(tmp_path)
+        assert type(processor) is TimmImageProcessor
+        config = timm.data.resolve_data_config(pretrained_cfg=given)
+        transform = timm.data.create_transform(**config, is_training=False)
+        mode = "L" if name == "grey" else "RGB"
+        for image in (picture(0), picture(1, (32, 32, 3)), picture(2, (90, 20, 3)), picture(3, (40, 30))):
+            expected = transform(image.convert(mode))
+            assert torch.equal(processor(image, return_tensors="pt")["pixel_values"][0], expected)
+    array = np.asarray(picture(0))
+    channels_first = torch.from_numpy(array.copy()).permute(2, 0, 1)
+    assert torch.equal(processor(array)["pixel_values"][0], processor(channels_first)["pixel_values"][0])
+    with pytest.raises(ValueError, match=r"takes images, or arrays and tensors of bytes \(uint8\); got float32"):
+        processor(np.zeros((3, 3), dtype=np.float32))
+    with pytest.raises(TypeError, match="has no option 'do_resize'"):
+        processor(array, do_resize=False)
+
+
+def test_a_timm_network_within_transformers_has_its_processor_saved(pictures: Any, tmp_path: Path) -> None:
+    """TimmWrapperImageProcessor reads the config.json of a timm model and cannot be saved; a nested one forgets its
+    number of classes."""
+    net = timm.create_model("resnet10t", num_classes=CLASSES, pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE)})
+    timm.models.save_for_hf(net.eval(), tmp_path / "parent", safe_serialization=True)
+    config = json.loads((tmp_path / "parent" / "config.json").read_text())
+    del config["model_args"]  # which says again how many classes there are, and transformers takes it once
+    (tmp_path / "parent" / "config.json").write_text(json.dumps(config))
+    parent = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "parent")
+    a = hf_stitch.load(parent, processor=AutoImageProcessor.from_pretrained(tmp_path / "parent"))
+    assert type(a.processor) is TimmImageProcessor
+    layer = next(name for name in a.layers if "layer2" in name)
+    model = hf_stitch.stitch(a, layer, a, layer, "ridge", data=pictures, progress=False)
+    model.save_pretrained(tmp_path / "model")
+    assert type(AutoImageProcessor.from_pretrained(tmp_path / "model")) is TimmImageProcessor
+    again = StitchedModel.from_pretrained(tmp_path / "model")
+    images = [sample["image"] for sample in pictures[:2]]
+    with torch.no_grad():
+        logits = again(**again.preprocess(images)).logits
+        assert logits.shape[1] == again.config.num_labels == CLASSES
+        assert torch.equal(logits, model(**a.preprocess(images)).logits)
+
+
+def test_texts(net: Any, texts: Any, tmp_path: Path) -> None:
+    a, b = net("bert"), net("roberta", 1)
+    model = hf_stitch.stitch(a, LAYERS["bert"], b, LAYERS["roberta"], "ridge", data=texts, progress=False, rows="mean")
+    model.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == a.processor.get_vocab()
+    run = pipeline("text-classification", model=str(tmp_path), top_k=None)
+    with torch.no_grad():
+        expected = model(**model.preprocess(["w1 w2 w3"])).logits.softmax(-1)[0]
+    found = {score["label"]: score["score"] for score in run("w1 w2 w3")[0]}
+    torch.testing.assert_close(torch.tensor([found[model.config.id2label[i]] for i in range(3)]), expected)
+
+
+def test_text_generation(net: Any, texts: Any, tmp_path: Path) -> None:
+    a = net("gpt2")
+    model = hf_stitch.stitch(a, LAYERS["gpt2"], net("llama", 1), LAYERS["llama"], "ridge", data=texts, progress=False)
+    model.save_pretrained(tmp_path)
+    run = pipeline("text-generation", model=str(tmp_path))
+    prompts = ["w1 w2 w3 w4", "w5"]
+    out = run(prompts, max_new_tokens=4, do_sample=False, batch_size=2, return_full_text=False)
+    for prompt, (found,) in zip(prompts, out, strict=True):
+        ids = model.preprocess([prompt])["input_ids"]
+        with torch.no_grad():
+            alone = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+        assert found["generated_text"] == a.processor.decode(alone, skip_special_tokens=True)
+
+
+def test_features_of_a_model_without_a_head(net: Any, texts: Any, tmp_path: Path) -> None:
+    b = hf_stitch.load(transformers.BertModel(transformers.BertConfig(**TEXT)).eval(), processor=plain_tokenizer())
+    model = hf_stitch.stitch(
+        net("t5"), LAYERS["t5"], b, "encoder.layer.1", "ridge", data=texts, progress=False, task=None
+    )
+    model.save_pretrained(tmp_path)
+    found = torch.tensor(pipeline("feature-extraction", model=str(tmp_path))("w1 w2 w3"))
+    with torch.no_grad():
+        output = model(**model.preprocess(["w1 w2 w3"]))
+    torch.testing.assert_close(found, output.last_hidden_state)
+    assert found.shape == (1, 3, TEXT["hidden_size"])
+
+
+def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
+    a = vision("timm", 0)
+    config = transformers.ViTConfig(**BODY, image_size=SIZE, patch_size=8)
+    b = hf_stitch.load(
+        transformers.ViTModel(config).eval(),
+        processor=transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE}),
+    )
+    model = hf_stitch.stitch(a, LAYERS["cnn"], b, b.layers[1], "ridge", data=pictures, progress=False, task=None)
+    model.save_pretrained(tmp_path)
+    found = torch.tensor(pipeline("image-feature-extraction", model=str(tmp_path))(pictures[0]["image"]))
+    with torch.no_grad():
+        expected = model(**model.preprocess([pictures[0]["image"]])).last_hidden_state
+    torch.testing.assert_close(found, expected)
+
+
+def test_another_process_needs_the_import_of_auto_alone(net: Any, images: Any, tmp_path: Path) -> None:
+    """``AutoConfig`` knows the config by hf_stitch.models; the mappings of models need hf_stitch.auto."""
+    model = hf_stitch.stitch(
+        net("cnn"), LAYERS["cnn"], net("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False
+    )
+    model.save_pretrained(tmp_path)
+    code = (
+        "import hf_stitch.auto, transformers as t, sys\n"
+        "kinds = t.AutoConfig, t.AutoModel, t.AutoModelForImageClassification, t.AutoImageProcessor, t.AutoProcessor\n"
+        "print(*[type(kind.from_pretrained(sys.argv[1])).__name__ for kind in kinds])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    name = "StitchedModelForImageClassification"
+    assert done.stdout.split() == ["StitchConfig", name, name, "TimmImageProcessor", "TimmImageProcessor"]
+
+
+@pytest.mark.parametrize("pair", [("vit", "vit"), ("gpt2", "llama")], ids="-".join)
+def test_attention_is_as_it_was_or_as_it_is_asked_for(
+    pair: tuple[str, str], images: Any, texts: Any, inputs: Any, tmp_path: Path
+) -> None:
+    a, b = network(pair[0]), network(pair[1], 1)
+    data = texts if pair[0] == "gpt2" else images
+    model = hf_stitch.stitch(a, LAYERS[pair[0]], b, LAYERS[pair[1]], "ridge", data=data, progress=False)
+    model.save_pretrained(tmp_path)
+
+    def kinds(found: Any) -> set[str]:
+        return {m.config._attn_implementation for m in found.modules() if hasattr(m, "config")} - {None}
+
+    batch = inputs(a, "left")
+    with torch.no_grad():
+        expected = model(**batch).logits
+        for name in ("sdpa", "eager"):
+            loaded = hf_stitch.auto.AutoModel.from_pretrained(tmp_path, attn_implementation=name)
+            assert kinds(loaded.source) == kinds(loaded.target) == {name}
+            real = batch["attention_mask"].bool() if "attention_mask" in batch else ...
+            torch.testing.assert_close(loaded(**batch).logits[real], expected[real], rtol=1e-4, atol=1e-5)
+        assert torch.equal(StitchedModel.from_pretrained(tmp_path)(**batch).logits, expected)

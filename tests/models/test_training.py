@@ -1,0 +1,157 @@
+"""transformers' Trainer takes a stitched model as any other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+import hf_stitch
+from hf_stitch import StitchedModel
+
+from tiny_networks import LAYERS, build, network  # isort: skip
+
+
+def image_model(images: Any) -> StitchedModel:
+    a, b = network("cnn"), network("vit", 1)
+    return hf_stitch.stitch(a, LAYERS["cnn"], b, LAYERS["vit"], "ridge", data=images, progress=False)
+
+
+def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transformers.Trainer:
+    data = [{"pixel_values": sample["image"], "labels": sample["label"]} for sample in images[:24]]
+    defaults: dict[str, Any] = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 8,
+        "save_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 0,
+    }
+    arguments = transformers.TrainingArguments(str(folder), **{**defaults, **options})
+    return transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
+
+
+def test_frozen_networks_stay_as_they_are_while_the_stitch_learns(images: Any, tmp_path: Path) -> None:
+    """Not a bit of the halves moves, nor a statistic of a BatchNorm."""
+    model = image_model(images).freeze_networks()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer(model, images, tmp_path).train()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(name.startswith("stitch.") for name in changed)
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before if "mean" in name)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_interrupted_training_goes_on_to_the_same_weights(frozen: bool, images: Any, tmp_path: Path) -> None:
+    def fresh() -> StitchedModel:
+        return image_model(images).freeze_networks() if frozen else image_model(images)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    trainer(whole, images, tmp_path / "whole").train()
+    trainer(first, images, tmp_path / "parts", max_steps=2).train()
+    trainer(second, images, tmp_path / "parts").train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-2"))
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in second.state_dict().items())
+
+
+def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path) -> None:
+    model = image_model(images)
+    run = trainer(
+        model, images, tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_loss", learning_rate=1.0
+    )
+    run.train()
+    best = Path(run.state.best_model_checkpoint or "")
+    kept = StitchedModel.from_pretrained(best).state_dict()
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any) -> None:
+    a, b = network("gpt2"), network("llama", 1)
+    model = hf_stitch.stitch(a, LAYERS["gpt2"], b, LAYERS["llama"], "ridge", data=texts, progress=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    batch = inputs(a)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        model.train()(**batch, labels=batch["input_ids"]).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    model.activation_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) == 3
+    found = gradients()
+    assert expected.keys() == found.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def test_gradient_checkpointing_is_refused_where_a_half_has_none(images: Any) -> None:
+    with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
+        image_model(images).activation_checkpointing_enable()
+
+
+SCRIPT = """
+import sys, torch, transformers
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from hf_stitch import StitchedModel
+from test_training import trainer
+folder = Path(sys.argv[1])
+model = StitchedModel.from_pretrained(folder / "model").freeze_networks()
+draw = torch.Generator().manual_seed(0)
+images = [{{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5}} for i in range(24)]
+run = trainer(model, images, folder / "run", per_device_train_batch_size=4, ddp_backend="gloo")
+run.train()
+assert run.args.world_size == 2
+run.save_model(str(folder / "trained"))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes(images: Any, tmp_path: Path) -> None:
+    """The same steps as one process with batches twice as large."""
+    draw = torch.Generator().manual_seed(0)
+    data = [{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5} for i in range(24)]
+    model = image_model(images)
+    model.save_pretrained(tmp_path / "model")
+    trainer(model.freeze_networks(), data, tmp_path / "alone").train()
+    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    (tmp_path / "script.py").write_text(SCRIPT.format(paths=paths))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29611",
+         str(tmp_path / "script.py"), str(tmp_path)],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    trained = StitchedModel.from_pretrained(tmp_path / "trained")
+    torch.testing.assert_close(trained.stitch.body.weight, model.stitch.body.weight, rtol=1e-3, atol=1e-4)
+
+
+def test_what_a_live_parent_is_does_not_matter_after(images: Any) -> None:
+    """The halves are copies: training them leaves the parents alone."""
+    parent = build("cnn", 0)
+    a = hf_stitch.load(parent, example_inputs=torch.randn(2, 3, 32, 32))
+    before = {name: value.clone() for name, value in parent.state_dict().items()}
+    model = hf_stitch.stitch(a, LAYERS["cnn"], network("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False)
+    pixels, labels = torch.stack([s["image"] for s in images[:4]]), torch.tensor([s["label"] for s in images[:4]])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.train()(pixel_values=pixels, labels=labels).loss.backward()
+    optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in parent.state_dict().items())

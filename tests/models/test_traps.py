@@ -1,0 +1,80 @@
+"""What goes wrong silently in models made of models, each held by a test; the rest of the list is in test_saving,
+test_generation and test_pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+import hf_stitch
+from hf_stitch import StitchedModel
+from hf_stitch.models.modeling import CLASSES
+
+from tiny_networks import LAYERS, adapted, build  # isort: skip
+
+
+def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
+    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+
+
+@pytest.mark.parametrize("pair", [("cnn", "vit"), ("vit", "cnn"), ("cnn", "cnn")], ids="-".join)
+def test_nothing_initialises_the_weights_of_loaded_halves_again(
+    pair: tuple[str, str], net: Any, images: Any, tmp_path: Path
+) -> None:
+    """``post_init`` would draw anew what modules of timm hold."""
+    a, b = net(pair[0]), net(pair[1], 1)
+    model = stitched(a, b, images, (LAYERS[pair[0]], LAYERS[pair[1]]))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    for twin in (model, StitchedModel.from_pretrained(tmp_path)):
+        twin.init_weights()
+        assert all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
+    parents = (a.model.state_dict(), b.model.state_dict())
+    for half, parent in zip((model.source.model, model.target.model), parents, strict=True):
+        kept = {name: value for name, value in half.state_dict().items() if name in parent}
+        assert kept
+        assert all(torch.equal(value, parent[name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_neither_half_nor_parent_loses_its_attention(attention: str, texts: Any, tmp_path: Path) -> None:
+    """A config nested alive would be reset to no attention, and the padding mask then be ignored without a word."""
+    a, b = adapted("bert", build("bert", 0)), adapted("bert", build("bert", 1))
+    for adapter in (a, b):
+        adapter.model.set_attn_implementation(attention)
+    model = stitched(a, b, texts, (LAYERS["bert"],) * 2)
+    model.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path)
+    for found in (a.model, b.model, model.source.model, model.target.model, again.source.model, again.target.model):
+        assert found.config._attn_implementation == attention
+    assert model.source.model.config is not a.model.config
+    words = model.preprocess(["w1 w2", "w3 w4 w5 w6 w7"])
+    other = words["input_ids"].masked_fill(words["attention_mask"] == 0, 9)
+    with torch.no_grad():
+        for found in (model, again):
+            assert torch.equal(found(**{**words, "input_ids": other}).logits, found(**words).logits)
+
+
+def test_weights_are_plain_and_none_may_be_missing(net: Any, images: Any) -> None:
+    """Orthogonal parametrisations do not load; names that may be missing hide randomly initialised networks."""
+    a = net("vit")
+    model = stitched(a, a, images, (LAYERS["vit"],) * 2, matcher="procrustes")
+    assert not any(parametrize.is_parametrized(module) for module in model.modules())
+    for kind in CLASSES.values():
+        assert not kind._keys_to_ignore_on_load_missing
+        assert not kind._tied_weights_keys
+    assert {f"stitch.{name}_mean" for name in model.stitch.parts} <= model.state_dict().keys()
+    names = {name for name, _ in model.named_buffers()} | {name for name, _ in model.named_parameters()}
+    assert names == model.state_dict().keys()  # no buffer is left to a constructor
+
+
+def test_a_map_of_devices_with_one_device(net: Any, images: Any, tmp_path: Path) -> None:
+    stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"])).save_pretrained(tmp_path)
+    for device in ("cpu", {"": "cpu"}, torch.device("cpu")):
+        assert StitchedModel.from_pretrained(tmp_path, device_map=device).device.type == "cpu"
+    with pytest.raises(ValueError, match="device_map must name one device"):
+        StitchedModel.from_pretrained(tmp_path, device_map={"source": "cpu", "target": "cpu"})
