@@ -129,7 +129,7 @@ def by_kind(
 
 def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: str, title: str) -> Figure:
     """A line with its band for each name, over named places."""
-    figure = Figure(figsize=(max(5.0, 0.75 * len(places) + 2.0), 4.0), layout="constrained")
+    figure = Figure(figsize=(max(7.5, 0.75 * len(places) + 2.0), 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, scores) in enumerate(series.items()):
         style = ("-", "--", ":")[number % 3]  # a line that lies on another lets it show
@@ -140,6 +140,6 @@ def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: s
     axes.set_ylabel(label)
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(title, fontsize="large")
     return figure
