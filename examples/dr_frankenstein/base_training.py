@@ -1,10 +1,13 @@
-"""Base networks, trained as in Csiszárik et al. 2021 (appendix A.1) and kept in a folder.
+"""Base networks, trained as in Csiszárik et al. 2021 (appendix A.1), kept in a folder.
 
-    python examples/dr_frankenstein/base_training.py --data-dir DATA --networks NETWORKS --architecture resnet20 --seeds 2
+Those that are there already are not trained again.
+
+    python examples/dr_frankenstein/base_training.py --data-dir DATA --networks NETWORKS --seeds 0 1
 """
 
 import argparse
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, set_seed
+
+import hf_stitch
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,7 @@ class Base:
     def name(self) -> str:
         """Everything in short."""
         variant = f"-w{self.width:g}" if self.architecture == "resnet20" else "" if self.norm else "-plain"
-        return (
-            f"{self.architecture}{variant}-{self.data}-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
-        )
+        return f"{self.architecture}{variant}-{self.data}-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
 
     def build(self) -> nn.Module:
         """The network with random weights."""
@@ -72,6 +75,11 @@ def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
         save_file(network.state_dict(), path, {"accuracy": f"{right:.4f}"})
     network.load_state_dict(load_file(path))
     return network.eval()
+
+
+def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, hf_stitch.Adapter]:
+    """Trained networks by seed, ready to be cut."""
+    return {str(base.seed): networks.adapted(trained(base, folder, data_dir)) for base in bases}
 
 
 def recorded_accuracy(base: Base, folder: Path) -> float:
@@ -105,9 +113,7 @@ def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> Non
             rate = 0.1 if base.norm else 0.02
             optimizer = torch.optim.SGD(model.parameters(), rate, 0.9, weight_decay=1e-4, nesterov=True)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 3, 2 * steps // 3])
-        Trainer(
-            model, arguments, train_dataset=data, data_collator=dict, optimizers=(optimizer, schedule)
-        ).train()
+        Trainer(model, arguments, train_dataset=data, data_collator=dict, optimizers=(optimizer, schedule)).train()
     network.to("cpu", memory_format=torch.contiguous_format)
 
 

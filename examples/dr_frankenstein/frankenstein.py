@@ -1,4 +1,4 @@
-"""Networks stitched pair by pair and layer by layer, what they answer on test images, and how sure figures of it are."""
+"""Networks stitched pair by pair and layer by layer, and what they answer on test images."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +92,8 @@ def answers(
 ) -> Answers:
     """Stitch every pair at every layer by every method, and ask for the answers on the test images.
 
+    Stitches are trained in bfloat16 with weights in float32; closed forms and answers are in full precision.
+
     Args:
         sources: Networks by name.
         targets: Networks by name.
@@ -125,7 +127,7 @@ def answers(
                 with torch.enable_grad():
                     ends = matcher.fit(
                         models, train, target=target, augment=augment, progress=progress,
-                        accelerator=Accelerator(cpu=not torch.cuda.is_available()),
+                        accelerator=Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16"),
                     )  # fmt: skip
                 for own, end in zip(maps, ends, strict=True):
                     own[method] = end

@@ -5,54 +5,29 @@ Also no transformation and the target's mean as baselines, Procrustes beside lea
     python examples/dr_frankenstein/matching.py --architecture tiny10 --published TINY10 --networks NETWORKS
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
 
 import experiment
 import frankenstein
-import images
 import networks
 import numpy as np
-from base_training import Base, trained
+from base_training import Base, adapted
+from experiment import PAPER, TASK, TEST, Preset
 from rich.table import Table
 from rich.text import Text
 
 import hf_stitch
 from hf_stitch.matchers import build_matcher
-from hf_stitch.training import TaskLoss
-
-
-@dataclass(frozen=True)
-class Preset:
-    """How much of everything.
-
-    Attributes:
-        train: Images to match on.
-        test: Held-out images.
-        epochs: Of task-loss matching.
-        base: Images and epochs of the base networks.
-        seeds: Base networks.
-        augment: Whether images are augmented in task-loss matching.
-    """
-
-    train: int
-    test: int
-    epochs: int
-    base: tuple[int, int]
-    seeds: int = 2
-    augment: bool = False
-
 
 PRESETS = {
-    ("tiny10", "test"): Preset(200, 100, 1, (200, 1)),
-    ("resnet20", "test"): Preset(200, 100, 1, (200, 1)),
     ("tiny10", "small"): Preset(10_000, 5_000, 4, (10_000, 6)),
-    ("resnet20", "small"): Preset(4_000, 2_000, 4, (10_000, 6)),
-    ("tiny10", "paper"): Preset(50_000, 10_000, 30, (50_000, 300), 5, True),
-    ("resnet20", "paper"): Preset(50_000, 10_000, 30, (50_000, 300), 5, True),
+    ("resnet20", "small"): Preset(4_000, 2_000, 3, (10_000, 6)),
+    **{(architecture, "test"): TEST for architecture in ("tiny10", "resnet20")},
+    **{(architecture, "paper"): PAPER for architecture in ("tiny10", "resnet20")},
 }
-DIRECT, TASK, HARD, PROCRUSTES = frankenstein.START, "task loss", "task loss, hard labels", "Procrustes"
+DIRECT, HARD, PROCRUSTES = frankenstein.START, "task loss, hard labels", "Procrustes"
 
 
 def main() -> None:
@@ -67,16 +42,12 @@ def main() -> None:
     loaded = _networks(arguments, preset)
     pairs = [tuple(p.split("-")) for p in arguments.pairs] if arguments.pairs else list(permutations(loaded, 2))
     layers = (networks.Tiny10 if arguments.architecture == "tiny10" else networks.ResNet20).cuts
-    train, test = (
-        images.samples("cifar10", split, n, arguments.data_dir)
-        for split, n in (("train", preset.train), ("test", preset.test))
-    )
-    methods = {TASK: TaskLoss(epochs=preset.epochs)}
+    methods = {TASK: preset.task_loss}
     if arguments.hard:
-        methods[HARD] = TaskLoss(epochs=preset.epochs, labels="hard")
+        methods[HARD] = replace(preset.task_loss, labels="hard")
     found = frankenstein.answers(
-        loaded, loaded, pairs, layers, train, test, direct={PROCRUSTES: build_matcher("procrustes")}, trained=methods,
-        augment=images.augmented_samples if preset.augment else None,
+        loaded, loaded, pairs, layers, *preset.samples("cifar10", arguments.data_dir),
+        direct={PROCRUSTES: build_matcher("procrustes")}, trained=methods, augment=preset.augmentation,
     )  # fmt: skip
     _show(found, layers, list(methods), arguments, asdict(preset))
 
@@ -87,9 +58,7 @@ def _networks(arguments, preset: Preset) -> dict[str, hf_stitch.Adapter]:
         return {str(i): networks.adapted(networks.Tiny10.from_file(path)) for i, path in enumerate(files)}
     count, epochs = preset.base
     bases = [Base(arguments.architecture, epochs, count, seed) for seed in range(preset.seeds)]
-    return {
-        str(base.seed): networks.adapted(trained(base, arguments.networks, arguments.data_dir)) for base in bases
-    }
+    return adapted(bases, arguments.networks, arguments.data_dir)
 
 
 def _show(found: frankenstein.Answers, layers, tasks: list[str], arguments, preset: dict) -> None:
@@ -98,8 +67,10 @@ def _show(found: frankenstein.Answers, layers, tasks: list[str], arguments, pres
     gain = [found.relative(layer, TASK, DIRECT) for layer in layers]
     losses = {method: [found.imitation(layer, method) for layer in layers] for method in (DIRECT, TASK, "identity")}
     own = float((found.targets.argmax(-1) == found.labels).double().mean())
-    title = f"{arguments.architecture}, {len(found.pairs)} pairs, {preset['train']} images to match on, " \
+    title = (
+        f"{arguments.architecture}, {len(found.pairs)} pairs, {preset['train']} images to match on, "
         f"{preset['test']} to test on; accuracy of the targets {own:.4f}; 95% intervals"
+    )
     table = Table("layer", *methods, "task loss - least squares", "cross-entropy: none", "least squares", "task loss",
                   title=title)  # fmt: skip
     for i, layer in enumerate(layers):

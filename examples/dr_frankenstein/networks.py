@@ -72,14 +72,10 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels_out)
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels_out)
-        same = stride == 1 and channels_in == channels_out
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out)
-            )
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            convolution = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to the same with the block's own channels and stride."""
@@ -104,10 +100,10 @@ class ResNet20(nn.Module):
         self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         for stage, (channels_out, stride) in enumerate(((16, 1), (32, 2), (64, 2)), 1):
-            blocks = [Block(channels if i == 0 else round(channels_out * width), round(channels_out * width), stride if i == 0 else 1)
-                      for i in range(3)]
+            wide = round(channels_out * width)
+            blocks = Block(channels, wide, stride), Block(wide, wide, 1), Block(wide, wide, 1)
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
-            channels = round(channels_out * width)
+            channels = wide
         self.fc = nn.Linear(channels, 10)
 
     def forward(self, x: Tensor) -> Tensor:
