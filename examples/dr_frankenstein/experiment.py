@@ -84,7 +84,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def show(table: Table, name: str, record: Mapping[str, Any], pictures: Mapping[str, Figure], out: Path | None) -> None:
     """Print the table; write the record and the pictures, if there is a folder."""
-    Console(width=140).print(table)
+    Console(width=180).print(table)
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)

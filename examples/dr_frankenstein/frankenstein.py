@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,8 +19,11 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
 
+Array = NDArray[np.float64]
 Pair = tuple[str, str]
 """Names of source and target."""
+DRAWS = 1000
+"""Of a bootstrap."""
 START = "least squares"
 """The method that task-loss matching starts from."""
 BASELINES = ("identity", "mean only")
@@ -54,26 +58,29 @@ class Answers:
         loss = -(self.targets.softmax(-1) * said).sum(-1).numpy().astype(float)
         return self._interval(loss, np.ones_like(loss))
 
-    def _right(self, logits: Tensor) -> NDArray[np.float64]:
+    def _right(self, logits: Tensor) -> Array:
         return (logits.argmax(-1) == self.labels).numpy().astype(float)
 
-    def _interval(self, above: NDArray[np.float64], below: NDArray[np.float64], resamples: int = 1000) -> Score:
+    def _interval(self, above: Array, below: Array) -> Score:
         """A ratio of sums over images, mean over pairs.
 
         The interval is of the bootstrap over test images, together with the Bayesian one over networks (Rubin 1981): a
         pair weighs the product of its networks' weights, so that two networks alone leave the images.
         """
-        random = np.random.default_rng(0)
-        names = sorted({name for pair in self.pairs for name in pair})
-        sides = np.array([[names.index(name) for name in pair] for pair in self.pairs])
-        n = above.shape[1]
-        drawn = []
-        for _ in range(resamples):
-            images = random.multinomial(n, np.full(n, 1 / n))
-            weights = random.dirichlet(np.ones(len(names)))[sides].prod(1)
-            drawn.append(weights / weights.sum() @ ((above @ images) / (below @ images)))
+        images, pairs = self._draws
+        drawn = (pairs * (above @ images.T) / (below @ images.T)).sum(0)
         low, high = np.quantile(drawn, [0.025, 0.975])
         return Score(float((above.sum(1) / below.sum(1)).mean()), float(low), float(high))
+
+    @cached_property
+    def _draws(self) -> tuple[Array, Array]:
+        """How often each image counts ``(draws, images)``, and what each pair weighs ``(pairs, draws)``."""
+        random, n = np.random.default_rng(0), len(self.labels)
+        names = sorted({name for pair in self.pairs for name in pair})
+        sides = np.array([[names.index(name) for name in pair] for pair in self.pairs])
+        images = random.multinomial(n, np.full(n, 1 / n), size=DRAWS).astype(float)
+        weights = random.dirichlet(np.ones(len(names)), size=DRAWS)[:, sides].prod(2).T
+        return images, weights / weights.sum(0)
 
 
 @torch.no_grad()

@@ -5,9 +5,11 @@ Also no transformation and the target's mean as baselines, Procrustes beside lea
     python examples/dr_frankenstein/matching.py --architecture tiny10 --published TINY10 --networks NETWORKS
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import experiment
 import frankenstein
@@ -49,7 +51,18 @@ def main() -> None:
         loaded, loaded, pairs, layers, *preset.samples("cifar10", arguments.data_dir),
         direct={PROCRUSTES: build_matcher("procrustes")}, trained=methods, augment=preset.augmentation,
     )  # fmt: skip
-    _show(found, layers, list(methods), arguments, asdict(preset))
+    measured = _measured(found, layers, list(methods))
+    name = f"matching_{arguments.architecture}"
+    title = (
+        f"{arguments.architecture}, {len(pairs)} pairs, {preset.train} images to match on, {preset.test} to test on; "
+        f"accuracy of the targets {measured['target_accuracy']:.4f}; 95% intervals"
+    )
+    pictures = {
+        f"{name}_{what}": experiment.lines(measured[key], layers, key.replace("_", " "), arguments.architecture)
+        for what, key in (("accuracy", "relative_accuracy"), ("loss", "cross_entropy_with_target"))
+    }
+    record = {"preset": asdict(preset), **measured}
+    experiment.show(_table(measured, title), name, record, pictures, arguments.out)
 
 
 def _networks(arguments, preset: Preset) -> dict[str, hf_stitch.Adapter]:
@@ -61,41 +74,42 @@ def _networks(arguments, preset: Preset) -> dict[str, hf_stitch.Adapter]:
     return adapted(bases, arguments.networks, arguments.data_dir)
 
 
-def _show(found: frankenstein.Answers, layers, tasks: list[str], arguments, preset: dict) -> None:
-    methods = [DIRECT, *tasks, PROCRUSTES, *frankenstein.BASELINES]
-    relative = {method: [found.relative(layer, method) for layer in layers] for method in methods}
-    gain = [found.relative(layer, TASK, DIRECT) for layer in layers]
-    losses = {method: [found.imitation(layer, method) for layer in layers] for method in (DIRECT, TASK, "identity")}
-    own = float((found.targets.argmax(-1) == found.labels).double().mean())
-    title = (
-        f"{arguments.architecture}, {len(found.pairs)} pairs, {preset['train']} images to match on, "
-        f"{preset['test']} to test on; accuracy of the targets {own:.4f}; 95% intervals"
-    )
-    table = Table("layer", *methods, "task loss - least squares", "cross-entropy: none", "least squares", "task loss",
-                  title=title)  # fmt: skip
-    for i, layer in enumerate(layers):
-        row = [relative[DIRECT][i], *(relative[task][i] for task in tasks)]
-        short = [f"{relative[m][i].value:.3f}" for m in (PROCRUSTES, *frankenstein.BASELINES)]
-        loss = [f"{losses[m][i].value:.2f}" for m in ("identity", DIRECT, TASK)]
-        table.add_row(layer, *map(Text, [*map(str, row), *short, str(gain[i]), *loss]))
-    name = f"matching_{arguments.architecture}"
-    record = {
-        "preset": preset, "pairs": found.pairs, "layers": layers, "target_accuracy": own, "relative_accuracy": relative,
-        "task_loss_less_direct": gain, "cross_entropy_with_target": losses,
-        "cross_entropy_untransformed": _spread([score.value for score in losses["identity"]]),
-    }  # fmt: skip
+def _measured(found: frankenstein.Answers, layers: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
+    """Every figure, by method and layer."""
+    relative = {
+        method: [found.relative(layer, method) for layer in layers]
+        for method in (DIRECT, *tasks, PROCRUSTES, *frankenstein.BASELINES)
+    }
+    losses = {method: [found.imitation(layer, method) for layer in layers] for method in ("identity", DIRECT, TASK)}
+    untouched = [score.value for score in losses["identity"]]
+    measured = {
+        "pairs": found.pairs,
+        "layers": layers,
+        "target_accuracy": (found.targets.argmax(-1) == found.labels).double().mean().item(),
+        "relative_accuracy": relative,
+        "task_loss_less_direct": [found.relative(layer, TASK, DIRECT) for layer in layers],
+        "procrustes_less_direct": [found.relative(layer, PROCRUSTES, DIRECT) for layer in layers],
+        "cross_entropy_with_target": losses,
+        "cross_entropy_untransformed": {"mean": np.mean(untouched), "std over layers": np.std(untouched, ddof=1)},
+    }
     if HARD in tasks:
-        soft, hard = ([score.value for score in relative[task]] for task in (TASK, HARD))
-        record["soft_hard_correlation"] = float(np.corrcoef(soft, hard)[0, 1])
-    picture = experiment.lines(
-        {method: relative[method] for method in methods if method != "mean only"}, layers, "relative accuracy",
-        f"{arguments.architecture}: direct and task-loss matching",
-    )  # fmt: skip
-    experiment.show(table, name, record, {name: picture}, arguments.out)
+        by_layer = [[score.value for score in relative[task]] for task in (TASK, HARD)]
+        measured["soft_hard_correlation"] = np.corrcoef(by_layer)[0, 1]
+    return measured
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
+def _table(measured: Mapping[str, Any], title: str) -> Table:
+    """A row for each layer."""
+    relative, losses = measured["relative_accuracy"], measured["cross_entropy_with_target"]
+    full = [method for method in relative if method not in (PROCRUSTES, *frankenstein.BASELINES)]
+    short = [method for method in relative if method not in full]
+    table = Table("layer", *full, "gain by task loss", *short, *(f"loss: {m}" for m in losses), title=title)
+    for i, layer in enumerate(measured["layers"]):
+        row = [str(relative[method][i]) for method in full] + [str(measured["task_loss_less_direct"][i])]
+        row += [f"{relative[method][i].value:.3f}" for method in short]
+        row += [f"{scores[i].value:.3f}" for scores in losses.values()]
+        table.add_row(layer, *map(Text, row))
+    return table
 
 
 if __name__ == "__main__":

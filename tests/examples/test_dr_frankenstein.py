@@ -14,7 +14,10 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "dr_frankenstein"
 EXPERIMENTS = {
-    "matching": (["--architecture", "resnet20", "--pairs", "0-1", "--hard"], ["matching_resnet20"]),
+    "matching": (
+        ["--architecture", "resnet20", "--pairs", "0-1", "--hard"],
+        ["matching_resnet20_accuracy", "matching_resnet20_loss"],
+    ),
     "widths": ([], ["widths_least_squares", "widths_task_loss"]),
     "across_data_sets": ([], ["across_data_sets_cifar10", "across_data_sets_fashion_mnist"]),
     "training_variants": ([], ["training_variants"]),
