@@ -32,7 +32,7 @@ def main() -> None:
     bases = {data: [Base("tiny10", epochs, count, seed, data) for seed in range(preset.seeds)] for data in SETS}
     loaded = {data: adapted(some, arguments.networks, arguments.data_dir) for data, some in bases.items()}
     untrained = {str(base.seed): networks.adapted(base.build()) for base in bases["cifar10"]}
-    seeds = list(untrained)
+    pairs = frankenstein.ring(untrained)
     table = Table("back and images", "front", "method", *layers, "mean only", title=f"Tiny-10, relative accuracy on "
                   f"{preset.test} test images, 95% intervals")  # fmt: skip
     record, pictures = {}, {}
@@ -43,7 +43,7 @@ def main() -> None:
             found[front] = frankenstein.answers(
                 {f"{front} {seed}": network for seed, network in sources.items()},
                 {f"{data} {seed}": network for seed, network in loaded[data].items()},
-                [(f"{front} {a}", f"{data} {b}") for a, b in zip(seeds, seeds[1:] + seeds[:1], strict=True)],
+                [(f"{front} {a}", f"{data} {b}") for a, b in pairs],
                 layers, *samples, direct={}, trained={TASK: preset.task_loss}, augment=preset.augmentation,
             )  # fmt: skip
         record[data] = {

@@ -4,7 +4,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def by_kind(
         loaded = adapted(bases, arguments.networks, arguments.data_dir)
         accuracies[kind] = [recorded_accuracy(base, arguments.networks) for base in bases]
         found = frankenstein.answers(
-            loaded, loaded, list(permutations(loaded, 2)), layers, *samples, direct={},
+            loaded, loaded, frankenstein.ring(loaded), layers, *samples, direct={},
             trained={TASK: preset.task_loss}, augment=preset.augmentation,
         )  # fmt: skip
         relative[kind] = {m: [found.relative(layer, m) for layer in layers] for m in (TASK, frankenstein.START)}
@@ -132,8 +131,9 @@ def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: s
     """A line with its band for each name, over named places."""
     figure = Figure(figsize=(max(5.0, 0.75 * len(places) + 2.0), 4.0), layout="constrained")
     axes = figure.add_subplot()
-    for name, scores in series.items():
-        (line,) = axes.plot(places, [score.value for score in scores], "o-", markersize=4, label=name)
+    for number, (name, scores) in enumerate(series.items()):
+        style = ("-", "--", ":")[number % 3]  # a line that lies on another lets it show
+        (line,) = axes.plot(places, [score.value for score in scores], style, marker="o", markersize=4, label=name)
         axes.fill_between(
             places, [s.low for s in scores], [s.high for s in scores], color=line.get_color(), alpha=0.2, linewidth=0
         )

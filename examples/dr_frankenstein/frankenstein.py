@@ -1,6 +1,6 @@
 """Networks stitched pair by pair and layer by layer, and what they answer on test images."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,6 +81,12 @@ class Answers:
         images = random.multinomial(n, np.full(n, 1 / n), size=DRAWS).astype(float)
         weights = random.dirichlet(np.ones(len(names)), size=DRAWS)[:, sides].prod(2).T
         return images, weights / weights.sum(0)
+
+
+def ring(names: Iterable[str]) -> list[Pair]:
+    """Each network as the source of the next, so that each is source once and target once."""
+    ordered = list(names)
+    return list(zip(ordered, ordered[1:] + ordered[:1], strict=True))
 
 
 @torch.no_grad()

@@ -11,12 +11,8 @@ from tqdm.auto import tqdm
 import hf_stitch
 from hf_stitch.data import read_data
 
-DATA = {
-    "cifar10": ("uoft-cs/cifar10", None),
-    "cifar100": ("uoft-cs/cifar100", "coarse_label"),
-    "fashion_mnist": ("zalando-datasets/fashion_mnist", None),
-}
-"""Name -> the data set on the Hub, and its column of labels where there are several."""
+DATA = {"cifar10": "uoft-cs/cifar10", "fashion_mnist": "zalando-datasets/fashion_mnist"}
+"""Name -> the data set on the Hub."""
 
 
 def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
@@ -31,8 +27,7 @@ def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tenso
     Returns:
         ``(count, 3, 32, 32)`` uint8 and ``(count,)``.
     """
-    hub, label = DATA[name]
-    samples = hf_stitch.Samples.of(read_data(hub, data_dir=data_dir, split=split), label=label)
+    samples = hf_stitch.Samples.of(read_data(DATA[name], data_dir=data_dir, split=split))
     samples = samples.take(min(count, len(samples)))
     pixels = torch.zeros(len(samples), 3, 32, 32, dtype=torch.uint8)
     start = 0

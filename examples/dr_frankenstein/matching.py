@@ -7,7 +7,6 @@ Also no transformation and the target's mean as baselines, Procrustes beside lea
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,14 @@ def main() -> None:
     parser = experiment.parser(__doc__)
     parser.add_argument("--architecture", choices=("tiny10", "resnet20"), default="tiny10")
     parser.add_argument("--published", type=Path, help="folder of trained Tiny-10 networks to take instead")
-    parser.add_argument("--pairs", nargs="+", help="source-target, such as 0-1; default: all")
+    parser.add_argument("--pairs", nargs="+", help="source-target, such as 0-1; default: each with the next")
     parser.add_argument("--hard", action="store_true", help="match on hard labels too")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.architecture, arguments.preset]
     loaded = _networks(arguments, preset)
-    pairs = [tuple(p.split("-")) for p in arguments.pairs] if arguments.pairs else list(permutations(loaded, 2))
+    pairs = [tuple(p.split("-")) for p in arguments.pairs] if arguments.pairs else frankenstein.ring(loaded)
+    if unknown := {name for pair in pairs for name in pair} - set(loaded):
+        parser.error(f"--pairs names {', '.join(sorted(unknown))}; the networks are {', '.join(loaded)}")
     layers = (networks.Tiny10 if arguments.architecture == "tiny10" else networks.ResNet20).cuts
     methods = {TASK: preset.task_loss}
     if arguments.hard:
