@@ -75,11 +75,7 @@ def main() -> None:
 
 
 def _load(path: Path) -> hf_stitch.Adapter:
-    import torch
-
-    return hf_stitch.load(
-        networks.Tiny10.from_file(path), example_inputs=torch.randn(2, 3, 32, 32), processor=networks.normalise
-    )
+    return networks.adapted(networks.Tiny10.from_file(path), networks.normalise)
 
 
 if __name__ == "__main__":

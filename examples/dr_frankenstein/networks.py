@@ -1,5 +1,6 @@
 """The networks of Csiszárik et al. 2021, as ordinary modules."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
+
+import hf_stitch
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
@@ -27,15 +30,24 @@ TINY10 = (
 class Tiny10(nn.Module):
     """Eight convolutions without padding, each with BatchNorm and ReLU; mean over space; one linear layer.
 
-    86,778 parameters.
+    86,778 parameters. Stitched at ``bn1`` to ``bn8``.
+
+    Args:
+        norm: Whether there are BatchNorms; without, they are identities of the same name.
     """
 
-    def __init__(self) -> None:
+    cuts = tuple(f"bn{i}" for i in range(1, len(TINY10) + 1))
+
+    def __init__(self, norm: bool = True) -> None:
         super().__init__()
         for i, (channels_in, channels_out, kernel, stride) in enumerate(TINY10, 1):
             self.add_module(f"conv{i}", nn.Conv2d(channels_in, channels_out, kernel, stride))
-            self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out) if norm else nn.Identity())
         self.fc = nn.Linear(64, 10)
+        if not norm:  # the default is too small to train eight layers
+            for parameter in self.parameters():
+                if parameter.dim() == 4:
+                    nn.init.kaiming_normal_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, 3, 32, 32) to logits (batch, 10)."""
@@ -51,7 +63,67 @@ class Tiny10(nn.Module):
         return network.eval()
 
 
+class Block(nn.Module):
+    """Two 3×3 convolutions with BatchNorm around a shortcut, which is a 1×1 convolution where the shape changes."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            convolution = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to the same with the block's own channels and stride."""
+        inner = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        return functional.relu(inner + self.shortcut(x))
+
+
+class ResNet20(nn.Module):
+    """A 3×3 stem without pooling, three stages of three blocks, mean over space, one linear layer (He et al. 2016).
+
+    272,474 parameters at width 1. Stitched at ``conv1`` and at the blocks.
+
+    Args:
+        width: Channels are 16, 32 and 64 times this.
+    """
+
+    cuts = ("conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)))
+
+    def __init__(self, width: float = 1) -> None:
+        super().__init__()
+        channels = round(16 * width)
+        self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        for stage, (channels_out, stride) in enumerate(((16, 1), (32, 2), (64, 2)), 1):
+            wide = round(channels_out * width)
+            blocks = Block(channels, wide, stride), Block(wide, wide, 1), Block(wide, wide, 1)
+            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
+            channels = wide
+        self.fc = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (batch, 3, 32, 32) to logits (batch, 10)."""
+        x = functional.relu(self.bn1(self.conv1(x)))
+        for stage in (1, 2, 3):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """Images (…, 3, 32, 32) uint8 as the networks are trained on them."""
+    return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
 def normalise(image: Image.Image) -> Tensor:
-    """A CIFAR image as the networks were trained on it: (3, 32, 32)."""
-    values = torch.from_numpy(np.asarray(image.convert("RGB"), dtype=np.float32) / 255).permute(2, 0, 1)
-    return (values - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    """A CIFAR image as the networks are trained on it: (3, 32, 32)."""
+    return normalised(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
+
+
+def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> hf_stitch.Adapter:
+    """A trained network, ready to be cut; without a processor it takes tensors that are normalised already."""
+    return hf_stitch.load(network.eval(), example_inputs=torch.randn(2, 3, 32, 32), processor=processor)

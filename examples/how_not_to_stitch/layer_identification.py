@@ -106,9 +106,7 @@ def _value(metric: hf_stitch.metrics.Metric, kept: DebiasedMoments) -> float:
 
 
 def _load(path: Path) -> hf_stitch.Adapter:
-    return hf_stitch.load(
-        networks.Tiny10.from_file(path), example_inputs=torch.randn(2, 3, 32, 32), processor=networks.normalise
-    )
+    return networks.adapted(networks.Tiny10.from_file(path), networks.normalise)
 
 
 if __name__ == "__main__":

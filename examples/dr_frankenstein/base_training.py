@@ -1,0 +1,181 @@
+"""Base networks, trained as in Csiszárik et al. 2021 (appendix A.1), kept in a folder.
+
+Those that are there already are not trained again.
+
+    python examples/dr_frankenstein/base_training.py --data-dir DATA --networks NETWORKS --seeds 0 1
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import images
+import networks
+import torch
+from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments, set_seed
+
+import hf_stitch
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base network: what it is, and how it is trained.
+
+    Attributes:
+        architecture: ``tiny10`` or ``resnet20``.
+        epochs: Passes over the images.
+        images: Number of training images.
+        seed: Of the initial weights, the order and the augmentation.
+        data: A name of ``images.DATA``.
+        width: Of ResNet-20.
+        norm: Whether Tiny-10 has BatchNorm.
+        optimizer: ``sgd`` (Nesterov momentum .9, learning rate .1, .02 without BatchNorm, weight decay 1e-4) or
+            ``adam`` (1e-3).
+    """
+
+    architecture: str
+    epochs: int
+    images: int
+    seed: int
+    data: str = "cifar10"
+    width: float = 1
+    norm: bool = True
+    optimizer: str = "sgd"
+
+    @property
+    def name(self) -> str:
+        """Everything in short."""
+        variant = f"-w{self.width:g}" if self.architecture == "resnet20" else "" if self.norm else "-plain"
+        return f"{self.architecture}{variant}-{self.data}-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
+
+    def build(self) -> nn.Module:
+        """The network with random weights."""
+        set_seed(self.seed)
+        return networks.ResNet20(self.width) if self.architecture == "resnet20" else networks.Tiny10(self.norm)
+
+
+PAPER = {"epochs": 300, "images": 50_000}
+
+
+def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
+    """A trained network in eval mode: from the folder, or trained now and put there."""
+    network = base.build()
+    path = folder / f"{base.name}.safetensors"
+    if not path.is_file():
+        train(base, network, *images.read(base.data, "train", base.images, data_dir))
+        right = accuracy(network, *images.read(base.data, "test", 10_000, data_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(network.state_dict(), path, {"accuracy": f"{right:.4f}"})
+    network.load_state_dict(load_file(path))
+    return network.eval()
+
+
+def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, hf_stitch.Adapter]:
+    """Trained networks by seed, ready to be cut."""
+    return {str(base.seed): networks.adapted(trained(base, folder, data_dir)) for base in bases}
+
+
+def recorded_accuracy(base: Base, folder: Path) -> float:
+    """The accuracy on the 10,000 test images of a network in the folder."""
+    with safe_open(folder / f"{base.name}.safetensors", "pt") as file:
+        return float(file.metadata()["accuracy"])
+
+
+def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> None:
+    """Train by ``transformers.Trainer``; the learning rate falls to a tenth after one third and after two."""
+    model = _Classifier(network.to(memory_format=torch.channels_last))
+    data = _Augmented(pixels, labels, torch.Generator().manual_seed(base.seed))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            num_train_epochs=base.epochs,
+            per_device_train_batch_size=128,
+            max_grad_norm=0,
+            seed=base.seed,
+            bf16=True,
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            logging_strategy="epoch",
+            report_to=[],
+            remove_unused_columns=False,
+        )
+        steps = base.epochs * -(-len(pixels) // 128)
+        if base.optimizer == "adam":
+            optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=1e-4)
+        else:
+            rate = 0.1 if base.norm else 0.02
+            optimizer = torch.optim.SGD(model.parameters(), rate, 0.9, weight_decay=1e-4, nesterov=True)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 3, 2 * steps // 3])
+        Trainer(model, arguments, train_dataset=data, data_collator=dict, optimizers=(optimizer, schedule)).train()
+    network.to("cpu", memory_format=torch.contiguous_format)
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, pixels: Tensor, labels: Tensor) -> float:
+    """Share of images that are classified rightly."""
+    network.eval()
+    right = sum(
+        int((network(networks.normalised(some)).argmax(1) == wanted).sum())
+        for some, wanted in zip(pixels.split(500), labels.split(500), strict=True)
+    )
+    return right / len(pixels)
+
+
+class _Augmented(Dataset):
+    """Augmented images and their labels, a batch at a time."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, generator: torch.Generator) -> None:
+        self._pixels, self._labels, self._generator = pixels, labels, generator
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, places: list[int]) -> dict[str, Tensor]:
+        pixels = images.augmented(self._pixels[places], self._generator)
+        return {"pixels": networks.normalised(pixels), "labels": self._labels[places]}
+
+
+class _Classifier(nn.Module):
+    """A network with its loss, as the Trainer calls it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.network(pixels.contiguous(memory_format=torch.channels_last)).float()
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def main() -> None:
+    """Parse the arguments, train what is not there, print accuracies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", type=Path, required=True, help="folder of trained networks")
+    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
+    parser.add_argument("--architecture", choices=("tiny10", "resnet20"), default="resnet20")
+    parser.add_argument("--data", choices=tuple(images.DATA), default="cifar10")
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--plain", action="store_true", help="Tiny-10 without BatchNorm")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--epochs", type=int, default=PAPER["epochs"])
+    parser.add_argument("--images", type=int, default=PAPER["images"])
+    arguments = parser.parse_args()
+    for seed in arguments.seeds:
+        base = Base(
+            arguments.architecture, arguments.epochs, arguments.images, seed, arguments.data, arguments.width,
+            not arguments.plain, arguments.optimizer,
+        )  # fmt: skip
+        trained(base, arguments.networks, arguments.data_dir)
+        Console().print(f"{base.name}: {recorded_accuracy(base, arguments.networks):.4f}")
+
+
+if __name__ == "__main__":
+    main()

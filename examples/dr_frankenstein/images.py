@@ -1,0 +1,63 @@
+"""The images of an experiment, decoded once."""
+
+import sys
+
+import networks
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+import hf_stitch
+from hf_stitch.data import read_data
+
+DATA = {"cifar10": "uoft-cs/cifar10", "fashion_mnist": "zalando-datasets/fashion_mnist"}
+"""Name -> the data set on the Hub."""
+
+
+def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
+    """The first images of a data set as RGB of 32×32, smaller ones in a black frame, and their labels.
+
+    Args:
+        name: One of ``DATA``.
+        split: ``train`` or ``test``.
+        count: How many; all, if there are fewer.
+        data_dir: Local folder of the data; ``None``: the Hub.
+
+    Returns:
+        ``(count, 3, 32, 32)`` uint8 and ``(count,)``.
+    """
+    samples = hf_stitch.Samples.of(read_data(DATA[name], data_dir=data_dir, split=split))
+    samples = samples.take(min(count, len(samples)))
+    pixels = torch.zeros(len(samples), 3, 32, 32, dtype=torch.uint8)
+    start = 0
+    for batch in tqdm(samples.batches(500), f"{name} {split}", delay=3, disable=not sys.stderr.isatty()):
+        arrays = np.stack([np.asarray(image.convert("RGB")) for image in batch.samples])
+        frame = (32 - arrays.shape[1]) // 2
+        inside = slice(frame, 32 - frame)
+        pixels[start : start + len(arrays), :, inside, inside] = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+        start += len(arrays)
+    return pixels, torch.tensor(samples.labels)
+
+
+def samples(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
+    """The same as the samples that networks are compared on: normalised tensors without augmentation."""
+    pixels, labels = read(name, split, count, data_dir)
+    return hf_stitch.Samples.of(networks.normalised(pixels), label=labels.tolist())
+
+
+def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (n, 3, 32, 32) flipped at random and cropped from a frame of 4 zeros."""
+    n = len(pixels)
+    rows, columns = torch.randint(0, 9, (2, n, 1), generator=generator) + torch.arange(32)
+    columns = torch.where(torch.rand(n, 1, generator=generator) < 0.5, columns.flip(1), columns)
+    padded = torch.nn.functional.pad(pixels, (4, 4, 4, 4))
+    # Indices around a slice come first: (n, 32, 32, 3).
+    chosen = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return chosen.permute(0, 3, 1, 2)
+
+
+def augmented_samples(samples: list[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """The same for samples that are normalised: what :meth:`hf_stitch.training.TaskLoss.fit` takes."""
+    black = networks.normalised(torch.zeros(3, 32, 32))
+    return list(augmented(torch.stack(samples) - black, generator) + black)

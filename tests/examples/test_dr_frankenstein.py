@@ -1,0 +1,53 @@
+"""Every experiment runs from the command line to its figures, on a handful of random images."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "dr_frankenstein"
+EXPERIMENTS = {
+    "matching": (
+        ["--architecture", "resnet20", "--pairs", "0-1", "--hard"],
+        ["matching_resnet20_accuracy", "matching_resnet20_loss"],
+    ),
+    "widths": ([], ["widths_least_squares", "widths_task_loss"]),
+    "across_data_sets": ([], ["across_data_sets_cifar10", "across_data_sets_fashion_mnist"]),
+    "training_variants": ([], ["training_variants"]),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two data sets of random images: of 32 × 32 in colour, and of 28 × 28 in grey."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name, column, shape in (("cifar10", "img", (32, 32, 3)), ("fashion_mnist", "image", (28, 28))):
+        (folder / name).mkdir()
+        for split, n in (("train", 150), ("test", 60)):
+            features = datasets.Features({column: datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+            images = list(random.integers(0, 256, (n, *shape), dtype=np.uint8))
+            columns = {column: images, "label": [i % 10 for i in range(n)]}
+            datasets.Dataset.from_dict(columns, features).to_parquet(folder / name / f"{split}.parquet")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXPERIMENTS)
+def test_an_experiment_runs_from_its_data_to_its_pictures(script: str, data: Path, tmp_path: Path) -> None:
+    options, pictures = EXPERIMENTS[script]
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / f"{script}.py", "--preset", "test", "--data-dir", data, "--networks",
+         data / "networks", "--out", tmp_path, *options],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == pictures
+    [record] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert record["relative_accuracy"]
