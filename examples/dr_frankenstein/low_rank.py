@@ -17,7 +17,7 @@ from experiment import PAPER, TASK, TEST, Preset
 from hf_stitch.analysis import Curves, rank_curve
 from hf_stitch.matchers import build_matcher
 
-PRESETS = {"small": Preset(4_000, 2_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(3_000, 2_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
 LAYERS = {"small": ("bn3", "bn5"), "test": ("bn8",), "paper": networks.Tiny10.cuts}
 RANKS = (4, 8, 16)
 

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from hf_stitch.analysis import TrajectoryRecorder
 
-PRESETS = {"small": Preset(5_000, 1_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(4_000, 500, 3, (10_000, 6)), "test": TEST, "paper": PAPER}
 LAYER = "bn3"
-EVERY = {"small": 5, "test": 1, "paper": 100}
-PROBE = 1_000
+EVERY = {"small": 12, "test": 1, "paper": 100}
+PROBE = 500
 """Test images that similarity is measured on."""
 FIGURES = {
     "cross_entropy": "cross-entropy with the target",
