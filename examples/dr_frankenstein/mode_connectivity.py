@@ -1,0 +1,84 @@
+"""Experiment 6: lines between stitches from random starts (Csiszárik et al. 2021, section 8).
+
+python examples/dr_frankenstein/mode_connectivity.py --published TINY10 --networks NETWORKS
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import experiment
+import networks
+import numpy as np
+import tiny10
+from experiment import PAPER, TEST, Preset
+from matplotlib.figure import Figure
+from rich.table import Table
+from rich.text import Text
+
+from hf_stitch.analysis import ModeConnectivity, mode_connectivity
+from hf_stitch.matchers import build_matcher
+from hf_stitch.plots import curves
+
+PRESETS = {"small": Preset(3_000, 1_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
+LAYERS = {"small": ("bn1", "bn2", "bn3", "bn5", "bn7"), "test": ("bn8",), "paper": networks.Tiny10.cuts}
+STARTS = {"small": 4, "test": 2, "paper": 10}
+THRESHOLD = {"small": 0.8, "test": 0.0, "paper": 0.8}
+
+
+def main() -> None:
+    """Parse the arguments, train, join, show."""
+    parser = tiny10.parser(__doc__)
+    parser.add_argument("--layers", nargs="+", help="other layers to stitch at")
+    arguments = parser.parse_args()
+    preset, threshold = PRESETS[arguments.preset], THRESHOLD[arguments.preset]
+    source, target, *_ = tiny10.loaded(arguments, preset).values()
+    train, test = preset.samples("cifar10", arguments.data_dir)
+    matchers = [build_matcher("random", seed=seed) for seed in range(STARTS[arguments.preset])]
+    found: dict[str, ModeConnectivity] = {}
+    apart: dict[str, str] = {}
+    for layer in arguments.layers or LAYERS[arguments.preset]:
+        starts = tiny10.direct(source, target, layer, matchers, train)
+        ends = tiny10.trained(tiny10.task_loss(arguments, preset), starts, target, train, preset)
+        named = {str(seed): end for seed, end in enumerate(ends)}
+        try:
+            found[layer] = mode_connectivity(
+                starts[0], named, test, threshold=threshold, weights=[0.25, 0.5, 0.75], target=target,
+                batch_size=tiny10.BATCH,
+            )  # fmt: skip
+        except ValueError as error:  # fewer than two are good enough to be joined
+            apart[layer] = str(error)
+    record = {"preset": asdict(preset), "layers": {k: v.to_dict() for k, v in found.items()}, "not joined": apart}
+    pictures = {"mode_connectivity": _picture(found)} if found else {}
+    experiment.show(_table(found, apart, len(test)), "mode_connectivity", record, pictures, arguments.out)
+
+
+def _table(found: Mapping[str, ModeConnectivity], apart: Mapping[str, str], n: int) -> Table:
+    table = Table(
+        "layer", "lines", "ends", "middle", "greatest barrier, 95% interval", "barriers whose interval is above 0.02",
+        title=f"lines between stitches from random starts, relative accuracy on {n} test images; means over lines",
+        caption="\n".join(f"{layer}: {why}" for layer, why in apart.items()) or None,
+    )  # fmt: skip
+    for layer, connectivity in found.items():
+        paths, barriers = list(connectivity.paths.values()), list(connectivity.barriers.values())
+        ends = np.mean([(path[0.0].value + path[1.0].value) / 2 for path in paths])
+        middle = np.mean([path[0.5].value for path in paths])
+        greatest = Text(str(max(barriers, key=lambda barrier: barrier.value)))
+        clear = f"{sum(barrier.low > 0.02 for barrier in barriers)} of {len(barriers)}"
+        table.add_row(layer, str(len(paths)), f"{ends:.3f}", f"{middle:.3f}", greatest, clear)
+    return table
+
+
+def _picture(found: Mapping[str, ModeConnectivity]) -> Figure:
+    """For each layer the mean line; its band is from the worst line to the best."""
+    series = {}
+    for layer, connectivity in found.items():
+        by_weight: dict[float, list[float]] = {}
+        for path in connectivity.paths.values():
+            for weight, score in path.items():
+                by_weight.setdefault(weight, []).append(score.value)
+        series[layer] = {weight: (float(np.mean(v)), min(v), max(v)) for weight, v in by_weight.items()}
+    return curves(series, axis="λ", label="relative accuracy", title="between stitches; mean, worst and best line")
+
+
+if __name__ == "__main__":
+    main()

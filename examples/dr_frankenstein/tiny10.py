@@ -1,0 +1,75 @@
+"""Tiny-10 networks stitched at one layer: what experiments 3 to 8 share."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import experiment
+import networks
+import torch
+from accelerate import Accelerator
+from base_training import Base, adapted
+from experiment import Preset
+
+import hf_stitch
+from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.models.stitching import collect, fit_layer, join
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.training import TaskLoss
+from hf_stitch.training.loop import Observe
+
+BATCH = 500
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of every experiment, and the networks of the paper."""
+    made = experiment.parser(description)
+    made.add_argument("--published", type=Path, help="folder of trained Tiny-10 networks to take instead")
+    return made
+
+
+def loaded(arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
+    """The networks of the paper, if there is a folder; else trained ones."""
+    if arguments.published:
+        files = sorted(arguments.published.glob("*.safetensors"))
+        return {str(i): networks.adapted(networks.Tiny10.from_file(path)) for i, path in enumerate(files)}
+    count, epochs = preset.base
+    bases = [Base("tiny10", epochs, count, seed) for seed in range(preset.seeds)]
+    return adapted(bases, arguments.networks, arguments.data_dir)
+
+
+def task_loss(arguments: argparse.Namespace, preset: Preset) -> TaskLoss:
+    """Task-loss matching; where it is short, by larger steps, that it may come from any start to its end."""
+    matcher = preset.task_loss
+    return matcher if arguments.preset == "paper" else replace(matcher, lr=1e-2, schedule="cosine")
+
+
+def direct(
+    source: hf_stitch.Adapter,
+    target: hf_stitch.Adapter,
+    layer: str,
+    matchers: Sequence[str | Matcher],
+    train: hf_stitch.Samples,
+) -> list[hf_stitch.StitchedModel]:
+    """Two networks stitched at a layer by each of several matchers in closed form, from one pass over the images."""
+    found = collect(source, target, [(layer, layer)], train, batch_size=BATCH)[layer, layer]
+    forms = source.form(layer), target.form(layer)
+    stitches = [fit_layer(build_matcher(matcher), found, *forms) for matcher in matchers]
+    return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
+
+
+def trained(
+    matcher: TaskLoss,
+    starts: Sequence[hf_stitch.StitchedModel],
+    target: hf_stitch.Adapter,
+    train: hf_stitch.Samples,
+    preset: Preset,
+    observe: Observe | None = None,
+) -> list[StitchingLayer]:
+    """Stitches trained from their starts, all at once, in bfloat16 with weights in float32."""
+    precision = "no" if matcher.objective.metrics else "bf16"  # metrics of rows want all digits
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
+    return matcher.fit(
+        list(starts), train, target=target, augment=preset.augmentation, accelerator=accelerator, observe=observe
+    )
