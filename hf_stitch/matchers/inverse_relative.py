@@ -24,8 +24,8 @@ class InverseRelative(ClosedFormMatcher):
 
     The moments are those of the anchors: every pair of rows seen is one. As ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``, the map is
     ``Sxy Syy⁺``, so that any number of anchors costs no more than their moments do. (It is the transposed map of least
-    squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y; fewer anchors than
-    y is wide, or such as span less, reach only what they span.
+    squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y; fewer anchors
+    than y is wide, or such as span less, reach only what they span.
 
     Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1 make the paper's
     map, of vectors of any length, up to the length of the result.
@@ -34,12 +34,12 @@ class InverseRelative(ClosedFormMatcher):
     force and ``y_rank``, the number of directions of y above it.
 
     Attributes:
-        center: Whether both sides are centerd by the anchors' mean first; the stitch then maps mean to mean by a bias.
-        scale: Whether the result is brought to the target's scale, by the ratio ``tr Syy / tr Sxx``. Otherwise it is too
-            small or large by the square of the ratio of both scales, which a head that normalises does not notice.
+        center: Whether both sides are centred by the anchors' mean first; the stitch then maps mean to mean by a bias.
+        scale: Whether the result is brought to the target's scale, by the ratio ``tr Syy / tr Sxx``. Otherwise it is
+            too small or large by the square of the ratio of both scales, which a head that normalises does not notice.
         rcond: Directions of y whose singular value is below ``rcond`` of the largest are left out, in [0, 1). None:
-            ``sqrt(dy · eps)`` with the eps of float64, 3.4e-7 at width 512. Noise in weak directions is magnified: where
-            anchors are hardly more than y is wide, 1e-2 and above is better.
+            ``sqrt(dy · eps)`` with the eps of float64, 3.4e-7 at width 512. What x has there is magnified by the
+            inverse of the singular value: raise it where anchors are hardly more than y is wide.
 
     Example:
         >>> import torch

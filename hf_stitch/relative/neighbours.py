@@ -14,9 +14,7 @@ Near = Literal["cosine", "euclidean"]
 
 
 @torch.no_grad()
-def nearest(
-    queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Near = "cosine"
-) -> tuple[Tensor, Tensor]:
+def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Near = "cosine") -> tuple[Tensor, Tensor]:
     """For each query its k nearest rows, of rows that come in chunks and are never held all at once.
 
     Memory: the queries, one chunk, and their similarities. What :meth:`RelativeProjection.stream` yields will do.
@@ -28,7 +26,7 @@ def nearest(
         distance: What makes a row near. Which of rows equally near counts is arbitrary.
 
     Returns:
-        ``(m, k)`` cosines or distances, the nearest first, and ``(m, k)`` int64: the places of those rows in all chunks.
+        ``(m, k)`` cosines or distances, the nearest first, and ``(m, k)`` int64: where those rows are, in all chunks.
 
     Raises:
         ValueError: There are fewer than k rows, or a row or query is 0 (cosine).

@@ -28,8 +28,8 @@ class RelativeProjection(Stitch):
     does each of ``subspaces`` equal parts of the features. Spaces are laid side by side (all subspaces of the first
     similarity, then of the next) or summed, each after an MLP of its own.
 
-    In order: centring, rounding of the features, similarities, rounding, normalising, aggregation. Every vector is mapped
-    by itself. Rounding has the gradient of no rounding (straight-through; Bengio et al. 2013).
+    In order: centring, rounding of the features, similarities, rounding, normalising, aggregation. Every vector is
+    mapped by itself. Rounding has the gradient of no rounding (straight-through; Bengio et al. 2013).
 
     Attributes:
         anchors: ``(k, in_features)``, a persistent buffer: no gradient trains it. Zeros until loaded.
@@ -118,7 +118,7 @@ class RelativeProjection(Stitch):
         """The same projection for another encoder: what follows it takes that encoder's vectors with no training.
 
         Args:
-            anchors: ``(k, d)``: the same samples, in the same order, as the other encoder represents them; d may differ.
+            anchors: ``(k, d)``: the same samples in the same order, as the other encoder represents them; d may differ.
 
         Returns:
             A projection on these anchors, its other weights copied.
@@ -140,9 +140,8 @@ class RelativeProjection(Stitch):
                 "give the representations of the same samples in the same order"
             )
         options = {**self.config(), "in_features": anchors.shape[1]}
-        projection = type(self)(**options)
-        projection.mlps.load_state_dict(self.mlps.state_dict(), assign=True)
-        projection.anchors = self.anchors.new_empty(anchors.shape)
+        projection = type(self)(**options).to(self.anchors.device)
+        projection.mlps.load_state_dict(self.mlps.state_dict())
         projection.fitted = dict(self.fitted)
         return projection._take(anchors)
 
@@ -249,7 +248,7 @@ def check_anchors(anchors: Tensor) -> None:
         )
     finite = anchors.isfinite().all(1)
     if not finite.all():
-        raise ValueError(f"anchor {int(finite.logical_not().nonzero()[0])} holds NaN or infinity; choose another sample")
+        raise ValueError(f"anchor {int(finite.logical_not().nonzero()[0])} holds NaN or infinity; choose another")
     kinds, which, counts = anchors.detach().unique(dim=0, return_inverse=True, return_counts=True)
     if len(kinds) == 1 < len(anchors):
         raise ValueError(f"all {len(anchors)} anchors have the same representation; is the layer dead?")

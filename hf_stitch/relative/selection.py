@@ -64,8 +64,8 @@ def select_anchors(
 ) -> Samples:
     """Choose the samples that are to be anchors.
 
-    Out-of-domain anchors (Moschella et al. 2023, "OOD anchors") need no selection of their own: give other data than the
-    task's.
+    Out-of-domain anchors (Moschella et al. 2023, "OOD anchors") need no selection of their own: give other data than
+    the task's.
 
     Args:
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
@@ -78,8 +78,8 @@ def select_anchors(
         The samples, in the order of the anchors.
 
     Raises:
-        ValueError: There are fewer samples than anchors, or what the selection needs is missing or does not determine so
-            many anchors.
+        ValueError: There are fewer samples than anchors, or what the selection needs is missing or does not determine
+            so many anchors.
 
     Example:
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
