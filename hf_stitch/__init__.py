@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hf_stitch import models as models
     from hf_stitch import plots as plots
     from hf_stitch import registry as registry
+    from hf_stitch import relative as relative
     from hf_stitch import representation as representation
     from hf_stitch import statistics as statistics
     from hf_stitch import stitches as stitches
@@ -82,6 +83,7 @@ _ROOMS = (
     "models",
     "plots",
     "registry",
+    "relative",
     "representation",
     "statistics",
     "stitches",

@@ -255,8 +255,8 @@ class Samples:
             strata.setdefault(-1 if label is None else label, []).append(index)
         ordered = [strata[label] for label in sorted(strata)]
         held: set[int] = set()
-        for stratum, quota in zip(ordered, _apportion(count, [len(stratum) for stratum in ordered]), strict=True):
-            held.update(sorted(stratum, key=lambda index: _chance(seed, self.ids[index]))[:quota])
+        for stratum, quota in zip(ordered, apportion(count, [len(stratum) for stratum in ordered]), strict=True):
+            held.update(sorted(stratum, key=lambda index: chance(seed, self.ids[index]))[:quota])
         return (
             self.select(index for index in range(len(self)) if index not in held),
             self.select(sorted(held)),
@@ -660,12 +660,12 @@ def _as_ids(values: Iterable[Any]) -> list[Id]:
 # -- holding samples out -----------------------------------------------------------------------------------------------
 
 
-def _chance(seed: int, id_: Id) -> bytes:
+def chance(seed: int, id_: Id) -> bytes:
     """A number that looks random, of a seed and an id."""
     return hashlib.blake2b(repr((operator.index(seed), id_)).encode(), digest_size=8).digest()
 
 
-def _apportion(count: int, sizes: Sequence[int]) -> list[int]:
+def apportion(count: int, sizes: Sequence[int]) -> list[int]:
     """Parts of ``count`` in proportion to ``sizes``, by largest remainder."""
     total = sum(sizes)
     quotas = [count * size // total for size in sizes]

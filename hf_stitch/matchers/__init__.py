@@ -2,6 +2,7 @@
 
 from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
 from hf_stitch.matchers.identity import Identity
+from hf_stitch.matchers.inverse_relative import InverseRelative
 from hf_stitch.matchers.lasso import Lasso
 from hf_stitch.matchers.low_rank import LowRank
 from hf_stitch.matchers.lstsq import Lstsq
@@ -12,6 +13,7 @@ from hf_stitch.matchers.ridge import Ridge
 __all__ = [
     "ClosedFormMatcher",
     "Identity",
+    "InverseRelative",
     "Lasso",
     "LowRank",
     "Lstsq",

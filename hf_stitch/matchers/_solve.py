@@ -15,30 +15,30 @@ _EPS = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The directions of X that count: where its singular value exceeds a threshold relative to the largest.
+    """The directions of a side that count: where its singular value exceeds a threshold relative to the largest.
 
     Attributes:
-        values: ``(rank,)`` eigenvalues of ``sxx``, ascending; the squared singular values of centred X.
-        vectors: ``(dx, rank)`` eigenvectors.
+        values: ``(rank,)`` eigenvalues of its scatter (``sxx``), ascending; the squared singular values of the rows.
+        vectors: ``(d, rank)`` eigenvectors.
     """
 
     values: Tensor
     vectors: Tensor
 
     @classmethod
-    def of(cls, moments: Moments, rcond: float) -> Spectrum:
-        """Decompose ``moments.sxx`` and keep the eigenvalues above ``rcond²`` times the largest.
+    def of(cls, scatter: Tensor, rcond: float) -> Spectrum:
+        """Decompose a scatter, such as ``moments.sxx``, and keep the eigenvalues above ``rcond²`` times the largest.
 
         Raises:
             torch.linalg.LinAlgError: The decomposition did not converge.
         """
-        values, vectors = torch.linalg.eigh(moments.sxx)
+        values, vectors = torch.linalg.eigh(scatter)
         kept = values > rcond**2 * values[-1]
         return cls(values[kept], vectors[:, kept])
 
     @property
     def rank(self) -> int:
-        """Number of directions kept: the numerical rank of X."""
+        """Number of directions kept: the numerical rank of the side."""
         return len(self.values)
 
     def solve(self, sxy: Tensor, ridge: float = 0.0) -> Tensor:

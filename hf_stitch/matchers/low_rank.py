@@ -54,7 +54,7 @@ class LowRank(ClosedFormMatcher):
         """
         require(moments, moments.dx + 1, "give more rows")
         rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
-        spectrum = Spectrum.of(moments, rcond)
+        spectrum = Spectrum.of(moments.sxx, rcond)
         most = min(spectrum.rank, moments.dy)
         if self.rank > most:
             raise ValueError(

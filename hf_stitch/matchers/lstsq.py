@@ -56,7 +56,7 @@ class Lstsq(ClosedFormMatcher):
         require(moments, max(moments.dx + self.intercept, 2), "give more rows, or use the matcher 'ridge'")
         centred = moments if self.intercept else moments.about_origin()
         rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
-        spectrum = Spectrum.of(centred, rcond)
+        spectrum = Spectrum.of(centred.sxx, rcond)
         weights = {"weight": spectrum.solve(centred.sxy).T}
         stitch = affine_stitch(LinearStitch, moments, weights, dtype, intercept=self.intercept)
         return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)

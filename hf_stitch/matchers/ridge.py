@@ -60,7 +60,7 @@ class Ridge(ClosedFormMatcher):
         require(moments, 2)
         given = None if self.ridge == "gcv" else float(self.ridge)
         # A penalty leaves nothing to cut. Without one, directions of x within rounding would dominate.
-        spectrum = Spectrum.of(moments, 0.0 if given else default_rcond(moments.dx))
+        spectrum = Spectrum.of(moments.sxx, 0.0 if given else default_rcond(moments.dx))
         ridge = _least_gcv(moments, spectrum) if given is None else given
         stitch = affine_stitch(LinearStitch, moments, {"weight": spectrum.solve(moments.sxy, ridge).T}, dtype)
         df = 1 + (spectrum.values / (spectrum.values + ridge)).sum().item()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hf_stitch.metrics._procrustes import procrustes as procrustes
     from hf_stitch.metrics._regression import direct_matching as direct_matching
     from hf_stitch.metrics._regression import linear_regression as linear_regression
+    from hf_stitch.metrics._relative import relative_cosine as relative_cosine
     from hf_stitch.metrics._rows import of_rows as of_rows
     from hf_stitch.metrics._rsa import distance_correlation as distance_correlation
     from hf_stitch.metrics._rsa import rsa as rsa
@@ -54,6 +55,7 @@ _HOMES = {
     "_outputs": ("accuracy_difference", "disagreement", "jensen_shannon"),
     "_procrustes": ("procrustes",),
     "_regression": ("direct_matching", "linear_regression"),
+    "_relative": ("relative_cosine",),
     "_rows": ("of_rows",),
     "_rsa": ("distance_correlation", "rsa"),
     "_shape": ("shape_distance",),

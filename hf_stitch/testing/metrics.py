@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_stitch.metrics.base import Metric, MomentsMetric, build_metric
 from hf_stitch.statistics import Moments
+from hf_stitch.testing._moved import moved
 from hf_stitch.testing._require import require, require_error
 
 _ROWS = 61
@@ -137,24 +138,11 @@ def _check_unchanged(metric: Metric, x: Tensor, y: Tensor, value: float) -> None
     for invariance in metric.invariances:
         for seed in range(2):
             _require_close(
-                _value(metric, _moved(x, invariance, seed), y).item(), value, 1e-7, f"x put through {invariance}"
+                _value(metric, moved(x, invariance, seed), y).item(), value, 1e-7, f"x put through {invariance}"
             )
             _require_close(
-                _value(metric, x, _moved(y, invariance, seed)).item(), value, 1e-7, f"y put through {invariance}"
+                _value(metric, x, moved(y, invariance, seed)).item(), value, 1e-7, f"y put through {invariance}"
             )
-
-
-def _moved(rows: Tensor, invariance: str, seed: int) -> Tensor:
-    """The rows put through what the metric says it is invariant to."""
-    generator, width = torch.Generator().manual_seed(seed), rows.shape[1]
-    square = torch.randn(width, width, generator=generator, dtype=torch.float64)
-    if invariance == "orthogonal":
-        return rows @ torch.linalg.qr(square).Q
-    if invariance == "invertible":
-        return rows @ (square + 3 * torch.eye(width, dtype=torch.float64))
-    if invariance == "permutation":
-        return rows[:, torch.randperm(width, generator=generator)]
-    return rows * (0.1 + 5 * seed) if invariance == "scaling" else rows + 10 * square[0]
 
 
 def _check_degenerate(metric: Metric, x: Tensor, y: Tensor) -> None:

@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 from hf_stitch.matchers import (
     ClosedFormMatcher,
     Identity,
+    InverseRelative,
     Lasso,
     LowRank,
     Lstsq,
@@ -43,6 +44,8 @@ MATCHERS = [
     Lasso(alpha=0.1),
     Random(seed=3),
     Random(rank=4),
+    InverseRelative(),
+    InverseRelative(center=False, scale=False, rcond=1e-3),
 ]
 
 
@@ -138,6 +141,8 @@ def test_configs_are_frozen() -> None:
             r"did you mean 'intercept'\? .* intercept, rcond",
         ),
         ("identity", {"scale": 2}, TypeError, "no option 'scale'. Its options: none"),
+        ("inverse_relative", {"center": 1}, ValueError, "center must be True or False, got 1"),
+        ("inverse_relative", {"rcond": 2}, ValueError, r"rcond must be None or in \[0, 1\), got 2"),
         ("lasso", {}, TypeError, "'lasso' needs the option 'alpha'"),
         ("lasso", {"alpha": 0}, ValueError, "alpha must be a number > 0, got 0"),
         ("random", {"rank": 0}, ValueError, "rank must be None or an integer >= 1, got 0"),

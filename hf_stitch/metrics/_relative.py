@@ -1,0 +1,66 @@
+"""Do the same samples stand alike to each other?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_stitch.metrics._pairwise import directions
+from hf_stitch.metrics._rows import of_rows
+from hf_stitch.metrics.base import FeaturesMetric, Invariances
+from hf_stitch.relative.similarities import Cosine
+
+# Rows compared with all others at a time.
+_CHUNK = 512
+
+
+@of_rows
+def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
+    """Mean cosine of the relative representations of each sample (Moschella et al. 2023, "performance proxy").
+
+    Relative by cosine, with all rows as anchors, so that no choice and no order of anchors enters: the mean over i of
+    ``cos(r(xᵢ), r(yᵢ))`` with ``r(xᵢ) = (cos(xᵢ, x₁), …, cos(xᵢ, xₙ))``. A row's cosine with itself is 1 on both sides,
+    which lifts the value of few rows. With anchors of your own: ``paired_cosine`` of two ``RelativeProjection``.
+
+    Args:
+        x: ``(n, dx)``.
+        y: ``(n, dy)``.
+        centred: Whether the mean of the rows is taken off first.
+
+    Returns:
+        In [-1, 1].
+
+    Raises:
+        ValueError: A row is 0 (or, centred, the mean).
+
+    Example:
+        >>> x = torch.randn(30, 8)
+        >>> round(relative_cosine(x, 3 * x.flip(1)).item(), 6)
+        1.0
+    """
+    if centred:
+        x, y = x - x.mean(0), y - y.mean(0)
+    x, y = directions("relative_cosine", "x", x), directions("relative_cosine", "y", y)
+    to_x, to_y = Cosine().against(x), Cosine().against(y)
+    cosines = [
+        torch.cosine_similarity(to_x(some_x), to_y(some_y), dim=1, eps=0.0)
+        for some_x, some_y in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
+    ]
+    return torch.cat(cosines).mean()
+
+
+class RelativeCosine(FeaturesMetric):
+    """Streams ``relative_cosine``."""
+
+    name = "relative_cosine"
+    function = staticmethod(relative_cosine)
+    range = (-1.0, 1.0)
+    invariances: Invariances = ("orthogonal", "scaling", "permutation")
+    differentiable = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.options["centred"]:
+            self.invariances = ("orthogonal", "scaling", "permutation", "translation")

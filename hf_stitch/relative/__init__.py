@@ -1,0 +1,19 @@
+"""Relative representations: a vector by its similarities to anchors (Moschella et al. 2023)."""
+
+from hf_stitch.relative.anchors import AnchorSet, EncodedAnchors
+from hf_stitch.relative.neighbours import nearest
+from hf_stitch.relative.projection import RelativeProjection
+from hf_stitch.relative.selection import Selection, build_selection, select_anchors
+from hf_stitch.relative.similarities import Similarity, build_similarity
+
+__all__ = [
+    "AnchorSet",
+    "EncodedAnchors",
+    "RelativeProjection",
+    "Selection",
+    "Similarity",
+    "build_selection",
+    "build_similarity",
+    "nearest",
+    "select_anchors",
+]

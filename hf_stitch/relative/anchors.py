@@ -1,0 +1,240 @@
+"""The anchors: which samples they are, and what each encoder says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.data import Id, Samples, check_same_order
+from hf_stitch.endpoint import Endpoint
+from hf_stitch.relative.projection import check_anchors
+from hf_stitch.representation import RowsPolicy
+
+CONFIG = "anchors.json"
+WEIGHTS = "anchors.safetensors"
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedAnchors:
+    """What one encoder says of the anchors at one layer.
+
+    Attributes:
+        values: ``(k, d)``, in the order of the anchors.
+        endpoint: The encoder; its weights' hash tells it from others.
+        layer: The layer.
+        rows: The rows policy that gives a sample one vector.
+    """
+
+    values: Tensor
+    endpoint: Endpoint
+    layer: str
+    rows: RowsPolicy
+
+    def __str__(self) -> str:
+        """For example ``timm:resnet18 layer2.1 (mean)``."""
+        return f"{self.endpoint} {self.layer} ({self.rows})"
+
+
+@dataclass(frozen=True, eq=False)
+class AnchorSet:
+    """Anchors, to be kept and shared: the samples' identity, and their representations by any number of encoders.
+
+    Two encoders of one set have comparable relative representations. Where the encoders see different samples (a text
+    and its translation), each side has a set of its own, and :meth:`check_parallel` makes sure that they correspond.
+
+    Attributes:
+        ids: Of the samples, in the order of the anchors.
+        fingerprint: Of these samples, ids, labels and content: :attr:`hf_stitch.Samples.fingerprint`.
+        encoded: The representations so far.
+
+    Example:
+        >>> import hf_stitch
+        >>> data = Samples.of(torch.randn(6, 4))
+        >>> encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), example_inputs=torch.randn(2, 4))
+        >>> anchors = AnchorSet.of(data).encode(encoder, "1", data)
+        >>> anchors
+        AnchorSet(6 anchors, encoded by 1)
+        >>> anchors.values(encoder, "1").shape
+        torch.Size([6, 3])
+    """
+
+    ids: tuple[Id, ...]
+    fingerprint: str
+    encoded: tuple[EncodedAnchors, ...] = ()
+
+    @classmethod
+    def of(cls, samples: Samples) -> Self:
+        """The set of these samples, not encoded yet (:func:`hf_stitch.relative.select_anchors` chooses some)."""
+        return cls(samples.ids, samples.fingerprint)
+
+    def __len__(self) -> int:
+        """Number of anchors."""
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        """Number of anchors and of encoders."""
+        return f"AnchorSet({len(self)} anchors, encoded by {len(self.encoded)})"
+
+    # -- what encoders say of them ----------------------------------------------------------------------------------
+    @torch.no_grad()
+    def encode(
+        self,
+        model: str | nn.Module | Adapter,
+        layer: str,
+        samples: Samples,
+        rows: RowsPolicy = "mean",
+        *,
+        batch_size: int = 64,
+        progress: bool = True,
+    ) -> AnchorSet:
+        """This set with the representations of one more encoder.
+
+        Args:
+            model: The encoder: an adapter, a live module, or a name for :func:`hf_stitch.load`.
+            layer: Its cut.
+            samples: The anchors themselves, in their order.
+            rows: Which vector stands for a sample.
+            batch_size: Samples per forward.
+            progress: Show a progress bar.
+
+        Raises:
+            NotACutError: If the layer is no cut.
+            ValueError: If the samples are others than the anchors or in another order, the policy gives a sample
+                several rows, or representations repeat or are all equal.
+        """
+        check_same_order(self.ids, samples)
+        if samples.fingerprint != self.fingerprint:
+            raise ValueError(
+                "the samples have the ids of the anchors but other content or labels: "
+                f"{samples.fingerprint}, not {self.fingerprint}; give the anchors' own, or make a set of these"
+            )
+        adapter, parts = load(model), []
+        for batch in samples.batches(batch_size, "encoding anchors" if progress else None):
+            vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(rows)
+            if len(vectors) != len(batch.samples):
+                raise ValueError(
+                    f"an anchor is one vector, and rows={rows!r} gives layer {layer!r} {len(vectors)} for "
+                    f"{len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
+                )
+            parts.append(vectors.cpu())
+        return self.add(torch.cat(parts), adapter.pinned, layer, rows)
+
+    def add(self, values: Tensor, endpoint: Endpoint, layer: str, rows: RowsPolicy = "mean") -> AnchorSet:
+        """This set with representations that were made before.
+
+        Args:
+            values: ``(k, d)``, in the order of the anchors.
+            endpoint: The encoder, pinned by the hash of its weights (``adapter.pinned``).
+            layer: The layer.
+            rows: The rows policy by which they were made.
+
+        Raises:
+            ValueError: If their number is not that of the anchors, they repeat or are all equal, or this encoder's
+                layer is there already.
+        """
+        if len(values) != len(self):
+            raise ValueError(f"{len(self)} anchors need as many representations, got {len(values)}")
+        added = EncodedAnchors(values.detach(), endpoint, layer, rows)
+        try:
+            check_anchors(values)
+        except ValueError as error:
+            raise ValueError(f"{added}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
+        if any(_same(each, endpoint, layer, rows) for each in self.encoded):
+            raise ValueError(f"{added} is in this set already")
+        return dataclasses.replace(self, encoded=(*self.encoded, added))
+
+    def values(self, model: Adapter | Endpoint, layer: str, rows: RowsPolicy = "mean") -> Tensor:
+        """What an encoder says of the anchors, ``(k, d)``.
+
+        Args:
+            model: The encoder, or its pinned endpoint.
+            layer: The layer.
+            rows: The rows policy.
+
+        Raises:
+            ValueError: If this set has not been encoded so; the message lists how it has been.
+        """
+        endpoint = model.pinned if isinstance(model, Adapter) else model
+        for each in self.encoded:
+            if _same(each, endpoint, layer, rows):
+                return each.values
+        have = ", ".join(map(str, self.encoded)) or "nothing"
+        known = any(_same(each, endpoint, each.layer, each.rows) for each in self.encoded)
+        reason = "this encoder at another layer or by other rows" if known else "no encoder of these weights"
+        raise ValueError(
+            f"the anchors are not encoded by {endpoint} at {layer!r} ({rows}); there is {reason}: {have}. Call encode"
+        )
+
+    def check_parallel(self, other: AnchorSet) -> None:
+        """Make sure that anchor i here and anchor i there correspond: both have the same ids in the same order.
+
+        Raises:
+            ValueError: If they do not; the message shows the first difference.
+        """
+        try:
+            check_same_order(self.ids, other.ids)
+        except ValueError as error:
+            raise ValueError(f"these anchors are not parallel: {error}") from error
+
+    # -- files ------------------------------------------------------------------------------------------------------
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write ``anchors.json`` and ``anchors.safetensors`` to a folder, created if needed.
+
+        Paths of local folders are not written; such an encoder is known by the hash of its weights.
+        """
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
+        save_file(tensors, folder / WEIGHTS)
+        encoded = [{"endpoint": _public(e.endpoint), "layer": e.layer, "rows": e.rows} for e in self.encoded]
+        config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Read a set from a folder, strictly.
+
+        Raises:
+            FileNotFoundError: If a file is missing.
+            ValueError: If a file is damaged, or both disagree.
+        """
+        folder = Path(folder)
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder} has no {name}: it holds no saved anchors, or not all of them")
+        try:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            if config["format"] != FORMAT:
+                raise ValueError(f"its format is {config['format']}, and this version reads {FORMAT}")
+            tensors = load_file(folder / WEIGHTS)
+            if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
+                raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} holds {len(tensors)}")
+            anchors = cls(tuple(config["ids"]), config["fingerprint"])
+            for place, each in enumerate(config["encoded"]):
+                endpoint = Endpoint.from_dict(each["endpoint"])
+                anchors = anchors.add(tensors[str(place)], endpoint, each["layer"], each["rows"])  # type: ignore[assignment]
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error
+        return anchors
+
+
+def _same(encoded: EncodedAnchors, endpoint: Endpoint, layer: str, rows: RowsPolicy) -> bool:
+    """Whether these are of that encoder, layer and policy; weights tell encoders apart wherever their hash is known."""
+    have = encoded.endpoint
+    pinned = have.weights_hash and endpoint.weights_hash
+    alike = have.weights_hash == endpoint.weights_hash if pinned else have == endpoint
+    return alike and (encoded.layer, encoded.rows) == (layer, rows)
+
+
+def _public(endpoint: Endpoint) -> dict[str, Any]:
+    return (dataclasses.replace(endpoint, id=None) if endpoint.is_local else endpoint).to_dict()

@@ -1,0 +1,56 @@
+"""The nearest of many rows, which are looked at a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_stitch.relative.similarities import Cosine, Euclidean, computable
+
+Near = Literal["cosine", "euclidean"]
+
+
+@torch.no_grad()
+def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Near = "cosine") -> tuple[Tensor, Tensor]:
+    """For each query its k nearest rows, of rows that come in chunks and are never held all at once.
+
+    Memory: the queries, one chunk, and their similarities. What :meth:`RelativeProjection.stream` yields will do.
+
+    Args:
+        queries: ``(m, d)``.
+        chunks: Matrices ``(n₁, d)``, ``(n₂, d)``, …, read once.
+        k: Number of neighbours, at most the number of rows; a query that is among the rows is its own neighbour.
+        distance: What makes a row near. Which of rows equally near counts is arbitrary.
+
+    Returns:
+        ``(m, k)`` cosines or distances, the nearest first, and ``(m, k)`` int64: where those rows are, in all chunks.
+
+    Raises:
+        ValueError: There are fewer than k rows, or a row or query is 0 (cosine).
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> nearest(torch.tensor([[2.0, 0.1]]), rows.split(2), k=2)[1]
+        tensor([[0, 2]])
+    """
+    if k < 1 or queries.ndim != 2:
+        raise ValueError(f"nearest takes queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
+    if distance not in ("cosine", "euclidean"):
+        raise ValueError(f"distance must be 'cosine' or 'euclidean', got {distance!r}")
+    queries, sign = computable(queries), 1 if distance == "cosine" else -1
+    similarity = Cosine() if distance == "cosine" else Euclidean()
+    closeness = queries.new_empty(len(queries), 0)
+    places = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
+    seen = 0
+    for rows in chunks:
+        found = sign * similarity(queries, rows.to(queries))
+        here = torch.arange(seen, seen + len(rows), device=places.device).expand_as(found)
+        closeness, places = torch.cat([closeness, found], 1), torch.cat([places, here], 1)
+        closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1)
+        places, seen = places.gather(1, order), seen + len(rows)
+    if seen < k:
+        raise ValueError(f"k={k} neighbours of {seen} rows: there are too few; lower k or give more rows")
+    return sign * closeness, places

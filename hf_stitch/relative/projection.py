@@ -1,0 +1,290 @@
+"""The stitch that gives a vector by its similarities to anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_stitch.relative.similarities import Bound, Similarity, build_similarity, computable
+from hf_stitch.stitches import Stitch
+from hf_stitch.stitches.base import as_dtype
+
+Aggregate = Literal["concatenate", "mlp_sum"]
+Normalise = Literal["l2", "layer"]
+Rows = Tensor | NDArray[np.floating[Any]]
+_Named = str | Similarity | Mapping[str, Any]
+
+
+class RelativeProjection(Stitch):
+    """``x ↦ (sim(x, a₁), …, sim(x, aₖ))``: relative representations (Moschella et al. 2023, eq. 1).
+
+    Several similarities make a product of invariances (Cannistraci et al. 2024): each gives a space of k values, and so
+    does each of ``subspaces`` equal parts of the features. Spaces are laid side by side (all subspaces of the first
+    similarity, then of the next) or summed, each after an MLP of its own.
+
+    In order: centring, rounding of the features, similarities, rounding, normalising, aggregation. Every vector is
+    mapped by itself. Rounding has the gradient of no rounding (straight-through; Bengio et al. 2013).
+
+    Attributes:
+        anchors: ``(k, in_features)``, a persistent buffer: no gradient trains it. Zeros until loaded.
+        similarities: In the order of the spaces.
+
+    Args:
+        in_features: Width d of the vectors.
+        anchors: Number k of anchors.
+        similarities: A name, a similarity, a dict of ``name`` and options, or several of these.
+        center: Whether the mean of the anchors is taken off vectors and anchors, which adds invariance to translation.
+        feature_step: Features (after centring) are rounded to multiples of it; ``None``: they are not.
+        similarity_step: Similarities are rounded to multiples of it; ``None``: they are not.
+        normalise: What each space is put through: ``"l2"`` to length 1, ``"layer"`` to mean 0 and variance 1 over the
+            anchors, ``None`` nothing.
+        subspaces: Into how many equal parts of consecutive features vectors and anchors are cut. Above 1, maps that mix
+            the parts change the result.
+        aggregate: ``"concatenate"``, or ``"mlp_sum"``: the sum of ``tanh(linear(layer_norm(space)))``, k values, whose
+            weights are to be trained with what follows.
+        dtype: Of the anchors and weights.
+
+    Raises:
+        ValueError: An option is out of its range.
+        UnknownNameError: No similarity has that name.
+
+    Example:
+        >>> projection = RelativeProjection.of(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), similarities=["cosine", "inner"])
+        >>> projection(torch.tensor([[3.0, 4.0]]))
+        tensor([[ 0.6000,  0.8000,  6.0000, 12.0000]])
+    """
+
+    type: ClassVar[str] = "relative"
+    anchors: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        anchors: int,
+        similarities: _Named | Sequence[_Named] = "cosine",
+        *,
+        center: bool = False,
+        feature_step: float | None = None,
+        similarity_step: float | None = None,
+        normalise: Normalise | None = None,
+        subspaces: int = 1,
+        aggregate: Aggregate = "concatenate",
+        dtype: torch.dtype | str = torch.float32,
+    ) -> None:
+        several = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
+        _check_options(in_features, anchors, several, feature_step, similarity_step, normalise, subspaces, aggregate)
+        spaces = len(several) * subspaces
+        super().__init__(in_features, anchors * (spaces if aggregate == "concatenate" else 1))
+        self.similarities = tuple(
+            build_similarity(**each) if isinstance(each, Mapping) else build_similarity(each) for each in several
+        )
+        self.center, self.feature_step, self.similarity_step = center, feature_step, similarity_step
+        self.normalise, self.subspaces, self.aggregate = normalise, subspaces, aggregate
+        self.register_buffer("anchors", torch.zeros(anchors, in_features, dtype=as_dtype(dtype)))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(anchors, dtype=as_dtype(dtype)),
+                nn.Linear(anchors, anchors, dtype=as_dtype(dtype)),
+                nn.Tanh(),
+            )
+            for _ in range(spaces if aggregate == "mlp_sum" else 0)
+        )
+
+    @classmethod
+    def of(cls, anchors: Tensor, similarities: _Named | Sequence[_Named] = "cosine", **options: Any) -> Self:
+        """The projection on given anchors, which are copied.
+
+        Args:
+            anchors: ``(k, d)``: the vectors of the anchors, floating-point.
+            similarities: As of the class.
+            **options: As of the class, but ``dtype``, which is that of the anchors.
+
+        Raises:
+            ValueError: As of the class; or anchors are no finite matrix, all alike, of repeated rows (which are named),
+                or such that a similarity cannot use them.
+        """
+        check_anchors(anchors)
+        projection = cls(anchors.shape[1], len(anchors), similarities, dtype=anchors.dtype, **options)
+        return projection.to(anchors.device)._take(anchors)
+
+    @torch.no_grad()
+    def with_anchors(self, anchors: Tensor) -> RelativeProjection:
+        """The same projection for another encoder: what follows it takes that encoder's vectors with no training.
+
+        Args:
+            anchors: ``(k, d)``: the same samples in the same order, as the other encoder represents them; d may differ.
+
+        Returns:
+            A projection on these anchors, its other weights copied.
+
+        Raises:
+            ValueError: There are more or fewer anchors than here, or as in :meth:`of`.
+
+        Example:
+            >>> x, anchors = torch.randn(5, 3), torch.randn(4, 3)
+            >>> turn = torch.linalg.qr(torch.randn(3, 3)).Q
+            >>> one = RelativeProjection.of(anchors)
+            >>> torch.allclose(one.with_anchors(anchors @ turn)(x @ turn), one(x), atol=1e-5)
+            True
+        """
+        check_anchors(anchors)
+        if len(anchors) != len(self.anchors):
+            raise ValueError(
+                f"what follows this projection takes similarities to {len(self.anchors)} anchors, got {len(anchors)}; "
+                "give the representations of the same samples in the same order"
+            )
+        options = {**self.config(), "in_features": anchors.shape[1]}
+        projection = type(self)(**options).to(self.anchors.device)
+        projection.mlps.load_state_dict(self.mlps.state_dict())
+        projection.fitted = dict(self.fitted)
+        return projection._take(anchors)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """The relative representation, in the dtype of ``x``; narrow dtypes are computed in float32."""
+        return self._against(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
+
+    def stream(self, rows: Rows, chunk: int = 4096) -> Iterator[Tensor]:
+        """The relative representations of many rows, a chunk at a time: memory does not grow with their number.
+
+        What depends on the anchors alone is computed once. No gradients.
+
+        Args:
+            rows: ``(n, d)``: a tensor or an array, which may be memory-mapped; only one chunk of it is read at a time.
+            chunk: Rows in a chunk.
+
+        Yields:
+            ``(at most chunk, out_features)``, in the dtype and on the device of the anchors.
+
+        Raises:
+            ValueError: The rows have another width, or ``chunk`` is below 1.
+
+        Example:
+            >>> projection = RelativeProjection.of(torch.eye(3))
+            >>> [part.shape for part in projection.stream(np.ones((10, 3), np.float32), chunk=8)]
+            [torch.Size([8, 3]), torch.Size([2, 3])]
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.in_features:
+            raise ValueError(f"rows must have the shape (n, {self.in_features}), got {tuple(rows.shape)}")
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {chunk}")
+        return self._stream(rows, chunk)
+
+    def _stream(self, rows: Rows, chunk: int) -> Iterator[Tensor]:
+        with torch.no_grad():
+            project = self._against(self.anchors.dtype)
+        for start in range(0, len(rows), chunk):
+            part = rows[start : start + chunk]
+            # A copy, as torch takes no array that cannot be written to.
+            part = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
+            with torch.no_grad():
+                yield project(part.to(self.anchors))
+
+    def config(self) -> dict[str, Any]:
+        """Widths, similarities with their options, and every option of its own."""
+        return {
+            "in_features": self.in_features,
+            "anchors": len(self.anchors),
+            "similarities": [similarity.to_dict() for similarity in self.similarities],
+            "center": self.center,
+            "feature_step": self.feature_step,
+            "similarity_step": self.similarity_step,
+            "normalise": self.normalise,
+            "subspaces": self.subspaces,
+            "aggregate": self.aggregate,
+            "dtype": str(self.anchors.dtype).removeprefix("torch."),
+        }
+
+    def _take(self, anchors: Tensor) -> Self:
+        """These anchors, once every similarity has found them fit."""
+        self.anchors.copy_(anchors.detach())
+        self._against(self.anchors.dtype)
+        return self
+
+    def _against(self, dtype: torch.dtype) -> Bound:
+        """The projection of rows ``(n, d)`` of this dtype on the anchors as they are now."""
+        anchors = self.anchors.to(torch.promote_types(dtype, torch.float32))
+        mean = anchors.mean(0) if self.center else 0.0
+
+        def parts(rows: Tensor) -> Sequence[Tensor]:
+            return _round(rows - mean, self.feature_step).chunk(self.subspaces, dim=1)
+
+        bound = [[each.against(part) for part in parts(anchors)] for each in self.similarities]
+
+        def project(rows: Tensor) -> Tensor:
+            cut = parts(computable(rows))
+            spaces = [
+                self._normalised(_round(space(part), self.similarity_step))
+                for similarity in bound
+                for space, part in zip(similarity, cut, strict=True)
+            ]
+            if self.aggregate == "concatenate":
+                return torch.cat(spaces, 1).to(dtype)
+            mapped = [mlp(space.to(self.anchors.dtype)) for mlp, space in zip(self.mlps, spaces, strict=True)]
+            return torch.stack(mapped).sum(0).to(dtype)
+
+        return project
+
+    def _normalised(self, space: Tensor) -> Tensor:
+        if self.normalise == "l2":
+            return functional.normalize(space, dim=1)
+        return functional.layer_norm(space, space.shape[1:]) if self.normalise == "layer" else space
+
+
+def check_anchors(anchors: Tensor) -> None:
+    """Refuse anchors that are no matrix of finite vectors, all different.
+
+    Raises:
+        ValueError: Naming the first that will not do.
+    """
+    if anchors.ndim != 2 or not anchors.numel() or not anchors.is_floating_point():
+        raise ValueError(
+            f"anchors must be floating-point vectors of shape (k, d), got {anchors.dtype} of {tuple(anchors.shape)}"
+        )
+    finite = anchors.isfinite().all(1)
+    if not finite.all():
+        raise ValueError(f"anchor {int(finite.logical_not().nonzero()[0])} holds NaN or infinity; choose another")
+    kinds, which, counts = anchors.detach().unique(dim=0, return_inverse=True, return_counts=True)
+    if len(kinds) == 1 < len(anchors):
+        raise ValueError(f"all {len(anchors)} anchors have the same representation; is the layer dead?")
+    if len(kinds) < len(anchors):
+        first, second = (which == int(counts.argmax())).nonzero()[:2, 0].tolist()
+        raise ValueError(
+            f"anchors {first} and {second} have the same representation, and the second says nothing new "
+            f"({len(kinds)} of {len(anchors)} differ); choose different samples, or another layer"
+        )
+
+
+def _check_options(
+    in_features: int,
+    anchors: int,
+    similarities: Sequence[Any],
+    feature_step: float | None,
+    similarity_step: float | None,
+    normalise: str | None,
+    subspaces: int,
+    aggregate: str,
+) -> None:
+    if anchors < 1:
+        raise ValueError(f"a relative projection needs at least 1 anchor, got {anchors}")
+    if not similarities:
+        raise ValueError("a relative projection needs at least one similarity, got none")
+    for name, step in (("feature_step", feature_step), ("similarity_step", similarity_step)):
+        if step is not None and not 0 < step < float("inf"):
+            raise ValueError(f"{name} must be None or a number > 0, got {step!r}")
+    if normalise not in (None, *get_args(Normalise)):
+        raise ValueError(f"normalise must be None or one of {', '.join(get_args(Normalise))}, got {normalise!r}")
+    if subspaces < 1 or in_features % subspaces:
+        raise ValueError(f"subspaces must divide the {in_features} features, got {subspaces}")
+    if aggregate not in get_args(Aggregate):
+        raise ValueError(f"aggregate must be one of {', '.join(get_args(Aggregate))}, got {aggregate!r}")
+
+
+def _round(values: Tensor, step: float | None) -> Tensor:
+    """Rounded to multiples of a step, with the gradient of the identity."""
+    return values if step is None else values + ((values / step).round() * step - values).detach()

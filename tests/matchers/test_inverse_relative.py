@@ -1,0 +1,74 @@
+"""Inverse relative projection against its formula, and where it is exact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from hf_stitch.matchers import InverseRelative, Lstsq
+from hf_stitch.relative import RelativeProjection
+from hf_stitch.statistics import Moments
+
+if TYPE_CHECKING:
+    from conftest import Rows
+
+DOUBLE = torch.float64
+
+
+def test_it_is_the_projection_on_one_side_s_anchors_and_the_pseudo_inverse_of_the_other_s(rows: Rows) -> None:
+    x, y = rows.centred
+    stitch = InverseRelative(scale=False).fit(rows.moments, DOUBLE)
+    relative = RelativeProjection.of(torch.from_numpy(rows.x), "inner", center=True)(torch.from_numpy(rows.x[:20]))
+    expected = relative.numpy() @ np.linalg.pinv(y.T) + rows.y.mean(0)
+    np.testing.assert_allclose(stitch(torch.from_numpy(rows.x[:20])).detach().numpy(), expected, rtol=1e-8, atol=1e-9)
+    raw = InverseRelative(center=False, scale=False).fit(rows.moments, DOUBLE)
+    np.testing.assert_allclose(raw.matrix().detach().numpy().T, rows.x.T @ np.linalg.pinv(rows.y.T), atol=1e-9)
+    scaled = InverseRelative().fit(rows.moments, DOUBLE)
+    ratio = np.square(y).sum() / np.square(x).sum()
+    np.testing.assert_allclose(scaled.matrix().detach().numpy(), ratio * stitch.matrix().detach().numpy(), rtol=1e-8)
+
+
+def test_anchors_of_length_1_make_the_papers_map_of_cosines(paired: type[Rows]) -> None:
+    rows = paired.draw(40, 5, 5)
+    unit_x, unit_y = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in rows)
+    stitch = InverseRelative(center=False, scale=False).fit(paired(unit_x, unit_y).moments, DOUBLE)
+    cosines = RelativeProjection.of(torch.from_numpy(rows.x))(torch.from_numpy(rows.x)).numpy()
+    expected = cosines @ np.linalg.pinv(unit_y.T)
+    np.testing.assert_allclose(stitch(torch.from_numpy(unit_x)).detach().numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("anchors", [12, 8])
+def test_it_is_exact_for_what_is_turned_scaled_and_shifted(anchors: int, paired: type[Rows]) -> None:
+    rows = paired.draw(100, 6, 6)
+    turn = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))[0]
+    y = 7 * rows.x @ turn + 3
+    stitch = InverseRelative().fit(paired(rows.x[:anchors], y[:anchors]).moments, DOUBLE)
+    np.testing.assert_allclose(stitch(torch.from_numpy(rows.x)).detach().numpy(), y, atol=1e-8)
+    assert stitch.fitted["r2"] == pytest.approx(1)
+    assert stitch.fitted["scale"] == pytest.approx(49)
+    assert stitch.fitted["y_rank"] == 6
+
+
+def test_it_is_least_squares_backwards_transposed(rows: Rows) -> None:
+    stitch = InverseRelative(scale=False).fit(rows.moments, DOUBLE)
+    back = Lstsq().fit(Moments(*rows.y.shape[1:], *rows.x.shape[1:]).update(*map(torch.from_numpy, rows[::-1])), DOUBLE)
+    torch.testing.assert_close(stitch.matrix(), back.matrix().T, rtol=1e-8, atol=1e-9)
+
+
+def test_fewer_anchors_than_features_reach_what_they_span(paired: type[Rows]) -> None:
+    rows = paired.draw(100, 6, 6)
+    few = paired(rows.x[:4], 2 * rows.x[:4])
+    stitch = InverseRelative(scale=False).fit(few.moments, DOUBLE)
+    assert stitch.fitted["y_rank"] == 3
+    basis = np.linalg.svd(few.centred[1])[2][3:]
+    np.testing.assert_allclose(basis @ stitch.matrix().detach().numpy(), 0, atol=1e-9)
+
+
+def test_rcond_leaves_weak_directions_of_y_out(paired: type[Rows]) -> None:
+    rows = paired.draw(200, 5, 5)
+    y = rows.y @ np.diag([1, 1, 1, 1e-4, 1e-4])
+    assert InverseRelative(rcond=1e-2).fit(paired(rows.x, y).moments).fitted["y_rank"] == 3
+    assert InverseRelative().fit(paired(rows.x, y).moments).fitted["y_rank"] == 5

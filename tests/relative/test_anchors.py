@@ -1,0 +1,235 @@
+"""Anchors: which samples, what encoders say of them, and what must not be mixed up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import hf_stitch
+from hf_stitch.data import Samples
+from hf_stitch.endpoint import Endpoint
+from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.relative import AnchorSet, RelativeProjection, build_selection, select_anchors
+from hf_stitch.relative.selection import KMeans, Random
+
+DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
+ROWS = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+
+
+def encoder(seed: int = 0) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh())
+    return hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+
+
+# -- selection
+
+
+def test_random_does_not_depend_on_the_order_of_the_samples() -> None:
+    mixed = DATA.select(torch.randperm(60).tolist())
+    assert select_anchors(DATA, 12).ids == select_anchors(mixed, 12).ids
+    assert select_anchors(DATA, 12).ids != select_anchors(DATA, 12, seed=1).ids
+    assert select_anchors(DATA, 20).ids[:12] == select_anchors(DATA, 12).ids
+
+
+@given(st.integers(1, 60), st.integers(0, 5))
+def test_stratified_anchors_have_the_classes_in_proportion(count: int, seed: int) -> None:
+    labels = select_anchors(DATA, count, "stratified", seed=seed).labels
+    assert len(labels) == count
+    assert abs(labels.count(0) - count * 2 / 3) < 1
+
+
+def test_farthest_points_are_the_greedy_choice() -> None:
+    chosen = [DATA.ids.index(id_) for id_ in select_anchors(DATA, 8, "farthest_point", features=ROWS).ids]
+    for step in range(1, 8):
+        gaps = torch.cdist(ROWS, ROWS[chosen[:step]]).min(1).values
+        assert int(gaps.argmax()) == chosen[step]
+
+
+def test_kmeans_finds_one_sample_in_each_cluster_nearest_to_its_centre() -> None:
+    centres = 100 * torch.eye(4)
+    which = torch.arange(60) % 4
+    features = centres[which] + torch.randn(60, 4, generator=torch.Generator().manual_seed(2))
+    chosen = list(select_anchors(DATA, 4, "kmeans", features=features).ids)
+    assert sorted(which[chosen].tolist()) == [0, 1, 2, 3]
+    for place in chosen:
+        members = (which == which[place]).nonzero()[:, 0]
+        away = (features[members] - features[members].mean(0)).norm(dim=1)
+        assert int(members[away.argmin()]) == place
+
+
+def test_frequent_samples_come_first() -> None:
+    words = Samples.of(["the", "of", "cat", "and"], id=["the", "of", "cat", "and"])
+    counts = {"the": 9, "of": 7, "cat": 1, "and": 7}
+    assert select_anchors(words, 3, "frequency", counts=counts).ids == ("the", "of", "and")
+    with pytest.raises(ValueError, match="2 of 4 samples have a count above 0, and 3 anchors"):
+        select_anchors(words, 3, "frequency", counts={"the": 9, "of": 7})
+
+
+def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
+    english = Samples.of(["cat", "dog", "cow"], id=["c", "d", "w"])
+    french = Samples.of(["vache", "chat", "chien"], id=["w", "c", "d"])
+    one, other = (AnchorSet.of(select_anchors(side, 2, "parallel", ids=["d", "w"])) for side in (english, french))
+    one.check_parallel(other)
+    assert one.fingerprint != other.fingerprint
+    swapped = AnchorSet.of(select_anchors(french, 2, "parallel", ids=["w", "d"]))
+    with pytest.raises(ValueError, match=r"not parallel: .* place 0: id 'd' and id 'w'.*another order"):
+        one.check_parallel(swapped)
+    with pytest.raises(ValueError, match="2 of 3 ids of parallel anchors are not among the samples, the first 'x'"):
+        select_anchors(french, 3, "parallel", ids=["w", "x", "y"])
+    with pytest.raises(ValueError, match="3 parallel anchors are wanted, and 2 ids are given"):
+        select_anchors(french, 3, "parallel", ids=["w", "d"])
+
+
+@pytest.mark.parametrize("name", sorted(set(registries.anchors.names()) - {"frequency", "parallel"}))
+def test_any_number_of_anchors_can_be_chosen(name: str) -> None:
+    for count in (1, 7, 60):
+        chosen = select_anchors(DATA, count, name, features=ROWS)
+        assert len(set(chosen.ids)) == len(chosen) == count
+        assert chosen.ids == select_anchors(DATA, count, name, features=ROWS).ids
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((DATA, 61), {}, "from 1 to 60, that of the samples, got 61"),
+        ((DATA, 0), {}, "got 0"),
+        ((torch.randn(5, 2), 3, "stratified"), {}, "goes by labels, and these samples have none"),
+        ((DATA, 3, "kmeans"), {}, "pass features"),
+        ((DATA, 3, "kmeans"), {"features": ROWS[1:]}, r"shape \(60, d\), .* got torch.float32 of \(59, 3\)"),
+        ((DATA, 3, "kmeans"), {"features": ROWS / 0 * 0}, "row 0 of the features holds NaN"),
+        ((DATA, 3, "kmeans"), {"features": torch.ones(60, 2)}, "only 1 of 60 samples have different features"),
+        ((DATA, 3, "farthest_point"), {"features": torch.ones(60, 2)}, "only 1 of 60 samples"),
+        ((DATA, 3, "randum"), {}, "did you mean 'random'"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        select_anchors(*arguments, **options)
+
+
+def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build_selection("kmeans", seed=3) == KMeans(seed=3)
+    with pytest.raises(TypeError, match="built already"):
+        build_selection(Random(), seed=1)
+    monkeypatch.setitem(registries.anchors._registered, "odd", dict)
+    with pytest.raises(TypeError, match="no subclass of Selection"):
+        build_selection("odd")
+    with pytest.raises(UnknownNameError):
+        build_selection("no such")
+
+
+# -- sets
+
+
+@pytest.fixture
+def chosen() -> Samples:
+    return select_anchors(DATA, 12)
+
+
+def test_anchors_are_encoded_in_their_order(chosen: Samples) -> None:
+    a = encoder()
+    anchors = AnchorSet.of(chosen).encode(a, "1", chosen, batch_size=5).encode(a, "3", chosen)
+    raw = torch.stack([sample for batch in chosen.batches(12) for sample in batch.samples])
+    torch.testing.assert_close(anchors.values(a, "1"), a.model[:2](raw).detach())
+    assert anchors.values(a.pinned, "3").shape == (12, 5)
+    assert (len(anchors), repr(anchors)) == (12, "AnchorSet(12 anchors, encoded by 2)")
+
+
+def test_turned_encoders_have_one_relative_space(chosen: Samples) -> None:
+    a, b = encoder(), encoder(1)
+    turn = torch.linalg.qr(torch.randn(5, 5)).Q
+    b.model.load_state_dict(a.model.state_dict())
+    b = hf_stitch.load(nn.Sequential(*b.model, nn.Linear(5, 5, bias=False)), example_inputs=torch.randn(2, 4))
+    b.model[4].weight.data = turn
+    anchors = AnchorSet.of(chosen).encode(a, "3", chosen).encode(b, "4", chosen)
+    x = torch.randn(7, 4)
+    with torch.no_grad():
+        one = RelativeProjection.of(anchors.values(a, "3"))(a.model(x))
+        other = RelativeProjection.of(anchors.values(b, "4"))(b.model(x))
+    torch.testing.assert_close(one, other)
+
+
+def test_other_samples_or_another_order_are_refused(chosen: Samples) -> None:
+    anchors, a = AnchorSet.of(chosen), encoder()
+    with pytest.raises(ValueError, match="same samples in another order"):
+        anchors.encode(a, "1", chosen.select(range(11, -1, -1)))
+    with pytest.raises(ValueError, match="different samples"):
+        anchors.encode(a, "1", select_anchors(DATA, 12, seed=1))
+    others = Samples.of(torch.randn(12, 4), id=list(chosen.ids))
+    with pytest.raises(ValueError, match="ids of the anchors but other content"):
+        anchors.encode(a, "1", others)
+
+
+def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
+    a, b = encoder(), encoder(1)
+    anchors = AnchorSet.of(chosen).encode(a, "1", chosen)
+    for layer, rows in (("3", "mean"), ("1", "flatten")):
+        with pytest.raises(ValueError, match=rf"not encoded .* '{layer}' \({rows}\); there is this encoder at another"):
+            anchors.values(a, layer, rows)
+    with pytest.raises(ValueError, match=r"no encoder of these weights: live torch module sha256:\w+ 1 \(mean\)"):
+        anchors.values(b, "1")
+    with pytest.raises(ValueError, match="is in this set already"):
+        anchors.encode(a, "1", chosen)
+    with pytest.raises(ValueError, match="12 anchors need as many representations, got 3"):
+        anchors.add(torch.randn(3, 5), b.pinned, "1")
+
+
+def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
+    endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
+    with pytest.raises(ValueError, match="all 12 anchors have the same representation"):
+        anchors.add(torch.ones(12, 3), endpoint, "1")
+    rows = torch.randn(12, 3)
+    rows[7] = rows[2]
+    with pytest.raises(ValueError, match="anchors 2 and 7 have the same"):
+        anchors.add(rows, endpoint, "1")
+
+
+def test_several_rows_of_a_sample_are_no_anchor() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    a = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
+    images = Samples.of(torch.randn(4, 3, 8, 8))
+    with pytest.raises(ValueError, match="rows='positions' gives layer '1' 144 for 4 samples"):
+        AnchorSet.of(images).encode(a, "1", images, "positions")
+
+
+def test_a_set_is_read_as_it_was_written(chosen: Samples, tmp_path: Path) -> None:
+    a, b = encoder(), encoder(1)
+    anchors = AnchorSet.of(chosen).encode(a, "1", chosen).encode(b, "3", chosen)
+    anchors = anchors.add(torch.randn(12, 7).bfloat16(), Endpoint(str(tmp_path), "timm", weights_hash="sha256:1"), "x")
+    anchors.save_pretrained(tmp_path / "set")
+    again = AnchorSet.from_pretrained(tmp_path / "set")
+    assert (again.ids, again.fingerprint) == (anchors.ids, anchors.fingerprint)
+    for one, other in zip(again.encoded, anchors.encoded, strict=True):
+        assert torch.equal(one.values, other.values) and one.values.dtype == other.values.dtype
+        assert (one.layer, one.rows) == (other.layer, other.rows)
+    assert torch.equal(again.values(b, "3"), anchors.values(b, "3"))
+    assert str(tmp_path) not in (tmp_path / "set" / "anchors.json").read_text()
+    AnchorSet.of(chosen).save_pretrained(tmp_path / "empty")
+    assert not AnchorSet.from_pretrained(tmp_path / "empty").encoded
+
+
+@pytest.mark.parametrize("damage", ["json", "format", "tensors", "key", "short"])
+def test_a_damaged_set_is_refused(chosen: Samples, tmp_path: Path, damage: str) -> None:
+    AnchorSet.of(chosen).encode(encoder(), "1", chosen).save_pretrained(tmp_path)
+    config, weights = tmp_path / "anchors.json", tmp_path / "anchors.safetensors"
+    described = json.loads(config.read_text())
+    if damage == "tensors":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    elif damage == "json":
+        config.write_text("{")
+    else:
+        changes = {"format": {"format": 2}, "key": {"encoded": []}, "short": {"ids": described["ids"][1:]}}
+        config.write_text(json.dumps(described | changes[damage]))
+    with pytest.raises(ValueError, match="cannot be read"):
+        AnchorSet.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no anchors\.safetensors"):
+        AnchorSet.from_pretrained(tmp_path)

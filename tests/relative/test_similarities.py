@@ -1,0 +1,219 @@
+"""Similarities: what they are, what they promise and no more, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse.csgraph import shortest_path
+from scipy.spatial.distance import cdist
+
+from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.relative import build_similarity
+from hf_stitch.relative.similarities import (
+    Angular,
+    ChangeOfBasis,
+    Cosine,
+    Euclidean,
+    Geodesic,
+    Inner,
+    Lp,
+    Similarity,
+)
+from hf_stitch.testing import check_similarity
+
+SIMILARITIES = [
+    Cosine(),
+    Inner(),
+    Angular(),
+    Euclidean(),
+    Lp(),
+    Lp(p=2),
+    Lp(p=3.5),
+    Lp(p=math.inf),
+    ChangeOfBasis(),
+    Geodesic(neighbours=4),
+]
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
+def test_conforms(similarity: Similarity) -> None:
+    check_similarity(similarity)
+
+
+def test_every_built_in_is_among_them() -> None:
+    assert {similarity.name for similarity in SIMILARITIES} == set(registries.similarities.names())
+
+
+@pytest.mark.parametrize(
+    ("similarity", "metric", "options"),
+    [
+        (Cosine(), "cosine", {}),
+        (Euclidean(), "euclidean", {}),
+        (Lp(), "cityblock", {}),
+        (Lp(p=math.inf), "chebyshev", {}),
+        (Lp(p=3), "minkowski", {"p": 3}),
+    ],
+    ids=str,
+)
+def test_values_are_scipys(similarity: Similarity, metric: str, options: dict[str, Any]) -> None:
+    x, anchors = draw(20, 5), draw(7, 5, seed=1)
+    expected = cdist(x.numpy(), anchors.numpy(), metric, **options)
+    found = similarity(x, anchors).numpy()
+    np.testing.assert_allclose(1 - found if metric == "cosine" else found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_angles_are_exact_where_the_arccosine_is_not() -> None:
+    anchor = torch.tensor([[1.0, 0.0]])
+    for angle in (1e-6, 1e-3, 1.0, math.pi - 1e-6):
+        x = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+        assert Angular()(x, anchor.double()).item() == pytest.approx(angle, rel=1e-9)
+    same = torch.tensor([2.0, 0.0], requires_grad=True)
+    Angular()(same, anchor).backward()
+    assert same.grad.isfinite().all()
+
+
+def test_coordinates_give_the_vector_back_and_are_the_shortest_to_do_so() -> None:
+    x, anchors = draw(20, 5), draw(9, 5, seed=1)
+    found = ChangeOfBasis()(x, anchors)
+    torch.testing.assert_close(found @ anchors, x)
+    np.testing.assert_allclose(found.T.numpy(), np.linalg.lstsq(anchors.T.numpy(), x.T.numpy())[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("anchors", [draw(4, 5), draw(9, 3) @ draw(3, 5, seed=1), draw(9, 5) - 0 * draw(9, 5)])
+def test_change_of_basis_wants_anchors_that_span(anchors: torch.Tensor) -> None:
+    if torch.linalg.matrix_rank(anchors) == 5:
+        assert ChangeOfBasis()(draw(2, 5), anchors).shape == (2, 9)
+        return
+    with pytest.raises(ValueError, match=r"change_of_basis: (4 anchors cannot span 5|the 9 anchors span 3 of 5)"):
+        ChangeOfBasis()(draw(2, 5), anchors)
+
+
+def test_geodesics_are_shortest_paths() -> None:
+    angles = torch.linspace(0, 5, 40, dtype=torch.float64)
+    circle = torch.stack([angles.cos(), angles.sin()], 1)
+    found = Geodesic(neighbours=2)(circle, circle)
+    chord = 2 * math.sin(5 / 39 / 2)
+    assert found[0, -1].item() == pytest.approx(39 * chord, rel=1e-3)
+    assert Euclidean()(circle, circle)[0, -1] < found[0, -1] / 4
+    assert torch.equal(found.diagonal(), torch.zeros(40, dtype=torch.float64))
+    torch.testing.assert_close(found, found.T)
+
+
+@given(st.integers(2, 12), st.integers(0, 1000))
+def test_geodesics_with_all_neighbours_are_euclidean_distances(k: int, seed: int) -> None:
+    anchors = draw(k, 3, seed=seed)
+    torch.testing.assert_close(
+        Geodesic(neighbours=k - 1)(anchors, anchors), Euclidean()(anchors, anchors), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_geodesics_are_those_of_a_dense_graph() -> None:
+    anchors, x, near = draw(30, 3), draw(10, 3, seed=1), 6
+    apart = cdist(anchors, anchors)
+    order = np.argsort(apart, 1)[:, 1 : near + 1]
+    graph = np.zeros_like(apart)
+    rows = np.arange(30)[:, None]
+    graph[rows, order] = apart[rows, order]
+    paths = shortest_path(np.maximum(graph, graph.T), directed=False)
+    enter = cdist(x, anchors)
+    gates = np.argsort(enter, 1)[:, :near]
+    expected = np.stack([(enter[i, gates[i], None] + paths[gates[i]]).min(0) for i in range(10)])
+    np.testing.assert_allclose(Geodesic(neighbours=near)(x, anchors).numpy(), expected, rtol=1e-12)
+
+
+def test_a_graph_in_parts_is_refused() -> None:
+    anchors = torch.cat([draw(5, 2), draw(5, 2) + 100])
+    with pytest.raises(ValueError, match="graph of 10 anchors falls into 2 parts with neighbours=2"):
+        Geodesic(neighbours=2)(anchors, anchors)
+    with pytest.raises(ValueError, match="neighbours=10 and 10 anchors"):
+        Geodesic()(anchors, anchors)
+
+
+@pytest.mark.parametrize("similarity", [Cosine(), Angular()], ids=str)
+def test_a_vector_without_direction_is_refused(similarity: Similarity) -> None:
+    rows, zero = draw(4, 3), torch.zeros(1, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=rf"{similarity.name}: vector 4 of 5 is 0 and has no direction"):
+        similarity(torch.cat([rows, zero]), rows)
+    with pytest.raises(ValueError, match=rf"{similarity.name}: anchor 4 of 5 is 0"):
+        similarity(rows, torch.cat([rows, zero]))
+
+
+@pytest.mark.parametrize("similarity", [Euclidean(), Lp(), Angular(), Cosine()], ids=str)
+def test_a_row_has_the_same_bits_or_nearly_in_any_batch(similarity: Similarity) -> None:
+    # Distances by inner products would depend on whether there are more than 25 rows.
+    x, anchors = draw(60, 8).float() + 100, draw(60, 8, seed=1).float() + 100
+    torch.testing.assert_close(similarity(x, anchors)[:2], similarity(x[:2], anchors[:]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("cosin", {}, UnknownNameError, "did you mean 'cosine'"),
+        ("lp", {"p": 0.5}, ValueError, "p must be a number >= 1 or math.inf, got 0.5"),
+        ("lp", {"p": True}, ValueError, "got True"),
+        ("lp", {"q": 2}, TypeError, "'q'"),
+        ("geodesic", {"neighbours": 0}, ValueError, "neighbours must be an integer >= 1, got 0"),
+        ("change_of_basis", {"rcond": 1}, ValueError, r"rcond must be None or in \[0, 1\), got 1"),
+        (Cosine(), {"p": 2}, TypeError, "built already"),
+    ],
+)
+def test_a_wrong_config_is_refused(name: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build_similarity(name, **options)
+
+
+def test_only_similarities_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registries.similarities._registered, "odd", dict)
+    with pytest.raises(TypeError, match="no subclass of Similarity"):
+        build_similarity("odd")
+
+
+@dataclass(frozen=True)
+class Odd(Similarity):
+    """A plugin's similarity, with a defect to choose."""
+
+    name: ClassVar[str] = "odd"
+    defect: str = ""
+
+    @property
+    def invariances(self) -> Any:
+        if self.defect == "promises too much":
+            return ("orthogonal", "scaling", "permutation")
+        return ("permutation",) if self.defect == "promises too little" else ("orthogonal", "permutation")
+
+    def against(self, anchors: torch.Tensor) -> Any:
+        def products(x: torch.Tensor) -> torch.Tensor:
+            x = x - x.mean(0) if self.defect == "batch" and len(x) else x
+            return (x.detach() if self.defect == "gradient" else x) @ anchors.T
+
+        return products
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        ("", None),
+        ("promises too much", "says that scaling changes nothing, and it does"),
+        ("promises too little", "does not declare that orthogonal"),
+        ("batch", "whatever vectors come with it"),
+        ("gradient", "the gradient at the vectors"),
+    ],
+)
+def test_the_check_finds_defects(monkeypatch: pytest.MonkeyPatch, defect: str, message: str | None) -> None:
+    monkeypatch.setitem(registries.similarities._registered, "odd", Odd)
+    if message is None:
+        check_similarity("odd")
+        return
+    with pytest.raises(AssertionError, match=message):
+        check_similarity("odd", defect=defect)
