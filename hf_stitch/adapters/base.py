@@ -267,8 +267,13 @@ class Adapter(ABC):
         cuts = {name: survey.cut(name) for name in layers}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
 
+        waiting = set(cuts)
+
         def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
             def look(module: nn.Module, args: Any, output: Any) -> None:
+                if cut.layer not in waiting:
+                    raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; look at another one")
+                waiting.remove(cut.layer)
                 values = _tree.get(output, cut.path)
                 see(cut.layer, cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not self._offloaded:
@@ -283,6 +288,8 @@ class Adapter(ABC):
         finally:
             for handle in handles:
                 handle.remove()
+        if waiting:
+            raise NotACutError(f"layer {min(waiting)!r} does not run for these inputs; look at another one")
 
     def decode(self, representation: Representation, layer: str) -> Any:
         """The model's own output for a representation at a layer; runs only what follows, and never sees the input.

@@ -322,7 +322,7 @@ def record(
     samples = Samples.of(data)
     share = samples if processes.count == 1 else samples.select(range(*processes.part(len(samples))))
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    masks: list[Tensor] = []
+    masks: dict[str, list[Tensor]] = {}  # by the first layer that has one
     grids: dict[str, tuple[int, int]] = {}
 
     def keep(name: str, representation: Representation) -> None:
@@ -332,14 +332,14 @@ def record(
         parts[name].append(representation.positions().to("cpu", copy=True))
         if representation.grid is not None:
             grids[name] = representation.grid
-        if representation.mask is not None and name == next(iter(parts)):
-            masks.append(representation.mask[:, representation.prefix_tokens :].cpu())
+        if representation.mask is not None and name == next(iter(masks), name):
+            masks.setdefault(name, []).append(representation.mask[:, representation.prefix_tokens :].cpu())
 
     for batch in share.batches(batch_size, progress="recording" if progress and processes.rank == 0 else None):
         adapter.observe(adapter.preprocess(batch.samples), names, keep)
     values = {name: _joined([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
-    masks = [mask for own in processes.gather(masks) for mask in own]
-    return Activations(values, samples.ids, rows, _joined(masks) if masks else None, grids)
+    real = [mask for own in processes.gather(next(iter(masks.values()), [])) for mask in own]
+    return Activations(values, samples.ids, rows, _joined(real) if real else None, grids)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -444,6 +444,7 @@ class Watch:
         self._tell(0, self._keep, [look.repeat for look in looks])
         device = self.probe[self.groups[0].y[0]].device
         self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
+        self.probe = {key: rows.to(self._device) for key, rows in self.probe.items()}
 
     def rows(self, start: int, stop: int, take: Take) -> None:
         """Tell the rows of the samples from ``start`` to ``stop``: of each matrix ``(rows, d)``, as it comes.
@@ -579,7 +580,8 @@ class _Look:
 
         def see(name: str, representation: Representation) -> None:
             values = representation.values
-            what = (values.data_ptr(), values.shape, values.stride(), values.dtype, values._version)
+            version = None if values.is_inference() else values._version
+            what = (values.data_ptr(), representation.form, values.stride(), values.dtype, version)
             self.first[name] = tensors.setdefault(what, (name, values))[0]
             self.forms[name] = representation.form
             if self.first[name] == name:

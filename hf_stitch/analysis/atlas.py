@@ -327,6 +327,8 @@ def _sides(
     """Both sides, or the one that stands on both."""
     if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
         raise ValueError("both sides are saved activations, to which no data can be shown; leave data out")
+    if isinstance(b, Activations) and data_b is not None:
+        raise ValueError("b is saved activations, to which no data can be shown; leave data_b out")
     reader = None if data is None else Reader(Samples.of(data))
     other = reader if data_b is None else Reader(Samples.of(data_b))
     first = _side("a", a, reader, rows, processes)
@@ -355,14 +357,17 @@ def _side(name: str, side: Comparable, reader: Reader | None, rows: RowsPolicy, 
 
 def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> None:
     """Refuse what is known to fail before the data are read."""
-    if watch.n < processes.count:
-        raise ValueError(f"{watch.n} samples are not enough for {processes.count} processes")
+    start, stop = processes.part(watch.n)
     for label, metric in scores.items():
+        if metric.name == "minibatch_cka" and watch.policy != "positions" and stop - start < 4:
+            raise ValueError(
+                f"{label} takes at least 4 samples in each process, and {processes.count} processes share {watch.n}"
+            )
         if watch.policy == "positions" and metric.statistic in ("debiased", "grams"):
             warnings.warn(
                 f"{label} takes rows for independent samples, and positions of one sample are not: two networks that "
                 "have nothing in common can score .7. Use rows='mean' or 'flatten'",
-                stacklevel=3,
+                stacklevel=4,
             )
         if watch.policy != "positions":
             _check_count(label, metric, watch)

@@ -104,6 +104,8 @@ class Collector:
             self._moments.update(*self._sides(self._batch))
         for grams, reduced in zip(self._minibatches.values(), self._reduced.values(), strict=True):
             grams.update(*self._sides(reduced))
+            reduced.clear()
+        self._batch.clear()
         if self._rows is not None:
             self._rows.end()
 
@@ -160,11 +162,15 @@ class Collector:
     def _alignment(self, label: str, hsic: HSIC) -> Array:
         """Centred kernel alignment: HSIC over what it is of each side with itself."""
         for side, names, own in zip("ab", self._names, (hsic.xx, hsic.yy), strict=True):
-            if bool((own <= 0).any()):
-                place = int((own <= 0).nonzero()[0])
+            wrong = ~((own > 0) & own.isfinite())
+            if bool(wrong.any()):
+                place = int(wrong.nonzero()[0])
+                why = "is the layer dead, or are there too few samples?"
+                if not bool(own[place].isfinite()):
+                    why = "products of its rows overflow their dtype; run the network in a wider one"
                 raise ValueError(
                     f"{label} is undefined for layer {names[place]!r} of {side}: HSIC with itself is "
-                    f"{own[place].item():.1e}; is the layer dead, or are there too few samples?"
+                    f"{own[place].item():.1e}; {why}"
                 )
         return (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).cpu().numpy()
 

@@ -455,3 +455,17 @@ def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     assert Activations.load(tmp_path / "b.npz", ids=[4, 5]).ids == (4, 5)
     with pytest.raises(FileNotFoundError, match="no activations at"):
         Activations.load(tmp_path / "c.npz")
+
+
+def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> None:
+    bert = net("bert")
+    words = texts[:10]
+    recorded = record(bert, ["bert.pooler", "bert.encoder.layer.0"], words, "positions", progress=False)
+    real = bert.preprocess(words)["attention_mask"].bool()
+    assert recorded.mask is not None and torch.equal(recorded.mask, real)
+
+
+def test_data_that_no_one_is_shown_are_refused() -> None:
+    saved = Activations({"l": torch.randn(9, 3)}, range(9))
+    with pytest.raises(ValueError, match="b is saved activations, to which no data can be shown; leave data_b out"):
+        compare(saved, saved, data_b=torch.randn(9, 3))
