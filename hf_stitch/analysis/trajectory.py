@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..data import Samples
+from ..adapters import Adapter
+from ..adapters.base import evaluating
+from ..data import Batch, Samples
 from ..metrics import Metric, build_metric
 from ..models.modeling import StitchedModel
 from ..representation import Representation
@@ -21,6 +23,9 @@ from .scoring import whole_target
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+Seen = tuple[Representation, Representation, torch.Tensor, torch.Tensor | None]
+"""Of some samples: the source at its cut, the target at its own, the target's answers, and labels."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +124,22 @@ class TrajectoryRecorder:
             raise ValueError(f"every must be at least 1, got {every}")
         whole = whole_target(stitched, target)
         self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
-        self._batches: list[tuple[Representation, Representation, torch.Tensor, torch.Tensor | None]] = []
         cut = stitched.target.cut.layer
         samples = Samples.of(probe)
-        for batch in samples.batches(batch_size):
-            x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples))).replace(context={})
-            y = whole.encode(whole.preprocess(batch.samples), cut)[cut]
-            answers = stitched.head(y.replace(context={})).logits
-            labels = None if batch.labels is None else torch.tensor(batch.labels, device=answers.device)
-            self._batches.append((x, y.replace(context={}), answers, labels))
+        with evaluating(stitched):
+            self._batches = [self._look(batch, whole, cut) for batch in samples.batches(batch_size)]
         self._n = len(samples)
         self._steps: list[int] = []
         self._figures: dict[str, list[float]] = {}
+
+    def _look(self, batch: Batch, whole: Adapter, cut: str) -> Seen:
+        """What both networks say of some samples."""
+        stitched = self._model
+        x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples))).replace(context={})
+        y = whole.encode(whole.preprocess(batch.samples), cut)[cut].replace(context={})
+        answers = stitched.head(y).logits
+        labels = None if batch.labels is None else torch.tensor(batch.labels, device=answers.device)
+        return x, y, answers, labels
 
     @torch.no_grad()
     def __call__(self, step: int, layers: Sequence[StitchingLayer]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -37,7 +39,7 @@ class Course:
     Attributes:
         steps: Optimizer steps.
         feature_steps: Those before them that match final features.
-        batch_size: Samples of a step over all processes; with gradient accumulation, of a part of it.
+        batch_size: Samples of a step over all processes; with gradient accumulation, of each of its parts.
         lr: Learning rate of Adam.
         weight_decay: Its L2 penalty.
         schedule: What becomes of the learning rate.
@@ -69,21 +71,21 @@ class Course:
         }[self.schedule]
         return self.lr * factor
 
-    def batches(self, n: int, start: int, processes: Processes) -> Iterator[tuple[int, Tensor, int]]:
-        """From batch ``start`` on, without end: its number, this process's places in it, and how many it has in all."""
-        per_epoch = math.ceil(n / self.batch_size)
-        if n % self.batch_size and n % self.batch_size < processes.count:
-            per_epoch -= 1  # too few samples for all processes
-        number = start
+    def batches(self, n: int, start: int, every: int, processes: Processes) -> Iterator[list[tuple[Tensor, int]]]:
+        """From step ``start`` on, without end: this process's places in each part of it, and how many all have.
+
+        A process that a part is too small for gets none.
+        """
+        size = self.batch_size * every
+        per_epoch = math.ceil(n / size)
         order, epoch = torch.arange(n), -1
-        while True:
+        for number in count(start):
             if self.shuffle and number // per_epoch != epoch:
                 epoch = number // per_epoch
                 order = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
-            place = number % per_epoch * self.batch_size
-            batch = order[place : place + self.batch_size]
-            yield number, batch[processes.rank :: processes.count], len(batch)
-            number += 1
+            place = number % per_epoch * size
+            parts = order[place : place + size].split(self.batch_size)
+            yield [(part[processes.rank :: processes.count], len(part)) for part in parts]
 
 
 class Stitches(nn.Module):
@@ -186,11 +188,11 @@ def train(
     validation: Prepared | None,
     observe: Observe | None,
     progress: bool,
-) -> Tensor:
+) -> tuple[Tensor, int]:
     """Train the stitches; they end as they were best, if there is a validation, and else as they were last.
 
     Returns:
-        The loss of each, an exponential mean over about the last ten steps.
+        The loss of each, an exponential mean over about the last ten steps; and the number of steps done.
 
     Raises:
         DivergedError: If a loss is NaN or infinite; the message names the step and the stitch.
@@ -207,40 +209,44 @@ def train(
     if (saved := checkpoint.load(accelerator.device)) is not None:
         step = run.load(*saved)
     accelerator.wait_for_everyone()  # before the first saves anew what the others read
-    every = accelerator.gradient_accumulation_steps
-    last = course.feature_steps + course.steps
-    per_epoch = math.ceil(len(prepared.samples) / (course.batch_size * every))
+    every, samples = accelerator.gradient_accumulation_steps, len(prepared.samples)
+    last, per_epoch = course.feature_steps + course.steps, math.ceil(samples / (course.batch_size * every))
     if observe is not None and step == 0:
         observe(0, stitches.trained)
     hide = None if progress and accelerator.is_main_process else True
     with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
-        for number, places, count in course.batches(len(prepared.samples), step * every, processes):
+        for parts in course.batches(samples, step, every, processes):
             if step >= last or run.patience_lost(course.patience):
                 break
-            seen = prepared.read(places, course.seed + number).to(accelerator.device)
-            with accelerator.accumulate(model):
-                for group in optimizer.param_groups:
-                    group["lr"] = course.rate(step)
-                total = _asked(seen, count, accelerator)
-                losses = model(seen, total / processes.count, step < course.feature_steps)
-                found = accelerator.reduce(losses.detach(), reduction="mean")
-                if not bool(found.isfinite().all()):
-                    raise DivergedError(_diverged(stitches.names, found, step, checkpoint, course.lr))
-                accelerator.backward(losses.sum())
-                if accelerator.sync_gradients and course.clip is not None:
-                    for layer in stitches.layers:
-                        accelerator.clip_grad_norm_(layer.parameters(), course.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-            if not accelerator.sync_gradients:
-                continue
+            features = step < course.feature_steps
+            for group in optimizer.param_groups:
+                group["lr"] = course.rate(step)
+            seen = [_read(prepared, places, course.seed + step, accelerator) for places, _ in parts]
+            total = _asked_of_all(seen, [count for _, count in parts], accelerator)
+            found = torch.zeros(len(stitches.names), device=accelerator.device)
+            for number, (one, (places, _)) in enumerate(zip(seen, parts, strict=True)):
+                with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
+                    losses = model(one, total / processes.count, features) * float(bool(len(places)))
+                    found = found + losses.detach().float()
+                    accelerator.backward(losses.sum() * every)  # which divides by it
+            found = accelerator.reduce(found, reduction="mean")
+            if not bool(found.isfinite().all()):
+                raise DivergedError(_diverged(stitches.names, found, step, checkpoint, course.lr, "loss"))
+            if course.clip is not None:
+                accelerator.unscale_gradients(optimizer)
+                for layer in stitches.layers:
+                    nn.utils.clip_grad_norm_(layer.parameters(), course.clip)
+            optimizer.step()
+            optimizer.zero_grad()
             step += 1
-            run.note(found)
+            run.note(found, first=step in (1, course.feature_steps + 1))
             bar.update()
             bar.set_postfix(loss=f"{found.mean().item():.3f}", refresh=False)
             _log(accelerator, stitches.names, found, optimizer.param_groups[0]["lr"], step)
-            if validation is not None and (step % per_epoch == 0 or step == last):
+            if validation is not None and not features and (step % per_epoch == 0 or step == last):
                 loss, right = _validate(stitches, validation, course, accelerator, processes)
+                if not bool(loss.isfinite().all()):
+                    raise DivergedError(_diverged(stitches.names, loss, step, checkpoint, course.lr, "validation loss"))
                 run.judge(loss)
                 _log(accelerator, stitches.names, loss, None, step, "validation loss")
                 _log(accelerator, stitches.names, right, None, step, "validation accuracy")
@@ -249,7 +255,20 @@ def train(
             if accelerator.is_main_process and (step == last or step % save_every == 0) and checkpoint.lasting:
                 checkpoint.save(step, run.state())
     run.restore_best()
-    return run.loss
+    return run.loss, step
+
+
+def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerator) -> Seen:
+    """What is known of some samples; of one that does not count, where there are none."""
+    return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
+
+
+def _asked_of_all(seen: Sequence[Seen], counts: Sequence[int], accelerator: Accelerator) -> float:
+    """How many predictions a step asks for, over its parts and all processes."""
+    if _is_of_samples(seen[0]):
+        return float(sum(counts))
+    tokens = torch.stack([(one.answers["hard"] != IGNORED).sum() for one in seen]).sum()
+    return max(accelerator.reduce(tokens, reduction="sum").item(), 1)
 
 
 class _Run:
@@ -262,10 +281,10 @@ class _Run:
         self._states: list[dict[str, Tensor]] = []
         self.loss = torch.full((len(stitches.names),), math.nan)
 
-    def note(self, losses: Tensor) -> None:
-        """Take a step's losses into the running mean."""
+    def note(self, losses: Tensor, first: bool) -> None:
+        """Take a step's losses into the running mean, which the first of their kind begins."""
         losses = losses.float().cpu()
-        self.loss = losses if bool(self.loss.isnan().all()) else torch.lerp(self.loss, losses, 0.1)
+        self.loss = losses if first else torch.lerp(self.loss, losses, 0.1)
 
     def judge(self, losses: Tensor) -> None:
         """Keep the layers that are better than ever."""
@@ -332,7 +351,7 @@ def _validate(
     for number, (_, read) in enumerate(prepared.batches(course.batch_size)):
         if number % processes.count == processes.rank:
             seen = read.to(accelerator.device)
-            asked = _asked(seen, seen.count)
+            asked = _asked(seen)
             sums[0] += asked * stitches(seen, asked).double()
             sums[1] += stitches.right(seen)
             sums[2] += asked
@@ -341,20 +360,21 @@ def _validate(
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 
-def _asked(seen: Seen, count: int, accelerator: Accelerator | None = None) -> float:
+def _asked(seen: Seen) -> float:
     """How many predictions are asked for: one for each sample, or of texts the tokens that are followed by another."""
-    hard = seen.answers.get("hard")
-    if hard is None or hard.dim() == 1:
-        return count
-    tokens = (hard != IGNORED).sum()
-    return (tokens if accelerator is None else accelerator.reduce(tokens, reduction="sum")).item()
+    return seen.count if _is_of_samples(seen) else max((seen.answers["hard"] != IGNORED).sum().item(), 1)
 
 
-def _diverged(names: Sequence[str], losses: Tensor, step: int, checkpoint: Checkpoint, lr: float) -> str:
+def _is_of_samples(seen: Seen) -> bool:
+    """Whether a prediction is made for each sample, not for each token."""
+    return "hard" not in seen.answers or seen.answers["hard"].dim() == 1
+
+
+def _diverged(names: Sequence[str], losses: Tensor, step: int, checkpoint: Checkpoint, lr: float, figure: str) -> str:
     name = names[int((~losses.isfinite()).nonzero()[0])]
-    kept = f"the state before is in {checkpoint.folder}" if checkpoint.lasting else "nothing was saved"
+    kept = f"the last state saved is in {checkpoint.folder}" if checkpoint.lasting else "nothing was saved"
     return (
-        f"the loss of stitch {name!r} is {losses[names.index(name)].item()} at step {step}; {kept}. Lower lr (now "
+        f"the {figure} of stitch {name!r} is {losses[names.index(name)].item()} at step {step}; {kept}. Lower lr (now "
         f"{lr}), set clip, or look for inputs that are not finite"
     )
 
@@ -381,7 +401,9 @@ def _distance(values: Tensor, features: Representation, total: float) -> Tensor:
             f"final features are {tuple(values.shape)} through the stitch and {tuple(features.values.shape)} in the "
             "target: they can be matched with rows='positions' or 'flatten' only; set feature_steps=0"
         )
-    each = functional.mse_loss(values, features.values, reduction="none").flatten(features.values.dim() - 1).mean(-1)
+    wide = _at_least_float32(values.dtype)
+    each = functional.mse_loss(values.to(wide), features.values.to(wide), reduction="none")
+    each = each.flatten(features.values.dim() - 1).mean(-1)
     if features.mask is not None:
         return (each * features.mask).sum() / features.mask.sum()
     return each.flatten(1).mean(1).sum() / total if each.dim() > 1 else each.sum() / total

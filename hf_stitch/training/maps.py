@@ -54,7 +54,7 @@ def _affine(identity: IdentityStitch) -> LinearStitch:
 
 
 def _make_orthogonal(part: str, stitch: Stitch) -> None:
-    if not isinstance(stitch, LinearStitch):
+    if type(stitch) is not LinearStitch:
         raise ValueError(f"only affine maps can be kept orthogonal, and the {part} is {stitch}; start from another map")
     with torch.no_grad():
         left, _, right = torch.linalg.svd(stitch.weight.double(), full_matrices=False)

@@ -27,8 +27,9 @@ class Objective:
     Attributes:
         labels: Weight of each kind: ``hard``, ``target`` and ``source`` (the answers of a whole parent).
         temperature: T, above 0.
-        penalties: Weight of each: ``l1`` (the sum of the absolute weights of the maps, biases left out), or a
-            differentiable metric of the transformed rows with the target's.
+        penalties: Weight of each: ``l1`` (the sum of the absolute entries of the maps, biases left out), or a
+            differentiable metric of the transformed rows with the target's: of a similarity, a weight above 0 pushes
+            them apart, and one below 0 together.
     """
 
     labels: Mapping[str, float]
@@ -44,8 +45,14 @@ class Objective:
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         for name in self.penalties:
-            if name != "l1" and not (metric := build_metric(name)).differentiable:
-                raise ValueError(f"penalty {name!r} must be 'l1' or a differentiable metric, and {metric} is not one")
+            if name == "l1":
+                continue
+            metric = build_metric(name)
+            if not metric.differentiable or metric.statistic == "outputs":
+                raise ValueError(
+                    f"penalty {name!r} must be 'l1' or a differentiable metric of representations, and {metric} is not "
+                    "one"
+                )
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -86,8 +93,16 @@ class Objective:
 
 
 def _weights(layer: StitchingLayer) -> list[Tensor]:
-    """The summed absolute values of everything that is trained but biases."""
-    return [value.abs().sum() for name, value in layer.named_parameters() if name.rpartition(".")[2] != "bias"]
+    """The summed absolute entries of each map; of maps that have no matrix, of all that is trained but biases."""
+    sums: list[Tensor] = []
+    for part in layer.parts:
+        stitch = getattr(layer, part)
+        if hasattr(stitch, "matrix"):
+            sums.append(stitch.matrix().abs().sum())
+        else:
+            named = stitch.named_parameters()
+            sums += [value.abs().sum() for name, value in named if name.rpartition(".")[2] != "bias"]
+    return sums
 
 
 def next_tokens(inputs: Mapping[str, Tensor]) -> Tensor:

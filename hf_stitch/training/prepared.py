@@ -100,9 +100,11 @@ class Networks:
         if self.target is not None:
             layer = self.first.target.cut.layer
             inputs = self.target.preprocess(others)
-            found = self.target.encode(inputs, list(dict.fromkeys((layer, self.last))))
             if "target" in self.wanted:
-                answers["target"] = logits_of(self.first.target(found[layer]))
+                answers["target"] = logits_of(self.target.forward(inputs))
+            found = {}
+            if self.wanted & {"there", "features"}:
+                found = self.target.encode(inputs, list(dict.fromkeys((layer, self.last))))
             there = found[layer].replace(context={}) if "there" in self.wanted else None
             features = found[self.last].replace(context={}) if "features" in self.wanted else None
         return Seen(sources, answers, there, features)
@@ -172,7 +174,8 @@ class Prepared:
     # -- files ------------------------------------------------------------------------------------------------------
     def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
         chosen = places.tolist()
-        pairs = paired_batches(self.samples.select(chosen), self.others.select(chosen), len(chosen))
+        own = self.samples.select(chosen)
+        pairs = paired_batches(own, own if self.others is self.samples else self.others.select(chosen), len(chosen))
         return next(iter(pairs))
 
     def _fits(self, limit: int, batch_size: int) -> bool:
@@ -199,7 +202,8 @@ class Prepared:
         edges = [len(self.samples) * rank // count for rank in range(count + 1)]
         start, stop = edges[processes.rank], edges[processes.rank + 1]
         stores: dict[str, Store] = {}
-        own, twin = (side.select(range(start, stop)) for side in (self.samples, self.others))
+        own = self.samples.select(range(start, stop))
+        twin = own if self.others is self.samples else self.others.select(range(start, stop))
         for batch, other in paired_batches(own, twin, batch_size, progress=progress):
             seen = self.networks.see(batch.samples, other.samples, batch.labels)
             for name, (values, mask) in _tensors(seen, self.networks.speaks).items():
@@ -233,7 +237,7 @@ class Prepared:
 
     def _from_parts(self, places: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Read from the files of several processes, and put in order."""
-        owners = torch.bucketize(places, self._starts, right=True)
+        owners = torch.bucketize(places.contiguous(), self._starts, right=True)
         first = [0, *self._starts.tolist()]
         order = torch.argsort(owners, stable=True)
         back = torch.argsort(order)

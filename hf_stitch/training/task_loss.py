@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 
 import torch
 
-from ..adapters import load
+from ..adapters import Adapter, load
 from ..checkpoint import Checkpoint
 from ..data import Samples, check_same_order
 from ..endpoint import weights_hash
@@ -130,6 +130,8 @@ class TaskLoss(TrainedMatcher):
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
         _ = self.objective  # checks labels and penalties
+        if self.orthogonal and (self.weight_decay or "l1" in self.penalties):
+            raise ValueError("an orthogonal map has weights of fixed size: leave weight_decay and the penalty 'l1' out")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
@@ -206,9 +208,11 @@ class TaskLoss(TrainedMatcher):
             validation: Held-out samples; their loss and accuracy are logged after every epoch, and the best layers are
                 kept.
             augment: From raw samples and a ``torch.Generator`` to changed samples, anew in every step; both networks
-                see the same. Nothing is kept in files then.
+                see the same, but for ``target_data``, which stay. Nothing is kept in files then. Several processes
+                draw other changes than one.
             accelerator: For several processes, mixed precision, gradient accumulation and trackers (``accelerator.log``
-                is called with the loss of every step).
+                is called with the loss of every step). The result is that of one process, but for penalties that are
+                metrics: each process takes them of its part of a batch.
             checkpoint: A folder for the state; training that was interrupted goes on from there, to the same bits.
             save_every: Steps between two states.
             cache_size: Bytes of disk that what the networks say may take.
@@ -240,10 +244,7 @@ class TaskLoss(TrainedMatcher):
                 self.check(shown, models[0].task)
         names = [str(i) for i in range(len(models))]
         layers = {n: trainable(m.stitch, self.orthogonal) for n, m in zip(names, models, strict=True)}
-        if accelerator is None:
-            from accelerate import Accelerator as Default
-
-            accelerator = Processes.of(None).accelerator or Default(cpu=_device(models[0]).type == "cpu")
+        accelerator = _default(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)
         networks = self._networks(dict(zip(names, models, strict=True)), target, source)
         every = accelerator.gradient_accumulation_steps
@@ -251,14 +252,16 @@ class TaskLoss(TrainedMatcher):
         course = Course(steps, *(getattr(self, f.name) for f in fields(Course)[1:]))
         recipe = {
             "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint, "target_data": others.fingerprint,
-            "stitches": [weights_hash(layer) for layer in layers.values()],
+            "validation": None if held_out is None else held_out.fingerprint, "augment": _name(augment),
+            "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
             "networks": [_networks_of(m) for m in models], "accumulation": every, "processes": processes.count,
-            "augment": getattr(augment, "__qualname__", None), "versions": dict(versions()),
+            "mixed_precision": accelerator.mixed_precision, "versions": dict(versions()),
         }  # fmt: skip
         with ExitStack() as stack:
             temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
             state = Checkpoint(Path(checkpoint or temporary), 0, checkpoint is not None)
-            state.begin(json.loads(json.dumps(recipe)), dict)
+            _begin(state, json.loads(json.dumps(recipe)), processes)
+            stack.enter_context(_frozen(models, accelerator.device))
 
             def prepared(part: Samples, other: Samples, name: str, change: Augment | None) -> Prepared:
                 folder = temporary / name
@@ -270,17 +273,16 @@ class TaskLoss(TrainedMatcher):
 
             seen = prepared(samples, others, "preparing", augment)
             judged = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
-            back = stack.enter_context(_frozen(models[0])).to(accelerator.device)
-            stitches = Stitches(layers, back, self.objective, networks.last).to(accelerator.device)
-            losses = train(
+            stitches = Stitches(layers, models[0].target, self.objective, networks.last).to(accelerator.device)
+            losses, done = train(
                 stitches, seen, course, accelerator=accelerator, processes=processes, checkpoint=state,
                 save_every=save_every, validation=judged, observe=observe, progress=progress,
             )  # fmt: skip
             accelerator.wait_for_everyone()
-        trained = [plain(cast(StitchingLayer, layer)).to(_device(models[0])) for layer in stitches.layers]
+        trained = [plain(layer).to(_device(model)) for layer, model in zip(stitches.trained, models, strict=True)]
         for layer, loss in zip(trained, losses.tolist(), strict=True):
             for part in layer.parts:
-                getattr(layer, part).fitted = {"n": len(samples), "steps": steps, "loss": loss}
+                getattr(layer, part).fitted = {"n": len(samples), "steps": done, "loss": loss}
         return trained[0] if isinstance(stitched, StitchedModel) else trained
 
     def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
@@ -291,6 +293,7 @@ class TaskLoss(TrainedMatcher):
         whole = own = None
         if wanted & {"target", "there", "features"}:
             whole = first.parent("target") if target is None else load(target)
+            _check_same_network(whole, first)
         if "source" in wanted:
             own = first.parent("source") if source is None else load(source)
         last = whole.layers[-1] if whole is not None and "features" in wanted else first.target.cut.layer
@@ -325,15 +328,71 @@ def _device(model: StitchedModel) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
+def _default(device: torch.device) -> Accelerator:
+    """The accelerator of the processes that were launched, or of this one alone, in full precision.
+
+    Raises:
+        ValueError: If an earlier one in this process has set another device or precision, which all later ones share.
+    """
+    from accelerate import Accelerator as Default
+
+    found = Processes.of(None).accelerator or Default(cpu=device.type == "cpu")
+    if found.mixed_precision != "no" or (found.num_processes == 1 and found.device.type != device.type):
+        raise ValueError(
+            f"an Accelerator made before in this process has device {found.device} and mixed precision "
+            f"{found.mixed_precision!r}, which all later ones share, and the model is on {device}: pass accelerator= "
+            "if that is meant"
+        )
+    return found
+
+
+def _begin(state: Checkpoint, recipe: Mapping[str, Any], processes: Processes) -> None:
+    """Begin or refuse: the first process does, the others hear of it."""
+    refused = None
+    if processes.rank == 0:
+        try:
+            state.begin(recipe, dict)
+        except ValueError as error:
+            refused = str(error)
+    if (why := processes.agree(refused)) is not None:
+        raise ValueError(why)
+
+
+def _name(augment: Augment | None) -> str | None:
+    """What changes the samples, as far as it has a name."""
+    if augment is None:
+        return None
+    named: Any = augment if hasattr(augment, "__qualname__") else type(augment)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _check_same_network(whole: Adapter, model: StitchedModel) -> None:
+    """Make sure that a target is the one that the model was made of."""
+    expected = (model.config.target or {})["endpoint"]["weights_hash"]
+    if expected is not None and (found := whole.pinned.weights_hash) != expected:
+        raise ValueError(
+            f"the target has other weights than the one that the model was stitched from (hash {found}, expected "
+            f"{expected}); pass that one"
+        )
+
+
 @contextmanager
-def _frozen(model: StitchedModel) -> Iterator[Any]:
-    """The half behind the cut, taking no gradient; as it was afterwards."""
-    half = model.target
-    trained = [parameter for parameter in half.parameters() if parameter.requires_grad]
-    mode = half.training
+def _frozen(models: Sequence[StitchedModel], device: torch.device) -> Iterator[None]:
+    """The models on a device, in eval mode, their halves taking no gradient; as they were afterwards."""
+    places = [_device(model) for model in models]
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    halves = [half for model in models for half in (model.source, model.target)]
+    trained = [parameter for half in halves for parameter in half.parameters() if parameter.requires_grad]
     try:
-        yield half.requires_grad_(False).eval()
+        for model in models:
+            torch.nn.Module.to(model, device).eval()
+        for half in halves:
+            half.requires_grad_(False)
+        yield
     finally:
-        half.train(mode)
+        for model, place in zip(models, places, strict=True):
+            torch.nn.Module.to(model, place)
+        for module, mode in modes:
+            module.training = mode
         for parameter in trained:
             parameter.requires_grad_(True)

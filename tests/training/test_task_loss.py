@@ -110,11 +110,11 @@ def test_kept_in_files_or_computed_anew(labels: str) -> None:
     assert torch.allclose(weights(kept), weights(same), atol=1e-10, rtol=0)
 
 
-def test_accumulated_batches_are_one_batch() -> None:
+def test_accumulated_batches_are_one_batch_of_whatever_sizes() -> None:
     from accelerate import Accelerator
 
-    whole = matcher(batch_size=30, shuffle=False, steps=6).fit(stitched(), samples(), progress=False)
-    parts = matcher(batch_size=15, shuffle=False, steps=6).fit(
+    whole = matcher(batch_size=40, shuffle=False, steps=6).fit(stitched(), samples(), progress=False)
+    parts = matcher(batch_size=20, shuffle=False, steps=6).fit(
         stitched(), samples(), progress=False, accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2)
     )
     assert torch.allclose(weights(whole), weights(parts), atol=1e-9, rtol=0)
@@ -196,7 +196,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path
         if step == 12:
             layers[0].body.weight.data.fill_(float("nan"))
 
-    with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the state before is in"):
+    with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the last state saved is in"):
         matcher().fit(stitched(), samples(), checkpoint=tmp_path, save_every=5, observe=poison, progress=False)
     seen: list[int] = []
     matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False, observe=lambda step, _: seen.append(step))
@@ -338,6 +338,58 @@ def test_losses_reach_the_trackers() -> None:
     )
     assert [step for step, row in kept.rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert [step for step, row in kept.rows if "validation accuracy" in row] == [3, 6]
+
+
+def test_a_model_in_training_mode_is_used_in_eval_mode_and_left_as_it_was() -> None:
+    model = stitched()
+    expected = matcher().fit(model, samples(), progress=False)
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    model.source.model.c1.eval()
+    modes = [module.training for module in model.modules()]
+    found = matcher().fit(model, samples(), progress=False)
+    assert torch.equal(weights(found), weights(expected))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_what_is_recorded_is_what_was_done() -> None:
+    steps: list[int] = []
+    layer = matcher(lr=3.0, steps=600, batch_size=30, patience=2, feature_steps=20).fit(
+        stitched(), samples(), validation=samples(40), progress=False, observe=lambda s, _: steps.append(s)
+    )
+    assert layer.body.fitted["steps"] == steps[-1] and 20 < steps[-1] < 600
+
+
+def test_a_validation_that_is_not_finite_stops() -> None:
+    images = next(samples(20).batches(20)).samples
+    images[3] = torch.full_like(images[3], float("nan"))
+    poisoned = Samples.of(torch.stack(images), label=[0] * 20)
+    with pytest.raises(DivergedError, match="the validation loss of stitch '0' is nan"):
+        matcher().fit(stitched(), samples(), validation=poisoned, progress=False)
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    from hf_stitch.analysis import sparsify
+
+    with pytest.raises(ValueError, match="leave weight_decay and the penalty 'l1' out"):
+        TaskLoss(orthogonal=True, penalties={"l1": 1.0})
+    with pytest.raises(ValueError, match="differentiable metric of representations"):
+        TaskLoss(penalties={"jensen_shannon": 1.0})
+    model = stitched()
+    model.stitch = sparsify(model.stitch, share=0.5)
+    with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is MaskedStitch"):
+        matcher(orthogonal=True).fit(model, samples())
+    masked = matcher().fit(model, samples(), progress=False)
+    assert ((masked.body.matrix() == 0) == (model.stitch.body.matrix() == 0)).all()
+    with pytest.raises(ValueError, match="the target has other weights than the one"):
+        matcher(labels="target").fit(model, samples(), target=adapters()[0])
+
+
+def test_resuming_with_another_validation_is_refused(tmp_path: Path) -> None:
+    matcher().fit(stitched(), samples(), validation=samples(20), checkpoint=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="differs in validation"):
+        matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
