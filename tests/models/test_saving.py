@@ -130,7 +130,7 @@ def test_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_pat
 def test_saved_again_it_is_the_same_folder(saved: Path, tmp_path: Path) -> None:
     StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
     files = sorted(path.name for path in saved.iterdir())
-    assert files == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert files == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
     assert files == sorted(path.name for path in (tmp_path / "twin").iterdir())
     for name in files:
         assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
