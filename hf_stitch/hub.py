@@ -175,6 +175,7 @@ def _telling(failure: str) -> Iterator[None]:
 def _answer(failure: str, status: int, said: str | None) -> OSError:
     """What an HTTP status of the Hub means."""
     words = f" ({said})" if said else ""
+    kind: type[OSError]
     if status in (401, 403):
         kind, advice = PermissionError, f"the token may not do this{words}; log in (hf auth login) or pass token="
     elif status in (409, 412):

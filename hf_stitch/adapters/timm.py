@@ -135,7 +135,7 @@ class TimmAdapter(Adapter):
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
         """The image processor saved in a folder; ``None`` where there is none."""
-        return load_processor(folder, "pixel_values", {})
+        return load_processor(folder, "pixel_values", {"trust_remote_code": False})
 
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:

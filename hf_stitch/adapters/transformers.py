@@ -59,6 +59,7 @@ class TransformersAdapter(Adapter):
         from transformers.utils.hub import resolve_revision
 
         assert endpoint.id is not None
+        place = endpoint.id
         options.setdefault("trust_remote_code", False)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if endpoint.revision:
@@ -68,15 +69,15 @@ class TransformersAdapter(Adapter):
         if isinstance(pinned, ResolvedRevision):  # all files are of one commit, and the record names it
             endpoint = dataclasses.replace(endpoint, revision=pinned.resolved)
             hub["revision"] = pinned.resolved
-        config = transformers.AutoConfig.from_pretrained(endpoint.id, **hub)
+        config = transformers.AutoConfig.from_pretrained(place, **hub)
         if endpoint.task is not None:
             if endpoint.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
         else:
             loader = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-        model = loader.from_pretrained(endpoint.id, use_safetensors=True, **hub, **options)
-        return cls.of(model.eval(), endpoint, processor=load_processor(endpoint.id, model.main_input_name, hub))
+        model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
+        return cls.of(model.eval(), endpoint, processor=load_processor(place, model.main_input_name, hub))
 
     @classmethod
     def of(

@@ -29,7 +29,7 @@ STITCHING = (
     ),
     ("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633"),
 )
-PAPERS = {
+PAPERS: dict[str, tuple[tuple[str, str], ...]] = {
     "task_loss": (
         (
             "Balogh & Jelasity: How not to Stitch Representations to Measure Similarity: Task Loss Matching versus "
@@ -43,7 +43,12 @@ PAPERS = {
 }
 """By matcher: the papers of its method, beside those of stitching itself."""
 
-MAPS = {"linear": "an affine map", "low_rank": "an affine map through a bottleneck", "identity": "no map"}
+MAPS = {
+    "linear": "an affine map",
+    "low_rank": "an affine map through a bottleneck",
+    "masked": "a sparse affine map",
+    "identity": "no map",
+}
 TASKS = ("image-classification", "text-classification", "text-generation")
 SAMPLES = {
     "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # a picture of yours'),
@@ -96,7 +101,7 @@ def card(
         snippet=_snippet(stitcher, whole, name, sample),
         needs=_needs(stitcher, whole),
         recipe=_recipe(stitcher),
-        papers=[(t, f"https://arxiv.org/abs/{i}") for t, i in (*STITCHING, *PAPERS.get(matcher.get("name"), ()))],
+        papers=[(t, f"https://arxiv.org/abs/{i}") for t, i in (*STITCHING, *PAPERS.get(str(matcher.get("name")), ()))],
         **_scores(stitcher.scores),
     )
     return str(made) if present is None else _merged(made, present)
@@ -190,7 +195,7 @@ def _headline(scores: Mapping[str, Any]) -> str:
 
 def _audit(stitcher: Stitcher) -> str:
     found = stitcher.recipe.get("audit") or stitcher.scores.get("audit") or ""
-    return _plain(found.get("sentence", "") if isinstance(found, Mapping) else found)
+    return _plain(found.get("verdict", "") if isinstance(found, Mapping) else found)
 
 
 def _recipe(stitcher: Stitcher) -> dict[str, str]:
@@ -272,7 +277,10 @@ def _needs(stitcher: Stitcher, whole: bool) -> str:
     if whole:
         return "It runs alone: both halves are here."
     if unnamed := _unnamed(stitcher):
-        return f"Give it the {' and the '.join(unnamed)}, which cannot be downloaded; that it has the right weights is checked."
+        return (
+            f"Give it the {' and the '.join(unnamed)}, which cannot be downloaded; whether the weights are the right "
+            "ones is checked."
+        )
     return "Both parents are downloaded at the revisions below, and their weights checked."
 
 

@@ -48,6 +48,12 @@ class StitchConfig(PreTrainedConfig):
     weights_hash: str | None = None
     checksum: str | None = None
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> StitchConfig:  # type: ignore[override]
+        """From the values in a file. How attention is computed is up to who loads: a file could name foreign code."""
+        values = {key: value for key, value in config_dict.items() if "attn_implementation" not in key}
+        return super().from_dict(values, **kwargs)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; what vouches for files on disk is left out, as it is written anew with these."""
         values = super().to_dict()

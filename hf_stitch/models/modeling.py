@@ -30,8 +30,8 @@ from ..registry import PluginError, UnknownNameError, registries
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from .cache import decoder_layers, layer_types, shown, sliding_window, takes
-from .configuration import StitchConfig
 from .card import card, write_card
+from .configuration import StitchConfig
 from .files import (
     AGAIN,
     CONFIG,

@@ -293,8 +293,9 @@ class Stitcher:
         except OSError as error:
             kind = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
             raise kind(
-                f"the {side} {name} is not to be had: {error}\nIf its history was rewritten, or it is here under another "
-                f"name, pass it: attach({side}=…); its weights are compared with those that the stitch was fitted to"
+                f"the {side} {name} is not to be had: {error}\nIf its history was rewritten, or it is here under "
+                f"another name, pass it: attach({side}=…); its weights are compared with those that the stitch was "
+                "fitted to"
             ) from error
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # from the library that loads it
             raise ValueError(

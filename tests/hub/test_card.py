@@ -24,7 +24,9 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 def stitcher(images: Any) -> Stitcher:
     """Between two networks that are said to be on the Hub."""
     a, b = network("cnn"), network("vit", 1)
-    made = hf_stitch.stitch(a, LAYERS["cnn"], b, LAYERS["vit"], "low_rank", rank=4, data=images, progress=False).stitcher
+    made = hf_stitch.stitch(
+        a, LAYERS["cnn"], b, LAYERS["vit"], "low_rank", rank=4, data=images, progress=False
+    ).stitcher
     made.source = Endpoint("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
     made.target = Endpoint("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
     return made
@@ -50,8 +52,9 @@ def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitc
 def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
     text = card(stitcher, whole=False, name="alice/link")
     for word in (
-        f"https://huggingface.co/timm/cnn/tree/{SHA}", "layer2.0", "vit.layers.1", "`low_rank`", "rank = 4", "64 samples",
-        stitcher.recipe["data"], stitcher.source.weights_hash, "20% of the samples", "| seed | 0 |", "torch 2.",
+        f"https://huggingface.co/timm/cnn/tree/{SHA}", "layer2.0", "vit.layers.1", "`low_rank`", "rank = 4",
+        "64 samples", stitcher.recipe["data"], stitcher.source.weights_hash, "20% of the samples", "| seed | 0 |",
+        "torch 2.",
         "| **stitched** |", "| chance |", "arxiv.org/abs/2110.14633",
         'hf_stitch.Stitcher.from_pretrained("alice/link").attach()',
     ):  # fmt: skip
@@ -60,7 +63,7 @@ def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
 
 def test_an_audit_is_told(stitcher: Stitcher) -> None:
     assert "Audit" not in card(stitcher, whole=False)
-    for audit in ("Nothing found.", {"sentence": "Nothing found.", "p": 0.5}):
+    for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
         told = Stitcher(
             stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe={**stitcher.recipe, "audit": audit}
         )

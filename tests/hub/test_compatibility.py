@@ -59,7 +59,7 @@ def test_what_a_newer_version_adds_is_named(
     holder["of_the_future"] = 1
     del values["checksum"]
     (folder / record).write_text(json.dumps(values))
-    with pytest.warns(UserWarning, match="of_the_future.*which this version does not know"):
+    with pytest.warns(UserWarning, match=r"of_the_future.*which this version does not know"):
         (Stitcher if kind == "stitcher" else StitchedModel).from_pretrained(folder)
 
 
@@ -70,5 +70,5 @@ def test_a_map_with_an_option_of_the_future_is_refused(version: str, tmp_path: P
     values = json.loads((folder / "stitcher.json").read_text())
     values["stitch"]["body"]["of_the_future"] = 1
     (folder / "stitcher.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="was written by another version .*of_the_future"):
+    with pytest.raises(ValueError, match=r"was written by another version .*of_the_future"):
         Stitcher.from_pretrained(folder)

@@ -152,14 +152,14 @@ def test_what_is_not_there_is_told(hub: Hub, model: StitchedModel) -> None:
         Stitcher.from_pretrained("alice/new", revision="old")
     with pytest.raises(FileNotFoundError, match="there is no such folder here"):
         Stitcher.from_pretrained("./no/such/folder")
-    with pytest.raises(FileNotFoundError, match="has no config.json: it is no saved stitched model"):
+    with pytest.raises(FileNotFoundError, match=r"has no config.json: it is no saved stitched model"):
         StitchedModel.from_pretrained("alice/new")
 
 
 def test_private_models_need_a_token(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     model.stitcher.push_to_hub("alice/mine", private=True)
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(FileNotFoundError, match="or it is private and the token may not see it.*pass token="):
+    with pytest.raises(FileNotFoundError, match=r"or it is private and the token may not see it.*pass token="):
         Stitcher.from_pretrained("alice/mine")
     assert same(model.stitcher, Stitcher.from_pretrained("alice/mine", token="alice-token"))
 
@@ -177,7 +177,7 @@ def test_without_network_a_cold_cache_says_so(hub: Hub, stitcher: Stitcher, tmp_
     with pytest.raises(FileNotFoundError, match="alice/new could not be downloaded: it is not in the cache"):
         Stitcher.from_pretrained("alice/new", local_files_only=True, cache_dir=tmp_path / "cold")
     hub.fail("", status=503)
-    with pytest.raises(OSError, match="the source alice/vit@.* is not to be had"):
+    with pytest.raises(OSError, match=r"the source alice/vit@.* is not to be had"):
         stitcher.attach(cache_dir=tmp_path / "cold")
 
 
@@ -199,14 +199,14 @@ def test_a_commit_that_is_gone_is_told_and_the_same_weights_elsewhere_serve(
     files = files_of("vit", 0)
     hub.models["alice/vit"].commits.clear()
     hub.put("alice/vit", {**files, "NOTES.md": b"history rewritten"})
-    with pytest.raises(OSError, match="(?s)the source .* is not to be had.*attach\\(source=…\\)"):
+    with pytest.raises(OSError, match=r"(?s)the source .* is not to be had.*attach\(source=…\)"):
         stitcher.attach(cache_dir=tmp_path / "cold")
     stitcher.attach(source="alice/vit", cache_dir=tmp_path / "cold")
 
 
 def test_a_parent_that_is_gone_is_told(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
     del hub.models["alice/vit-2"]
-    with pytest.raises(OSError, match="(?s)the target alice/vit-2@.* is not to be had"):
+    with pytest.raises(OSError, match=r"(?s)the target alice/vit-2@.* is not to be had"):
         stitcher.attach(cache_dir=tmp_path / "cold")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import hf_stitch
@@ -170,7 +171,7 @@ def test_weights_of_another_artefact_are_refused(copied: Any) -> None:
         weights = load_file(folder / WEIGHTS[kind])
         save_file({name: value * 1.01 if value.is_floating_point() else value for name, value in weights.items()},
                   folder / WEIGHTS[kind])  # fmt: skip
-        with pytest.raises(ValueError, match="the weights beside .* are not those that it was saved with"):
+        with pytest.raises(ValueError, match=r"the weights beside .* are not those that it was saved with"):
             LOAD[kind](folder)
 
 
@@ -178,7 +179,7 @@ def test_a_record_that_was_changed_is_refused_until_its_checksum_goes(copied: An
     folder = copied("model")
     path = folder / "config.json"
     path.write_text(path.read_text().replace("LABEL_0", "a cat"))
-    with pytest.raises(ValueError, match="was changed since it was saved.*remove its 'checksum'"):
+    with pytest.raises(ValueError, match=r"was changed since it was saved.*remove its 'checksum'"):
         StitchedModel.from_pretrained(folder)
     rewrite(folder, "model", lambda record: None)
     assert StitchedModel.from_pretrained(folder).config.id2label[0] == "a cat"
@@ -209,7 +210,7 @@ def test_a_size_of_a_billion_takes_no_memory(what: str, copied: Any) -> None:
     folder = copied(kind)
     rewrite(folder, kind, change)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match="disagree|damaged|must map"):
+    with pytest.raises(ValueError, match=r"disagree|damaged|must map"):
         LOAD[kind](folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
@@ -261,6 +262,18 @@ def test_a_config_names_what_is_registered_only(change: Any, message: str, copie
     rewrite(folder, "model", lambda r: change(r["target"]["blueprint"]))
     with pytest.raises(ValueError, match=message):
         StitchedModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_a_config_does_not_choose_the_attention_of_who_loads(key: str, copied: Any) -> None:
+    import hf_stitch.auto  # noqa: F401
+
+    folder = copied("model")
+    rewrite(folder, "model", lambda r: r.update({key: "someone/kernels"}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for loaded in (StitchedModel, transformers.AutoModelForImageClassification):
+            assert "kernels" not in str(loaded.from_pretrained(folder).config._attn_implementation)
 
 
 def test_an_index_of_shards_leads_nowhere(copied: Any, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network  # i
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
-OPTIONS = {"low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
+OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
