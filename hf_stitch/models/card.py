@@ -49,6 +49,8 @@ MAPS = {
     "masked": "a sparse affine map",
     "identity": "no map",
 }
+PREDICTORS = ("stitched", "identity", "mean only", "target", "chance")
+FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
 TASKS = ("image-classification", "text-classification", "text-generation")
 SAMPLES = {
     "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # a picture of yours'),
@@ -159,7 +161,7 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
             "name": figure.replace("_", " ") + ("" if who == "stitched" else f" of the baseline: {who}"),
             "args": {"predictor": who},
         }
-        for who, figures in scores.get("scores", {}).items()
+        for who, figures in _ordered(scores).items()
         for place, (figure, score) in enumerate(figures.items())
         if (place == 0 or who == "stitched") and _number(score["value"]) is not None
     ]
@@ -182,7 +184,7 @@ def _summary(stitcher: Stitcher, whole: bool) -> str:
 
 def _headline(scores: Mapping[str, Any]) -> str:
     """The first figure in words."""
-    table = scores.get("scores", {})
+    table = _ordered(scores)
     if "stitched" not in table:
         return ""
     figure = next(iter(table["stitched"]))
@@ -215,7 +217,7 @@ def _recipe(stitcher: Stitcher) -> dict[str, str]:
         "the target's data": f"`{_plain(recipe['target_data'])}`" if "target_data" in recipe else "",
         "held out": _held_out(recipe),
         "seed": _plain(recipe.get("seed", "")),
-        "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in recipe.get("versions", {}).items()),
+        "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in sorted(recipe.get("versions", {}).items())),
     }
     return {key: value for key, value in rows.items() if value}
 
@@ -228,7 +230,7 @@ def _held_out(recipe: Mapping[str, Any]) -> str:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    table = scores.get("scores", {})
+    table = _ordered(scores)
     figures = list(dict.fromkeys(figure for row in table.values() for figure in row))
     return {
         "figures": [figure.replace("_", " ") for figure in figures],
@@ -238,6 +240,15 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
             for who, row in table.items()
         },
     }
+
+
+def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Predictor -> figure -> score, in the order in which they are read: a config on disk is sorted by name."""
+
+    def sort(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
+        return {key: values[key] for key in sorted(values, key=lambda k: first.index(k) if k in first else len(first))}
+
+    return {who: sort(row, FIGURES) for who, row in sort(scores.get("scores", {}), PREDICTORS).items()}
 
 
 def _cell(score: Mapping[str, Any] | None, interval: bool = True) -> str:
@@ -302,7 +313,7 @@ def _linked(end: Endpoint) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_plain(k)} = {_plain(v)}" for k, v in values.items())
+    return ", ".join(f"{_plain(k)} = {_plain(v)}" for k, v in sorted(values.items()))
 
 
 def _plain(value: Any) -> str:

@@ -49,7 +49,7 @@ class StitchConfig(PreTrainedConfig):
     checksum: str | None = None
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> StitchConfig:  # type: ignore[override]
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> StitchConfig:
         """From the values in a file. How attention is computed is up to who loads: a file could name foreign code."""
         values = {key: value for key, value in config_dict.items() if "attn_implementation" not in key}
         return super().from_dict(values, **kwargs)

@@ -60,7 +60,7 @@ def write_record(values: Mapping[str, Any], path: Path, weights: Mapping[str, Te
     """Write a record as JSON, with the hash of the weights that it belongs to and a checksum of itself."""
     record = {**values, HASH: weights_hash(weights)}
     record[CHECKSUM] = _checksum(record)
-    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

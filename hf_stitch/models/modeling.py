@@ -276,7 +276,7 @@ class StitchedModel(PreTrainedModel):
             return
         weights = state_dict or self.state_dict()
         self._write(Path(save_directory), weights, max_shard_size)
-        write_card(self.stitcher, Path(save_directory), whole=True, sample=self._sample())
+        write_card(self.stitcher, Path(save_directory), whole=True, sample=self._sample_code())
         if push_to_hub:
             written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **{"present": written, **kwargs})
@@ -296,7 +296,7 @@ class StitchedModel(PreTrainedModel):
         if hasattr(self.processor, "save_pretrained"):
             self.processor.save_pretrained(folder)
 
-    def _sample(self) -> str | None:
+    def _sample_code(self) -> str | None:
         """Python for a sample, where it is neither an image nor a text."""
         interface = self.source.interface
         if interface.modality == "text" or self.processor is not None:
@@ -343,7 +343,7 @@ class StitchedModel(PreTrainedModel):
                 repo_id,
                 replaces=[SHARDS, f"{WEIGHTS}.index.json"],
                 card=lambda id, there: card(
-                    self.stitcher, whole=True, name=id, present=there or present, tags=tags, sample=self._sample()
+                    self.stitcher, whole=True, name=id, present=there or present, tags=tags, sample=self._sample_code()
                 ),
                 private=private,
                 token=token,

@@ -24,6 +24,8 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "lstsq": ("timm/cnn", "alice/vit", "lstsq", {}),
     "ridge": ("timm/cnn", "alice/vit", "ridge", {"ridge": 1.0}),
     "low_rank": ("timm/cnn", "alice/vit", "low_rank", {"rank": 4}),
+    "lasso": ("timm/cnn", "alice/vit", "lasso", {"alpha": 0.01}),
+    "inverse_relative": ("timm/cnn", "alice/vit", "inverse_relative", {}),
     "random": ("timm/cnn", "alice/vit", "random", {}),
     "task_loss": ("timm/cnn", "alice/vit", "task_loss", {"steps": 2, "batch_size": 16}),
     "procrustes": ("alice/vit", "alice/vit-2", "procrustes", {}),
@@ -90,6 +92,10 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
         model.push_to_hub(f"alice/{name}-model")
     in_a_fresh_process(shared_hub, PULL, folder, *CASES, cache=folder / "cache")
     return folder
+
+
+def test_every_matcher_is_among_the_cases() -> None:
+    assert {matcher for _, _, matcher, _ in CASES.values()} == set(hf_stitch.registries.matchers.names())
 
 
 @pytest.mark.parametrize("what", ["stitcher", "model"])
