@@ -6,12 +6,12 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = ["Endpoint", "Library", "weights_hash"]
 
@@ -113,6 +113,11 @@ class Endpoint:
         """Whether the id is a path on this machine, which means nothing elsewhere and is not to be published."""
         return self.id is not None and (_looks_local(self.id) or Path(self.id).is_dir())
 
+    @property
+    def public(self) -> Endpoint:
+        """What may be published of it: without the path of a local folder."""
+        return replace(self, id=None, revision=None) if self.is_local else self
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
         return asdict(self)
@@ -146,14 +151,14 @@ class Endpoint:
         return self.id + (f"@{self.revision}" if self.revision else "")
 
 
-def weights_hash(module: nn.Module) -> str:
+def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     """Hash of everything in a module's ``state_dict``: names, dtypes, shapes and bytes, sorted by name.
 
     It does not depend on the device or on the order in which submodules were registered, and changes with any bit of
     any weight or persistent buffer.
 
     Args:
-        module: A module whose weights are loaded.
+        module: A module whose weights are loaded, or its ``state_dict``.
 
     Returns:
         ``"sha256:"`` and 64 hexadecimal digits.
@@ -175,7 +180,8 @@ def weights_hash(module: nn.Module) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    state = module if isinstance(module, Mapping) else module.state_dict()
+    for name, value in sorted(state.items()):
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"{name} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"

@@ -14,7 +14,19 @@ from .survey import NotACutError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Adapter", "Back", "Cut", "Explanation", "Front", "Interface", "NotACutError", "Plan", "load", "unwrap"]
+__all__ = [
+    "Adapter",
+    "Back",
+    "Cut",
+    "Explanation",
+    "Front",
+    "Interface",
+    "NotACutError",
+    "Plan",
+    "load",
+    "load_recorded",
+    "unwrap",
+]
 
 
 def load(
@@ -58,7 +70,7 @@ def load(
         if example_inputs is None and processor is None:
             return loaded
         chosen = loaded.processor if processor is None else processor
-        return type(loaded).of(loaded.model, endpoint, example_inputs=example_inputs, processor=chosen)
+        return type(loaded).of(loaded.model, loaded.endpoint, example_inputs=example_inputs, processor=chosen)
     if options:
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = unwrap(model)
@@ -66,6 +78,53 @@ def load(
     return registries.adapters.get(endpoint.library).of(
         module, endpoint, example_inputs=example_inputs, processor=processor
     )
+
+
+TRUSTED = frozenset(
+    (
+        "dtype",
+        "torch_dtype",
+        "attn_implementation",
+        "num_labels",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "image_size",
+        "variant",
+        "num_classes",
+        "in_chans",
+        "img_size",
+        "global_pool",
+        "pretrained",
+    )
+)
+"""Loading options that a record may ask for by itself: none can name a file, an address or code."""
+
+LABELS = ("id2label", "label2id")
+
+
+def load_recorded(endpoint: Endpoint, **options: Any) -> Adapter:
+    """The network that a record names; the record may come from anyone, and is trusted with little.
+
+    Args:
+        endpoint: The record.
+        **options: The user's own loading options, which win (``token``, ``cache_dir``, ``trust_remote_code``, …).
+
+    Raises:
+        ValueError: If the record asks for an option that is not harmless and that the user does not pass as well.
+        OSError: If there is no such network.
+    """
+    foreign = [
+        name
+        for name, value in endpoint.kwargs.items()
+        if name not in options and (name not in TRUSTED or ("/" in str(value) and name not in LABELS))
+    ]
+    if foreign:
+        raise ValueError(
+            f"the record of {endpoint} asks to load it with {', '.join(f'{n}={endpoint.kwargs[n]!r}' for n in foreign)}"
+            ", which a record is not trusted with: pass the same yourself if you mean it"
+        )
+    return load(str(endpoint), task=endpoint.task, **{**endpoint.kwargs, **options})
 
 
 def unwrap(module: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from .. import hub
 from ..endpoint import Endpoint
 from ..registry import did_you_mean
 from .base import Adapter
@@ -17,6 +19,9 @@ from .torch import interface_of
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of ``timm.create_model`` that say where weights come from, which a config is not to say."""
+
+ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
+"""Loading options that say how the Hub is reached."""
 
 
 class TimmAdapter(Adapter):
@@ -37,22 +42,25 @@ class TimmAdapter(Adapter):
 
         assert endpoint.id is not None
         pretrained = options.pop("pretrained", True)
-        if endpoint.is_local:
-            if pretrained and not (Path(endpoint.id) / "model.safetensors").is_file():
-                raise ValueError(
-                    f"{endpoint.id} has no model.safetensors; other weight files would have to be unpickled"
-                )
-            name = f"local-dir:{endpoint.id}"
-        elif endpoint.id.startswith("timm:"):
+        access = {key: options.pop(key) for key in ACCESS if key in options}
+        options.pop("trust_remote_code", None)  # timm runs none
+        if endpoint.id.startswith("timm:"):
             name = endpoint.id.removeprefix("timm:")
             if not timm.is_model(name.split(".")[0]):
                 hint = did_you_mean(name, timm.list_models())
                 raise ValueError(f"timm has no model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
-        else:
-            name = f"hf-hub:{endpoint.id}" + (f"@{endpoint.revision}" if endpoint.revision else "")
-        if pretrained and not endpoint.is_local:
-            options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
-        model = timm.create_model(name, pretrained=pretrained, **options)
+            if pretrained:
+                options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
+            model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
+            return cls.of(model.eval(), endpoint)
+        folder = Path(endpoint.id)
+        if not endpoint.is_local:
+            wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
+            folder = hub.download(endpoint.id, files=wanted, revision=endpoint.revision, **access)
+            endpoint = dataclasses.replace(endpoint, revision=folder.name)
+        if pretrained and not (folder / "model.safetensors").is_file():
+            raise ValueError(f"{endpoint} has no model.safetensors; other weight files would have to be unpickled")
+        model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
         return cls.of(model.eval(), endpoint)
 
     @classmethod
@@ -127,7 +135,7 @@ class TimmAdapter(Adapter):
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
         """The image processor saved in a folder; ``None`` where there is none."""
-        return load_processor(folder, "pixel_values", {})
+        return load_processor(folder, "pixel_values", {"trust_remote_code": False})
 
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -54,21 +55,29 @@ class TransformersAdapter(Adapter):
             OSError: From transformers, for an unknown id, revision or folder.
         """
         import transformers
+        from huggingface_hub import ResolvedRevision
+        from transformers.utils.hub import resolve_revision
 
         assert endpoint.id is not None
+        place = endpoint.id
         options.setdefault("trust_remote_code", False)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if endpoint.revision:
             hub["revision"] = endpoint.revision
-        config = transformers.AutoConfig.from_pretrained(endpoint.id, **hub)
+        known = {key: hub[key] for key in ("token", "cache_dir", "local_files_only") if key in hub}
+        pinned = resolve_revision(endpoint.id, endpoint.revision, **known)
+        if isinstance(pinned, ResolvedRevision):  # all files are of one commit, and the record names it
+            endpoint = dataclasses.replace(endpoint, revision=pinned.resolved)
+            hub["revision"] = pinned.resolved
+        config = transformers.AutoConfig.from_pretrained(place, **hub)
         if endpoint.task is not None:
             if endpoint.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
         else:
             loader = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-        model = loader.from_pretrained(endpoint.id, use_safetensors=True, **hub, **options)
-        return cls.of(model.eval(), endpoint, processor=load_processor(endpoint.id, model.main_input_name, hub))
+        model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
+        return cls.of(model.eval(), endpoint, processor=load_processor(place, model.main_input_name, hub))
 
     @classmethod
     def of(
@@ -137,9 +146,11 @@ class TransformersAdapter(Adapter):
         kind = getattr(transformers, blueprint["class"], None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
-        config = kind.config_class.from_dict(copy.deepcopy(dict(blueprint["config"])))
-        if blueprint.get("attention"):
-            config._attn_implementation = blueprint["attention"]
+        values = _own_code_only(blueprint["config"])
+        attention = _own_code_only({"attn_implementation": blueprint.get("attention")})["attn_implementation"]
+        config = kind.config_class.from_dict(values)
+        if attention:
+            config._attn_implementation = attention
         return kind(config).eval()
 
     @classmethod
@@ -147,7 +158,8 @@ class TransformersAdapter(Adapter):
         """The tokenizer or image processor saved in a folder; ``None`` where there is none."""
         import transformers
 
-        return load_processor(folder, getattr(transformers, blueprint["class"]).main_input_name, {})
+        kind = getattr(transformers, blueprint["class"])
+        return load_processor(folder, kind.main_input_name, {"trust_remote_code": False})
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
@@ -190,6 +202,27 @@ def _without(values: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(values, dict):
         return {key: _without(value, keys) for key, value in values.items() if key not in keys}
     return [_without(value, keys) for value in values] if isinstance(values, list) else values
+
+
+def _own_code_only(values: Any, key: str = "") -> Any:
+    """A copy of a config by which no constructor fetches weights, opens files or runs code from elsewhere.
+
+    Raises:
+        ValueError: If it names an attention of a repository, or a checkpoint.
+    """
+    if isinstance(values, Mapping):
+        return {name: _own_code_only(value, name) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_own_code_only(value, key) for value in values]
+    if key == "use_pretrained_backbone":
+        return False
+    fetched = isinstance(values, str) and (
+        ("attn_implementation" in key and not values.replace("|", "_").isidentifier())
+        or (key in ("architecture", "backbone") and (":" in values or values.startswith((".", "/"))))
+    )
+    if fetched or (values and key in ("checkpoint_path", "pretrained_cfg_overlay")):
+        raise ValueError(f"a config may name what transformers and timm have themselves only, got {key}={values!r}")
+    return copy.deepcopy(values)
 
 
 def _text(config: Any) -> Any:

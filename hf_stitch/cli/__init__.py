@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import compare, evaluate, layers, listing, quickstart, stitch
+from . import compare, evaluate, info, layers, listing, pull, push, quickstart, stitch
 
 __all__ = ["app", "main"]
 
@@ -51,6 +51,9 @@ app.command("layers")(layers.layers)
 app.command("compare")(compare.compare)
 app.command("stitch")(stitch.stitch)
 app.command("evaluate")(evaluate.evaluate)
+app.command("push")(push.push)
+app.command("pull")(pull.pull)
+app.command("info")(info.info)
 app.command("list")(listing.listing)
 
 

@@ -26,6 +26,8 @@ class StitchConfig(PreTrainedConfig):
         num_hidden_layers: Of language models: attention layers that run, those of the source first.
         layer_types: Of language models: the kind of each of these layers, in transformers' terms.
         sliding_window: Of language models: the window of both networks' sliding attention.
+        weights_hash: Of the weights that the config was saved with, where it was read from beside them.
+        checksum: Of the config as it was saved.
 
     Example:
         >>> StitchConfig().model_type
@@ -43,6 +45,19 @@ class StitchConfig(PreTrainedConfig):
     num_hidden_layers: int | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
+    weights_hash: str | None = None
+    checksum: str | None = None
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> StitchConfig:
+        """From the values in a file. How attention is computed is up to who loads: a file could name foreign code."""
+        values = {key: value for key, value in config_dict.items() if "attn_implementation" not in key}
+        return super().from_dict(values, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; what vouches for files on disk is left out, as it is written anew with these."""
+        values = super().to_dict()
+        return {key: value for key, value in values.items() if key not in ("weights_hash", "checksum")}
 
 
 # So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,14 +56,11 @@ def _half(adapter: Adapter, layer: str) -> dict[str, Any]:
         blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
     except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
         blueprint = {"blueprint": None, "why": str(error)}
-    endpoint = adapter.pinned
-    if endpoint.is_local:  # a path means nothing elsewhere and is not to be published
-        endpoint = dataclasses.replace(endpoint, id=None)
     cut, plan = adapter.cut(layer)
     return {
         **blueprint,
         "cut": cut.to_dict(),
         "plan": plan.to_dict(),
         "interface": adapter.interface.to_dict(),
-        "endpoint": endpoint.to_dict(),
+        "endpoint": adapter.pinned.public.to_dict(),
     }

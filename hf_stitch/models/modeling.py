@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import CommitInfo
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
@@ -19,17 +20,32 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from ..adapters import load
+from .. import hub
+from ..adapters import load_recorded
 from ..adapters.base import Adapter
 from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
 from ..endpoint import Endpoint
-from ..registry import UnknownNameError, registries
+from ..registry import PluginError, UnknownNameError, registries
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from .cache import decoder_layers, layer_types, shown, sliding_window, takes
+from .card import card, write_card
 from .configuration import StitchConfig
-from .files import load_strictly, read_config, save_weights
+from .files import (
+    AGAIN,
+    CONFIG,
+    SHARDS,
+    WEIGHTS,
+    check_unchanged,
+    damaged,
+    load_strictly,
+    read_config,
+    read_record,
+    save_weights,
+    write_record,
+)
+from .skeleton import weightless
 from .stitcher import Stitcher
 
 
@@ -211,9 +227,9 @@ class StitchedModel(PreTrainedModel):
         if self.parents is not None:
             return self.parents[("source", "target").index(side)]
         endpoint = Endpoint.from_dict(getattr(self.config, side)["endpoint"])
-        if endpoint.id is None:
+        if endpoint.public.id is None:
             raise ValueError(f"the {side} was a live module or in a local folder: pass it, as {side}=…")
-        return load(str(endpoint), task=endpoint.task, **endpoint.kwargs)
+        return load_recorded(endpoint)
 
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
@@ -241,36 +257,100 @@ class StitchedModel(PreTrainedModel):
         max_shard_size: str | int = "5GB",
         **kwargs: Any,
     ) -> None:
-        """Write config, weights (safetensors) and the source's processor to a folder.
+        """Write config, weights (safetensors), the source's processor and a model card to a folder.
+
+        Of a card that is there already, what a person wrote stays.
 
         Args:
             save_directory: The folder; created if needed.
             is_main_process: Only this process writes.
             state_dict: Other weights than the model's own (what a trainer gathered).
-            push_to_hub: Also upload the folder.
+            push_to_hub: Also upload it, as :meth:`push_to_hub` does.
             max_shard_size: Size at which the weights are split into several files.
-            **kwargs: ``repo_id`` and what else transformers' ``push_to_hub`` takes.
+            **kwargs: ``repo_id`` (default: the name of the folder) and what else :meth:`push_to_hub` takes.
 
         Raises:
             ValueError: If a half is of user code, which no config can rebuild.
         """
+        if not is_main_process:
+            return
+        weights = state_dict or self.state_dict()
+        self._write(Path(save_directory), weights, max_shard_size)
+        write_card(self.stitcher, Path(save_directory), whole=True, sample=self._sample_code())
+        if push_to_hub:
+            written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **{"present": written, **kwargs})
+
+    def _write(self, folder: Path, weights: Mapping[str, Tensor], max_shard_size: str | int) -> None:
         for half in (self.config.source, self.config.target):
             if half["blueprint"] is None:
                 raise ValueError(half["why"])
-        folder = Path(save_directory)
-        if not is_main_process:
-            return
         folder.mkdir(parents=True, exist_ok=True)
         self.config.architectures = [type(self).__name__]
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
-        save_weights(state_dict or self.state_dict(), folder, max_shard_size)
+        write_record(read_record(folder / CONFIG), folder / CONFIG, weights)
+        save_weights(weights, folder, max_shard_size)
         if self.can_generate():
             self.generation_config.save_pretrained(folder)
         if hasattr(self.processor, "save_pretrained"):
             self.processor.save_pretrained(folder)
-        if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
+
+    def _sample_code(self) -> str | None:
+        """Python for a sample, where it is neither an image nor a text."""
+        interface = self.source.interface
+        if interface.modality == "text" or self.processor is not None:
+            return None
+        return f"torch.randn{interface.shapes[interface.content[0]]}"
+
+    def push_to_hub(  # type: ignore[override]
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload stitched model",
+        create_pr: bool = False,
+        max_shard_size: str | int = "5GB",
+        tags: Sequence[str] = (),
+        present: str | None = None,
+    ) -> CommitInfo:
+        """Upload the whole model with its card to the Hub, in one commit.
+
+        Args:
+            repo_id: ``owner/name``; created if it does not exist.
+            private: Whether it is private if it is created; default: the owner's own rule.
+            token: Hub token; default: the one that this machine is logged in with.
+            revision: Branch; created if it does not exist.
+            commit_message: Its message.
+            create_pr: Open a pull request instead of committing.
+            max_shard_size: Size at which the weights are split into several files.
+            tags: More tags for the card.
+            present: A card whose hand-written part is kept, where the Hub has none yet.
+
+        Returns:
+            The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
+
+        Raises:
+            ValueError: If a half is of user code, which no config can rebuild.
+            OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self._write(Path(folder), self.state_dict(), max_shard_size)
+            return hub.upload(
+                Path(folder),
+                repo_id,
+                replaces=[SHARDS, f"{WEIGHTS}.index.json"],
+                card=lambda id, there: card(
+                    self.stitcher, whole=True, name=id, present=there or present, tags=tags, sample=self._sample_code()
+                ),
+                private=private,
+                token=token,
+                revision=revision,
+                commit_message=commit_message,
+                create_pr=create_pr,
+            )
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -305,8 +385,10 @@ class StitchedModel(PreTrainedModel):
             **kwargs: Options of transformers' loaders that change nothing here.
 
         Raises:
-            FileNotFoundError: If config or weights are missing.
-            ValueError: If weights and config disagree (the message names the weights), or another class was saved.
+            FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
+            ValueError: If weights and config disagree (the message names the weights), either was changed since it was
+                saved, or another class was saved.
+            OSError: If the Hub cannot be reached or refuses.
         """
         if args:
             raise TypeError(
@@ -315,17 +397,14 @@ class StitchedModel(PreTrainedModel):
         place = str(pretrained_model_name_or_path)
         folder = Path(place)
         if not folder.is_dir():
-            patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-            folder = Path(
-                snapshot_download(
-                    place,
-                    revision=revision,
-                    token=token,
-                    cache_dir=cache_dir,
-                    local_files_only=local_files_only,
-                    force_download=force_download,
-                    allow_patterns=patterns,
-                )
+            folder = hub.download(
+                place,
+                files=["*.json", SHARDS, "*.txt", "*.model", "*.jinja"],
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                force_download=force_download,
             )
         if config is None:
             config = read_config(folder)
@@ -335,8 +414,13 @@ class StitchedModel(PreTrainedModel):
             raise ValueError(
                 f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained"
             )
+        files = sorted(folder.glob(SHARDS))
+        if not files:
+            raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
         model = _skeleton(kind, config, folder)
-        load_strictly(model, folder)
+        load_strictly(model, files)
+        if (folder / CONFIG).is_file():
+            check_unchanged(folder / CONFIG, model)
         blueprint = (config.source or {})["blueprint"]
         model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
         if dtype is not None and dtype != "auto":
@@ -557,15 +641,10 @@ def _class_of(config: StitchConfig) -> type[StitchedModel]:
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> StitchedModel:
     """The model of a config without its weights."""
-    from accelerate import init_empty_weights
-
     try:
-        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+        with weightless():
             return kind(config)
-    except UnknownNameError:  # what it names is missing here, a plugin perhaps
+    except (UnknownNameError, PluginError):  # what it names is missing here
         raise
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder / 'config.json'} is damaged or was written by another version ({type(error).__name__}: "
-            f"{error}); save or download it again"
-        ) from error
+    except Exception as error:  # constructors of other libraries fail as they please on a config that makes no sense
+        raise damaged(folder / CONFIG, error) from error

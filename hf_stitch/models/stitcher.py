@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from huggingface_hub import CommitInfo
+from safetensors.torch import save_file
 
-from ..adapters import Adapter, load
+from .. import hub
+from ..adapters import Adapter, load, load_recorded
 from ..endpoint import Endpoint
-from ..registry import UnknownNameError
+from ..registry import PluginError
 from ..stitches import StitchingLayer
+from .card import card, write_card
+from .files import (
+    CHECKSUM,
+    HASH,
+    check_unchanged,
+    damaged,
+    known,
+    known_forms,
+    load_strictly,
+    read_record,
+    write_record,
+)
+from .skeleton import weightless
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +38,7 @@ if TYPE_CHECKING:
 CONFIG = "stitcher.json"
 WEIGHTS = "stitch.safetensors"
 FORMAT = 1
+KEYS = ("format", "source", "target", "stitch", "task", "recipe", "scores", CHECKSUM, HASH)
 
 
 class Stitcher:
@@ -77,61 +92,135 @@ class Stitcher:
         return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write ``stitcher.json`` and ``stitch.safetensors`` to a folder, created if needed."""
+        """Write ``stitcher.json``, ``stitch.safetensors`` and a model card to a folder, created if needed.
+
+        Of a card that is there already, what a person wrote stays. Paths of local parents are not written.
+        """
         folder = Path(save_directory)
+        self._write(folder)
+        write_card(self, folder, whole=False)
+
+    def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in self.stitch.state_dict().items()}, folder / WEIGHTS)
-        config = {
+        weights = {name: tensor.contiguous() for name, tensor in self.stitch.state_dict().items()}
+        save_file(weights, folder / WEIGHTS)
+        record = {
             "format": FORMAT,
-            "source": {"endpoint": self.source.to_dict(), "layer": self.source_layer},
-            "target": {"endpoint": self.target.to_dict(), "layer": self.target_layer},
+            "source": {"endpoint": self.source.public.to_dict(), "layer": self.source_layer},
+            "target": {"endpoint": self.target.public.to_dict(), "layer": self.target_layer},
             "stitch": self.stitch.to_dict(),
             "task": self.task,
             "recipe": self.recipe,
             "scores": self.scores,
         }
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_record(record, folder / CONFIG, weights)
 
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Read a stitcher from a folder, strictly.
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload stitcher",
+        create_pr: bool = False,
+        tags: Sequence[str] = (),
+        present: str | None = None,
+    ) -> CommitInfo:
+        """Upload the stitcher with its card to the Hub, in one commit.
+
+        Args:
+            repo_id: ``owner/name``; created if it does not exist.
+            private: Whether it is private if it is created; default: the owner's own rule.
+            token: Hub token; default: the one that this machine is logged in with.
+            revision: Branch; created if it does not exist.
+            commit_message: Its message.
+            create_pr: Open a pull request instead of committing.
+            tags: More tags for the card.
+            present: A card whose hand-written part is kept, where the Hub has none yet.
+
+        Returns:
+            The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
 
         Raises:
-            FileNotFoundError: If a file is missing.
-            ValueError: If a file is damaged, or config and weights disagree.
+            OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
         """
-        folder = Path(folder)
+        with tempfile.TemporaryDirectory() as folder:
+            self._write(Path(folder))
+            return hub.upload(
+                Path(folder),
+                repo_id,
+                replaces=[],
+                card=lambda id, there: card(self, whole=False, name=id, present=there or present, tags=tags),
+                private=private,
+                token=token,
+                revision=revision,
+                commit_message=commit_message,
+                create_pr=create_pr,
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        id_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+    ) -> Self:
+        """Read a stitcher from a folder or the Hub, strictly; a warning names what a newer version has added.
+
+        Args:
+            id_or_folder: Local folder or Hub id.
+            revision: Branch, tag or commit on the Hub.
+            token: Hub token.
+            cache_dir: Where downloads are kept.
+            local_files_only: Use what is cached only.
+            force_download: Download again.
+
+        Raises:
+            FileNotFoundError: If a file is missing, or the Hub has no such stitcher or revision.
+            ValueError: If a file is damaged or was changed since it was saved, or both disagree.
+            OSError: If the Hub cannot be reached or refuses.
+        """
+        folder = Path(id_or_folder)
+        if not folder.is_dir():
+            folder = hub.download(
+                str(id_or_folder),
+                files=[CONFIG, WEIGHTS],
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                force_download=force_download,
+            )
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it is no saved stitcher, or an incomplete one")
+        record = read_record(folder / CONFIG)
         try:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            if config["format"] != FORMAT:
+            if record["format"] != FORMAT:
                 raise ValueError(
-                    f"{folder / CONFIG} has format {config['format']}, and this version reads {FORMAT}; a newer one "
+                    f"{folder / CONFIG} has format {record['format']!r}, and this version reads {FORMAT}; a newer one "
                     "may read it"
                 )
-            stitch = StitchingLayer.from_dict(config["stitch"])
+            record = known(record, KEYS, str(folder / CONFIG))
+            with weightless():
+                stitch = StitchingLayer.from_dict(known_forms(record["stitch"], f"the stitch of {folder / CONFIG}"))
             ends = {
-                side: (Endpoint.from_dict(config[side]["endpoint"]), config[side]["layer"])
+                side: (Endpoint.from_dict(record[side]["endpoint"]), record[side]["layer"])
                 for side in ("source", "target")
             }
-        except UnknownNameError:  # what it names is missing here, a plugin perhaps
+            found = {key: record[key] for key in ("task", "recipe", "scores")}
+            load_strictly(stitch, [folder / WEIGHTS])
+            check_unchanged(folder / CONFIG, stitch)
+            return cls(stitch.eval(), *ends["source"], *ends["target"], **found)
+        except (ValueError, PluginError):
             raise
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{folder / CONFIG} is damaged ({type(error).__name__}: {error}); save or download it again"
-            ) from error
-        try:
-            weights = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
-        except SafetensorError as error:
-            raise ValueError(f"{folder / WEIGHTS} cannot be read ({error}); save or download it again") from error
-        try:
-            stitch.load_state_dict(weights, strict=True, assign=True)
-        except RuntimeError as error:
-            raise ValueError(f"{folder / WEIGHTS} and {CONFIG} disagree: {error}") from error
-        found = {key: config.get(key) for key in ("task", "recipe", "scores")}
-        return cls(stitch.eval(), *ends["source"], *ends["target"], **found)
+        except Exception as error:
+            raise damaged(folder / CONFIG, error) from error
 
     def attach(
         self,
@@ -141,17 +230,23 @@ class Stitcher:
     ) -> StitchedModel:
         """The runnable model: both parents cut, with this stitch between.
 
+        Parents that are not given are downloaded at the revisions that the stitcher names. Either way their weights
+        must be those that the stitch was fitted to.
+
         Args:
             source: The source network, live or by name; default: the one that the stitcher names, at its revision.
             target: The target network likewise.
-            **options: Passed on to :func:`hf_stitch.load` for parents given by name.
+            **options: Passed on to :func:`hf_stitch.load` for parents given by name (``token``, ``cache_dir``,
+                ``local_files_only``, ``force_download``, ``trust_remote_code``, ``dtype``, …). Code of a parent's
+                repository runs only with ``trust_remote_code=True`` here: a stitcher cannot ask for it.
 
         Returns:
             The stitched model.
 
         Raises:
-            ValueError: If a parent has other weights than those that the stitch was fitted to, or must be given and is
-                not.
+            ValueError: If a parent has other weights or layers than those that the stitch was fitted to, or must be
+                given and is not.
+            OSError: If a parent or its revision is not there, or the Hub cannot be reached.
         """
         from .joining import join
 
@@ -172,16 +267,37 @@ class Stitcher:
         return stitched
 
     def _parent(self, side: str, given: Any, endpoint: Endpoint, options: Mapping[str, Any]) -> Adapter:
-        if given is None:
-            if endpoint.id is None:
-                raise ValueError(f"the {side} was a live module or in a local folder: pass it, as in attach({side}=…)")
-            given = str(endpoint)
-            options = {**endpoint.kwargs, **options}
-        adapter = load(given, task=endpoint.task, **(options if isinstance(given, str) else {}))
+        if given is None and endpoint.public.id is None:
+            raise ValueError(f"the {side} was a live module or in a local folder: pass it, as in attach({side}=…)")
+        if given is None or isinstance(given, str):
+            adapter = self._named(side, endpoint if given is None else given, endpoint, options)
+        else:
+            adapter = load(given, task=endpoint.task)
         found = adapter.pinned.weights_hash
         if endpoint.weights_hash is not None and found != endpoint.weights_hash:
+            moved = adapter.endpoint.revision not in (None, endpoint.revision)
             raise ValueError(
                 f"the {side} {endpoint} has other weights than the stitch was fitted to (hash {found}, expected "
-                f"{endpoint.weights_hash}); attach the network of that revision, or fit a new stitch"
+                f"{endpoint.weights_hash})"
+                + (f"; it is now at revision {adapter.endpoint.revision}" if moved else "")
+                + "; attach the network of that revision, or fit a new stitch"
             )
         return adapter
+
+    def _named(self, side: str, name: str | Endpoint, endpoint: Endpoint, options: Mapping[str, Any]) -> Adapter:
+        """A parent by the name that the stitcher or the user gives."""
+        try:
+            if isinstance(name, Endpoint):
+                return load_recorded(name, **options)
+            return load(name, task=endpoint.task, **options)
+        except OSError as error:
+            kind = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
+            raise kind(
+                f"the {side} {name} is not to be had: {error}\nIf its history was rewritten, or it is here under "
+                f"another name, pass it: attach({side}=…); its weights are compared with those that the stitch was "
+                "fitted to"
+            ) from error
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # from the library that loads it
+            raise ValueError(
+                f"the {side} {name} cannot be loaded: its files make no network ({type(error).__name__}: {error})"
+            ) from error

@@ -21,7 +21,7 @@ from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network  # i
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
-OPTIONS = {"low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
+OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
@@ -130,7 +130,7 @@ def test_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_pat
 def test_saved_again_it_is_the_same_folder(saved: Path, tmp_path: Path) -> None:
     StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
     files = sorted(path.name for path in saved.iterdir())
-    assert files == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert files == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
     assert files == sorted(path.name for path in (tmp_path / "twin").iterdir())
     for name in files:
         assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()

@@ -1,0 +1,80 @@
+"""``hf-stitch info``: what an artefact says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from .options import AsJson
+from .output import Output
+
+
+def info(
+    place: Annotated[str, typer.Argument(metavar="ID_OR_FOLDER", help="A stitcher or stitched model.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub. [default: main]")] = None,
+    json: AsJson = False,
+) -> None:
+    """Show what an artefact joins, how its map was found and how well it does; no weights are downloaded."""
+    from .. import hub
+
+    output = Output(json)
+    folder = Path(place)
+    if not folder.is_dir():
+        folder = hub.download(place, files=["stitcher.json", "config.json"], revision=revision)
+    record = _record(folder)
+    output.say(_table(place, record))
+    if record["scores"].get("scores"):
+        from ..analysis.evaluation import Evaluation
+
+        scores = {key: record["scores"][key] for key in ("task", "n", "data", "scores")}
+        output.say(Evaluation.from_dict(scores))
+    output.record(record)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """What either artefact says, in one form."""
+    from ..models.files import damaged, read_config, read_record
+    from .artefacts import is_stitcher
+
+    small = is_stitcher(folder)
+    path = folder / ("stitcher.json" if small else "config.json")
+    said = read_record(path) if small else read_config(folder).to_dict()
+    try:
+        ends = {
+            side: {**said[side]["endpoint"], "layer": said[side]["layer"] if small else said[side]["cut"]["layer"]}
+            for side in ("source", "target")
+        }
+        return {
+            "kind": "stitcher" if small else "stitched model",
+            **ends,
+            "stitch": said["stitch"],
+            "recipe": said["recipe"] or {},
+            "scores": said["scores"] or {},
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, error) from error
+
+
+def _table(place: str, record: dict[str, Any]) -> Table:
+    table = Table("", "", title=f"{place}: a {record['kind']}", title_justify="left", show_header=False)
+    for side in ("source", "target"):
+        end = record[side]
+        name = end["id"] or "a network that is not on the Hub"
+        table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
+        table.add_row("", f"cut behind {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
+    body, recipe = record["stitch"]["body"], dict(record["recipe"])
+    table.add_row("map", f"{body['type']}, {body['in_features']} → {body['out_features']}; {_pairs(body['fitted'])}")
+    matcher = dict(recipe.pop("matcher", None) or {})
+    table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
+    for key, value in recipe.items():
+        table.add_row(key.replace("_", " "), _pairs(value) if isinstance(value, dict) else str(value))
+    return table
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}" for key, value in values.items()
+    )

@@ -1,0 +1,44 @@
+"""``hf-stitch pull``: an artefact from the Hub into a folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import AsJson
+from .output import Output
+
+FILES = [
+    "README.md",
+    "stitcher.json",
+    "stitch.safetensors",
+    "*.json",
+    "model*.safetensors",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+]
+
+
+def pull(
+    repo_id: Annotated[str, typer.Argument(metavar="ID", help="A stitcher or stitched model on the Hub.")],
+    out: Annotated[Path, typer.Option(help="Folder for it; files of the same name are replaced.", file_okay=False)],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. [default: main]")] = None,
+    json: AsJson = False,
+) -> None:
+    """Download a stitcher or stitched model, check that it is whole, and put it into a folder."""
+    from .. import hub
+    from .artefacts import read
+
+    output = Output(json)
+    folder = hub.download(repo_id, files=FILES, revision=revision)
+    read(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    for path in files:
+        shutil.copyfile(path, out / path.name)
+    output.say(f"pulled {repo_id} at commit {folder.name} into {out}")
+    output.record({"commit": folder.name, "files": [path.name for path in files], "folder": str(out)})

@@ -1,0 +1,39 @@
+"""``hf-stitch push``: a saved artefact to the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import AsJson
+from .output import Output
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="A saved stitcher or stitched model.", exists=True, file_okay=False)],
+    repo_id: Annotated[str, typer.Argument(metavar="ID", help="Where to, as owner/name; created if need be.")],
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a model that is created. [default: the owner's rule]")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch; created if need be. [default: main]")] = None,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Upload a saved stitcher or stitched model with its card, in one commit; log in first: hf auth login."""
+    from .artefacts import read
+
+    output = Output(json)
+    card = folder / "README.md"
+    commit = read(folder).push_to_hub(
+        repo_id,
+        private=private,
+        revision=revision,
+        create_pr=create_pr,
+        present=card.read_text(encoding="utf-8") if card.is_file() else None,
+        **({"commit_message": message} if message else {}),
+    )
+    output.say(f"pushed {commit.pr_url or commit.commit_url}")
+    output.record({"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url})

@@ -1,0 +1,352 @@
+"""A Hub of one's own: a local HTTP server that speaks as much of the Hub's API as its real client uses.
+
+It keeps everything in memory, takes large files by the LFS protocol with their sha256 verified, serves them from a path
+of its own behind a redirect, has branches, commits, pull requests and private models, and fails when told to.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+TOKENS = {"alice-token": "alice", "bob-token": "bob"}
+LARGE = (".safetensors", ".bin", ".npz")
+
+
+@dataclass
+class Model:
+    """One repository: commits (name -> content), branches, and who may see it."""
+
+    private: bool = False
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, branch: str, files: dict[str, bytes]) -> str:
+        """A new state of a branch."""
+        sha = hashlib.sha1(repr((branch, len(self.commits), sorted(files.items()))).encode()).hexdigest()
+        self.commits[sha] = files
+        self.refs[branch] = sha
+        return sha
+
+    def resolve(self, revision: str) -> str | None:
+        """The commit of a branch or of itself."""
+        return self.refs.get(revision) or (revision if revision in self.commits else None)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with the next requests whose method and path hold some words.
+
+    Attributes:
+        words: All of these are in ``"METHOD /path"``.
+        status: Answer with this status, or
+        cut: close the connection after so many bytes of the body, or
+        flip: change a byte of the body.
+        times: How often.
+    """
+
+    words: tuple[str, ...]
+    status: int | None = None
+    cut: int | None = None
+    flip: bool = False
+    times: int = 10**6
+
+
+class Hub:
+    """The server and what it holds; ``with Hub() as hub`` runs it in a thread."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+        self.large: dict[str, bytes] = {}
+        self.faults: list[Fault] = []
+        self.failed: Counter[int] = Counter()
+        self.requests: list[str] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.cdn = f"http://localhost:{self._server.server_address[1]}"  # another host to the client
+
+    def __enter__(self) -> Hub:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def put(self, id: str, files: dict[str, bytes], branch: str = "main", private: bool = False) -> str:
+        """A model as if someone had pushed it; returns the commit."""
+        model = self.models.setdefault(id, Model(private))
+        return model.commit(branch, files)
+
+    def files(self, id: str, revision: str = "main") -> dict[str, bytes]:
+        """What a model holds."""
+        model = self.models[id]
+        return model.commits[model.resolve(revision) or ""]
+
+    def fail(self, *words: str, **how: Any) -> None:
+        """Let something go wrong; see :class:`Fault`."""
+        self.faults.append(Fault(words, **how))
+
+    def heal(self) -> None:
+        """Let nothing go wrong any more."""
+        self.faults.clear()
+        self.failed.clear()
+
+    def fault(self, request: str) -> Fault | None:
+        """What is to go wrong with a request."""
+        for index, fault in enumerate(self.faults):
+            if all(word in request for word in fault.words) and self.failed[index] < fault.times:
+                self.failed[index] += 1
+                return fault
+        return None
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _handle(self) -> None:
+        self.close_connection = True  # every request a connection of its own: what is cut is cut
+        path, _, self.query = self.path.partition("?")
+        self.parts = [unquote(part) for part in path.strip("/").split("/")]
+        self.hub.requests.append(f"{self.command} {unquote(path)}")
+        fault = self.hub.fault(f"{self.command} {unquote(path)}")
+        length = int(self.headers.get("Content-Length") or 0)
+        if fault and fault.cut is not None and self.command in ("PUT", "POST"):
+            self.rfile.read(min(fault.cut, length))
+            self.connection.close()
+            return
+        chunked = self.headers.get("Transfer-Encoding", "") == "chunked"
+        self.body = self._chunks() if chunked else self.rfile.read(length)
+        self.broken = fault
+        try:
+            if fault and fault.status:
+                raise _Refused(fault.status, message=f"told to fail with {fault.status}")
+            self._route()
+        except _Refused as refusal:
+            headers = {"X-Error-Message": refusal.message} if refusal.message else {}
+            headers |= {"X-Error-Code": refusal.code} if refusal.code else {}
+            self._send(refusal.status, json.dumps({"error": refusal.message or refusal.code}).encode(), headers)
+
+    do_GET = do_HEAD = do_POST = do_PUT = _handle
+
+    def _chunks(self) -> bytes:
+        found = b""
+        while size := int(self.rfile.readline(), 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        broken = getattr(self, "broken", None)
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if broken and broken.flip:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        if broken and broken.cut is not None:
+            body = body[: broken.cut]
+        self.wfile.write(body)
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    # -- who and what --------------------------------------------------------------------------------------------------
+    def _user(self) -> str | None:
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token and token not in TOKENS:
+            raise _Refused(401, message="Invalid credentials in Authorization header")
+        return TOKENS.get(token)
+
+    def _model(self, id: str, write: bool = False) -> Model:
+        user, model = self._user(), self.hub.models.get(id)
+        if model is None or (model.private and user != id.split("/")[0]):
+            raise _Refused(401 if user is None else 404, "RepoNotFound", "Repository not found")
+        if write and user != id.split("/")[0]:
+            raise _Refused(403, message="You don't have the rights to write here")
+        return model
+
+    def _commit_of(self, model: Model, revision: str) -> str:
+        sha = model.resolve(revision)
+        if sha is None:
+            raise _Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return sha
+
+    # -- routes --------------------------------------------------------------------------------------------------------
+    def _route(self) -> None:
+        match self.parts:
+            case ["api", "whoami-v2"]:
+                self._json({"name": self._user() or self._anonymous(), "type": "user", "orgs": []})
+            case ["api", "validate-yaml"]:
+                self._json({"errors": [], "warnings": []})
+            case ["api", "repos", "create"]:
+                self._create()
+            case ["api", "models", owner, name, "preupload", revision]:
+                self._modes(self._model(f"{owner}/{name}", write="create_pr" not in self.query), revision)
+            case ["api", "models", owner, name, "commit", revision]:
+                self._commit(f"{owner}/{name}", revision)
+            case ["api", "models", owner, name, "branch", branch]:
+                self._branch(self._model(f"{owner}/{name}", write=True), branch)
+            case ["api", "models", owner, name, "tree", revision, *_]:
+                self._tree(self._model(f"{owner}/{name}"), revision)
+            case ["api", "models", owner, name, "revision", revision]:
+                self._info(f"{owner}/{name}", revision)
+            case ["api", "models", owner, name]:
+                self._info(f"{owner}/{name}", "main")
+            case [owner, git, "info", "lfs", "objects", "batch"]:
+                self._batch(f"{owner}/{git.removesuffix('.git')}")
+            case ["upload", oid]:
+                if hashlib.sha256(self.body).hexdigest() != oid:
+                    raise _Refused(400, message="the content has another sha256 than announced")
+                self.hub.large[oid] = self.body
+                self._send(200)
+            case ["verify", _]:
+                asked = json.loads(self.body)
+                if len(self.hub.large.get(asked["oid"], b"")) != asked["size"]:
+                    raise _Refused(422, message="the object is not here")
+                self._send(200)
+            case [owner, name, "resolve", revision, *path]:
+                self._resolve(f"{owner}/{name}", revision, "/".join(path))
+            case ["cdn", oid]:
+                if "Authorization" in self.headers:
+                    raise _Refused(400, message="a token was sent to where it does not belong")
+                self._send(200, self.hub.large[oid])
+            case _:
+                raise _Refused(404, message=f"no route {self.command} {urlsplit(self.path).path}")
+
+    def _anonymous(self) -> str:
+        raise _Refused(401, message="Invalid username or password.")
+
+    def _create(self) -> None:
+        asked = json.loads(self.body)
+        user = self._user()
+        owner = asked.get("organization") or user
+        if user is None or owner != user:
+            raise _Refused(401 if user is None else 403, message=f"You can't create a repo under {owner}")
+        id = f"{owner}/{asked['name']}"
+        if id in self.hub.models:
+            answer = {"error": "You already created this model repo", "url": f"{self.hub.url}/{id}"}
+            self._send(409, json.dumps(answer).encode(), {"X-Error-Message": answer["error"]})
+            return
+        self.hub.put(
+            id, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=asked.get("visibility") == "private"
+        )
+        self._json({"url": f"{self.hub.url}/{id}", "name": id})
+
+    def _modes(self, model: Model, revision: str) -> None:
+        """Which files are large, and what is there under their names."""
+        there = model.commits[self._commit_of(model, revision)]
+        answers = []
+        for file in json.loads(self.body)["files"]:
+            name = file["path"]
+            large = name.endswith(LARGE)
+            oid = None
+            if name in there:
+                oid = hashlib.sha256(there[name]).hexdigest() if large else _git_oid(there[name])
+            mode = "lfs" if large else "regular"
+            answers.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._json({"files": answers})
+
+    def _branch(self, model: Model, branch: str) -> None:
+        if branch in model.refs:
+            raise _Refused(409, message="Reference already exists")
+        model.refs[branch] = model.refs["main"]
+        self._json({})
+
+    def _info(self, id: str, revision: str) -> None:
+        model = self._model(id)
+        sha = self._commit_of(model, revision)
+        files = [{"rfilename": name} for name in model.commits[sha]]
+        self._json({"_id": "0" * 24, "id": id, "modelId": id, "sha": sha, "private": model.private, "siblings": files})
+
+    def _tree(self, model: Model, revision: str) -> None:
+        files = model.commits[self._commit_of(model, revision)]
+        self._json([_entry(name, content) for name, content in files.items()])
+
+    def _batch(self, id: str) -> None:
+        self._model(id)
+        asked = json.loads(self.body)
+        objects = []
+        for wanted in asked["objects"]:
+            actions = {
+                "upload": {"href": f"{self.hub.url}/upload/{wanted['oid']}"},
+                "verify": {"href": f"{self.hub.url}/verify/{wanted['oid']}"},
+            }
+            objects.append({**wanted} if wanted["oid"] in self.hub.large else {**wanted, "actions": actions})
+        self._json({"transfer": "basic", "objects": objects})
+
+    def _commit(self, id: str, revision: str) -> None:
+        proposal = "create_pr=1" in self.query
+        model = self._model(id, write=not proposal)
+        sha = self._commit_of(model, revision)
+        files = dict(model.commits[sha])
+        for line in self.body.splitlines():
+            item = json.loads(line)
+            value = item["value"]
+            match item["key"]:
+                case "header":
+                    if value.get("parentCommit") not in (None, sha):
+                        raise _Refused(412, message="A commit has happened since. Please refresh and try again.")
+                case "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                case "lfsFile":
+                    files[value["path"]] = self.hub.large[value["oid"]]
+                case "deletedFile":
+                    del files[value["path"]]
+        branch = f"refs/pr/{1 + sum(ref.startswith('refs/pr/') for ref in model.refs)}" if proposal else revision
+        new = model.commit(branch, files)
+        answer = {"commitUrl": f"{self.hub.url}/{id}/commit/{new}", "commitOid": new}
+        if proposal:
+            answer["pullRequestUrl"] = f"{self.hub.url}/{id}/discussions/{branch.rpartition('/')[2]}"
+        self._json(answer)
+
+    def _resolve(self, id: str, revision: str, name: str) -> None:
+        model = self._model(id)
+        sha = self._commit_of(model, revision)
+        headers = {"X-Repo-Commit": sha}
+        if name not in model.commits[sha]:
+            self._send(404, b"", {**headers, "X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"})
+            return
+        content = model.commits[sha][name]
+        if name.endswith(LARGE):
+            oid = hashlib.sha256(content).hexdigest()
+            self.hub.large[oid] = content
+            linked = {"X-Linked-Etag": f'"{oid}"', "X-Linked-Size": str(len(content))}
+            self._send(302, b"", {**headers, **linked, "Location": f"{self.hub.cdn}/cdn/{oid}"})
+        else:
+            self._send(200, content, {**headers, "ETag": f'"{_git_oid(content)}"'})
+
+
+def _git_oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _entry(name: str, content: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": _git_oid(content)}
+    if name.endswith(LARGE):
+        oid = hashlib.sha256(content).hexdigest()
+        entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 134}
+    return entry

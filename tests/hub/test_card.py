@@ -1,0 +1,154 @@
+"""The card: what it tells, what it never tells, and whose words it keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from server import Hub
+
+import hf_stitch
+from hf_stitch import Endpoint, StitchedModel, Stitcher
+from hf_stitch.models.card import BEGIN, END, card
+
+from tiny_networks import LAYERS, build, network  # isort: skip
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def stitcher(images: Any) -> Stitcher:
+    """Between two networks that are said to be on the Hub."""
+    a, b = network("cnn"), network("vit", 1)
+    made = hf_stitch.stitch(
+        a, LAYERS["cnn"], b, LAYERS["vit"], "low_rank", rank=4, data=images, progress=False
+    ).stitcher
+    made.source = Endpoint("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
+    made.target = Endpoint("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
+    return made
+
+
+@pytest.mark.parametrize(("whole", "relation"), [(False, "adapter"), (True, "merge")])
+def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitcher) -> None:
+    data = ModelCard(card(stitcher, whole=whole, name="alice/link")).data
+    assert data.library_name == "hf_stitch"
+    assert data.pipeline_tag == "image-classification"
+    assert data.base_model == ["timm/cnn", "alice/vit"]
+    assert data["base_model_relation"] == relation
+    assert {"hf_stitch", "model-stitching", "low_rank"} <= set(data.tags)
+    measured = {(r.metric_type, r.metric_name): r.metric_value for r in data.eval_results}
+    scores = stitcher.scores["scores"]
+    assert measured["accuracy", "accuracy"] == pytest.approx(scores["stitched"]["accuracy"]["value"], abs=1e-6)
+    for who in ("identity", "mean only", "target", "chance"):
+        value = scores[who]["accuracy"]["value"]
+        assert measured["accuracy", f"accuracy of the baseline: {who}"] == pytest.approx(value, abs=1e-6)
+    assert {r.task_type for r in data.eval_results} == {"image-classification"}
+
+
+def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
+    text = card(stitcher, whole=False, name="alice/link")
+    for word in (
+        f"https://huggingface.co/timm/cnn/tree/{SHA}", "layer2.0", "vit.layers.1", "`low_rank`", "rank = 4",
+        "64 samples", stitcher.recipe["data"], stitcher.source.weights_hash, "20% of the samples", "| seed | 0 |",
+        "torch 2.",
+        "| **stitched** |", "| chance |", "arxiv.org/abs/2110.14633",
+        'hf_stitch.Stitcher.from_pretrained("alice/link").attach()',
+    ):  # fmt: skip
+        assert word in text, word
+
+
+def test_an_audit_is_told(stitcher: Stitcher) -> None:
+    assert "Audit" not in card(stitcher, whole=False)
+    for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
+        told = Stitcher(
+            stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe={**stitcher.recipe, "audit": audit}
+        )
+        assert "**Audit**: Nothing found." in card(told, whole=False)
+
+
+def test_figures_that_are_undefined_are_a_dash(stitcher: Stitcher) -> None:
+    scores = json.loads(json.dumps(stitcher.scores))
+    scores["scores"]["identity"]["relative_accuracy"] = {"value": "nan", "low": "nan", "high": "nan"}
+    told = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", task=stitcher.task, scores=scores)
+    text = card(told, whole=False)
+    assert "nan" not in text
+    assert " – |" in text
+
+
+def test_no_path_of_this_machine_is_told(images: Any, tmp_path: Path) -> None:
+    build("vit", 0).save_pretrained(tmp_path / "parent")
+    a = hf_stitch.load(str(tmp_path / "parent"))
+    model = hf_stitch.stitch(a, LAYERS["vit"], a, LAYERS["vit"], data=images, progress=False)
+    model.save_pretrained(tmp_path / "model")
+    stitcher = model.stitcher
+    stitcher.source = a.pinned  # as someone might who makes one by hand
+    stitcher.save_pretrained(tmp_path / "stitcher")
+    for folder in ("model", "stitcher"):
+        for path in (tmp_path / folder).iterdir():
+            assert str(tmp_path).encode() not in path.read_bytes(), path
+    assert "a network that is not on the Hub" in (tmp_path / "stitcher" / "README.md").read_text()
+    assert "attach(source=your_source, target=your_target)" in (tmp_path / "stitcher" / "README.md").read_text()
+
+
+def test_what_a_record_says_means_nothing_to_markdown(stitcher: Stitcher) -> None:
+    harm = f"x` | <script>alert(1)</script> [a](b) {END}\n# Title"
+    told = Stitcher(stitcher.stitch, Endpoint(harm, "timm"), harm, stitcher.target, harm, recipe={"seed": harm})
+    text = card(told, whole=False)
+    assert "<script>" not in text
+    assert text.count(END) == 1
+    assert "\n# Title" not in text
+    assert "base_model" not in ModelCard(text).data.to_dict() or harm not in ModelCard(text).data.base_model
+
+
+def test_a_second_push_keeps_what_a_person_wrote(hub: Hub, images: Any) -> None:
+    a, b = network("vit"), network("vit", 1)
+    model = hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    for push in (model.stitcher.push_to_hub, model.push_to_hub):
+        push("alice/link")
+        files = dict(hub.files("alice/link"))
+        text = files["README.md"].decode()
+        text = text.replace("tags:\n", "license: mit\ndatasets:\n- mnist\ntags:\n- mine\n")
+        text = text.replace("# link\n", "# A better title\n\nMy \\1 words.\n").replace("| seed | 0 |", "| seed | 99 |")
+        hub.put("alice/link", {**files, "README.md": (text + "\n\nMy last words.\n").encode()})
+        push("alice/link")
+        text = hub.files("alice/link")["README.md"].decode()
+        assert "My \\1 words." in text.split(BEGIN)[0]
+        assert text.rstrip().endswith("My last words.")
+        assert "| seed | 0 |" in text and "| seed | 99 |" not in text
+        assert text.count(BEGIN) == text.count(END) == text.count("## Use") == 1
+        data = ModelCard(text).data
+        assert data.license == "mit" and data.datasets == ["mnist"]
+        assert {"mine", "hf_stitch"} <= set(data.tags)
+        before = hub.models["alice/link"].refs["main"]
+        assert push("alice/link").oid == before  # nothing has changed, so there is no commit
+        del hub.models["alice/link"]
+
+
+def test_a_card_of_someone_else_gets_a_part(stitcher: Stitcher) -> None:
+    text = card(stitcher, whole=False, name="alice/link", present="# Mine\n\nWords.\n")
+    assert re.search(r"# Mine\n\nWords\.\n\n<!-- hf-stitch", text)
+    assert ModelCard(text).data.library_name == "hf_stitch"
+    assert card(stitcher, whole=False, name="alice/link", present=text) == text
+    with pytest.raises(ValueError, match="the metadata of the card that is there cannot be read"):
+        card(stitcher, whole=False, present="---\n- a\n- list\n---\n")
+
+
+def test_saving_into_the_same_folder_keeps_it_too(stitcher: Stitcher, tmp_path: Path) -> None:
+    stitcher.save_pretrained(tmp_path)
+    path = tmp_path / "README.md"
+    path.write_text(path.read_text() + "\nMine.\n")
+    Stitcher.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert path.read_text().endswith("\nMine.\n")
+    assert path.read_text().count(BEGIN) == 1
+
+
+def test_a_model_pulled_and_saved_again_has_one_card(hub: Hub, images: Any, tmp_path: Path) -> None:
+    a, b = network("vit"), network("vit", 1)
+    model = hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/whole")
+    StitchedModel.from_pretrained("alice/whole").save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text().count(BEGIN) == 1

@@ -1,0 +1,74 @@
+"""Artefacts of every version so far load and say what they said; what a newer one adds is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from make_fixtures import FIXTURES, networks
+from safetensors.torch import load_file
+
+from hf_stitch import StitchedModel, Stitcher
+
+VERSIONS = sorted(path.name for path in FIXTURES.iterdir())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_artefact_of_a_version_says_what_it_said(version: str) -> None:
+    answer = load_file(FIXTURES / version / "stitcher.answer.safetensors")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        stitcher = Stitcher.from_pretrained(FIXTURES / version / "stitcher")
+        found = stitcher.attach(*networks())(input=answer["input"])
+    torch.testing.assert_close(found, answer["output"], rtol=1e-5, atol=1e-6)
+    answer = load_file(FIXTURES / version / "model.answer.safetensors")
+    with torch.no_grad():
+        found = StitchedModel.from_pretrained(FIXTURES / version / "model")(pixel_values=answer["pixel_values"]).logits
+    torch.testing.assert_close(found, answer["output"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("kind", "record", "way"),
+    [
+        ("stitcher", "stitcher.json", ()),
+        ("stitcher", "stitcher.json", ("stitch",)),
+        ("stitcher", "stitcher.json", ("stitch", "source")),
+        ("stitcher", "stitcher.json", ("target", "endpoint")),
+        ("model", "config.json", ()),
+        ("model", "config.json", ("source",)),
+        ("model", "config.json", ("target", "plan")),
+        ("model", "config.json", ("target", "cut")),
+        ("model", "config.json", ("source", "interface")),
+        ("model", "config.json", ("source", "cut", "form")),
+    ],
+)
+def test_what_a_newer_version_adds_is_named(
+    version: str, kind: str, record: str, way: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(FIXTURES / version / kind, tmp_path / kind))
+    values: Any = json.loads((folder / record).read_text())
+    holder = values
+    for key in way:
+        holder = holder[key]
+    holder["of_the_future"] = 1
+    del values["checksum"]
+    (folder / record).write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match=r"of_the_future.*which this version does not know"):
+        (Stitcher if kind == "stitcher" else StitchedModel).from_pretrained(folder)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_map_with_an_option_of_the_future_is_refused(version: str, tmp_path: Path) -> None:
+    """It might be other numbers."""
+    folder = Path(shutil.copytree(FIXTURES / version / "stitcher", tmp_path / "stitcher"))
+    values = json.loads((folder / "stitcher.json").read_text())
+    values["stitch"]["body"]["of_the_future"] = 1
+    (folder / "stitcher.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"was written by another version .*of_the_future"):
+        Stitcher.from_pretrained(folder)

@@ -1,0 +1,216 @@
+"""What goes wrong between here and the Hub: nothing is left half done, and the error says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parents import files_of, serve
+from server import Hub
+
+import hf_stitch
+from hf_stitch import StitchedModel, Stitcher
+
+from tiny_networks import LAYERS  # isort: skip
+
+
+@pytest.fixture(scope="module")
+def model(images: Any) -> StitchedModel:
+    """A stitched model of two live networks."""
+    from tiny_networks import network
+
+    a, b = network("vit"), network("vit", 1)
+    return hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+
+
+@pytest.fixture
+def stitcher(hub: Hub, images: Any) -> Stitcher:
+    """A stitcher whose parents are on the Hub."""
+    serve(hub, "alice/vit", "alice/vit-2")
+    a, b = hf_stitch.load("alice/vit"), hf_stitch.load("alice/vit-2")
+    return hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False).stitcher
+
+
+def same(stitcher: Stitcher, again: Stitcher) -> bool:
+    return torch.equal(stitcher.stitch.body.weight, again.stitch.body.weight)
+
+
+# -- pushing -----------------------------------------------------------------------------------------------------------
+def test_a_push_is_one_commit(hub: Hub, model: StitchedModel) -> None:
+    commit = model.stitcher.push_to_hub("alice/new", private=True, commit_message="Hello", tags=["mine"])
+    assert hub.models["alice/new"].private
+    assert len(hub.models["alice/new"].commits) == 2  # the empty model, and the push
+    assert hub.models["alice/new"].refs["main"] == commit.oid
+    assert sorted(hub.files("alice/new")) == [".gitattributes", "README.md", "stitch.safetensors", "stitcher.json"]
+    assert b"- mine\n" in hub.files("alice/new")["README.md"]
+    assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision=commit.oid))
+
+
+def test_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel) -> None:
+    model.stitcher.push_to_hub("alice/new", revision="trial")
+    assert "stitcher.json" not in hub.files("alice/new")
+    assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision="trial"))
+    commit = model.stitcher.push_to_hub("alice/new", create_pr=True)
+    assert commit.pr_url is not None
+    assert "stitcher.json" not in hub.files("alice/new")
+    assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision="refs/pr/1"))
+
+
+def test_shards_of_an_earlier_push_go(hub: Hub, model: StitchedModel) -> None:
+    model.push_to_hub("alice/new", max_shard_size="20KB")
+    assert any("-of-" in name for name in hub.files("alice/new"))
+    model.save_pretrained("unused", is_main_process=False)
+    model.push_to_hub("alice/new")
+    assert sorted(n for n in hub.files("alice/new") if n.startswith("model")) == ["model.safetensors"]
+    again = StitchedModel.from_pretrained("alice/new")
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "error", "message"),
+    [
+        (
+            ("PUT /upload",),
+            {"cut": 100},
+            ConnectionError,
+            "the connection broke.*try again: nothing was left half done",
+        ),
+        (("PUT /upload",), {"status": 400}, ConnectionError, "try again: nothing was left half done"),
+        (("POST /verify",), {"status": 422}, ConnectionError, "nothing was left half done"),
+        (("/commit/",), {"cut": 10}, ConnectionError, "the connection broke"),
+        (("/commit/",), {"status": 412}, OSError, "it changed while it was written.*push again"),
+        (("/commit/",), {"status": 409}, OSError, "it changed while it was written"),
+        (("/commit/",), {"status": 403}, PermissionError, "the token may not do this.*log in .* or pass token="),
+        (("/commit/",), {"status": 500}, ConnectionError, "the Hub answers 500.*try again later"),
+        (("/preupload/",), {"status": 503}, ConnectionError, "the Hub answers 503"),
+    ],
+)
+def test_a_push_that_fails_changes_nothing(
+    words: Any, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
+) -> None:
+    before = model.stitcher.push_to_hub("alice/new").oid
+    other = model.stitch.body.weight.clone()
+    with torch.no_grad():
+        model.stitch.body.weight += 1
+    try:
+        hub.fail(*words, **how)
+        with pytest.raises(error, match=f"(?s)alice/new could not be uploaded: .*{message}"):
+            model.stitcher.push_to_hub("alice/new")
+        assert hub.models["alice/new"].refs["main"] == before
+        hub.heal()
+        model.stitcher.push_to_hub("alice/new")
+        assert same(model.stitcher, Stitcher.from_pretrained("alice/new"))
+    finally:
+        with torch.no_grad():
+            model.stitch.body.weight.copy_(other)
+
+
+def test_an_upload_that_is_cut_once_is_taken_up_again(hub: Hub, model: StitchedModel) -> None:
+    hub.fail("PUT /upload", cut=100, times=1)
+    model.stitcher.push_to_hub("alice/new")
+    assert same(model.stitcher, Stitcher.from_pretrained("alice/new"))
+
+
+def test_who_may_not_write_is_told(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.stitcher.push_to_hub("alice/new")
+    with pytest.raises(PermissionError, match="could not be uploaded: the token may not do this"):
+        model.stitcher.push_to_hub("alice/new", token="bob-token")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(OSError, match="log in"):
+        model.stitcher.push_to_hub("alice/newer")
+
+
+# -- pulling -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "how", "error", "message"),
+    [
+        (("/revision/",), {"status": 500}, FileNotFoundError, "not in the cache .* connect"),
+        (("GET /alice", "stitcher.json"), {"status": 403}, PermissionError, "the token may not do this"),
+        (("/cdn/",), {"cut": 100}, OSError, "could not be downloaded"),
+        (("/cdn/",), {"flip": True}, ValueError, "the weights beside .* are not those that it was saved with"),
+        (("stitcher.json",), {"flip": True}, ValueError, "no valid JSON|was changed since"),
+    ],
+)
+def test_a_pull_that_fails_is_told(
+    words: Any, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
+) -> None:
+    model.stitcher.push_to_hub("alice/new")
+    hub.fail(*words, **how)
+    with pytest.raises(error, match=message):
+        Stitcher.from_pretrained("alice/new", revision="main")
+    hub.heal()
+    assert same(model.stitcher, Stitcher.from_pretrained("alice/new", force_download=True))
+
+
+def test_what_is_not_there_is_told(hub: Hub, model: StitchedModel) -> None:
+    model.stitcher.push_to_hub("alice/new")
+    with pytest.raises(FileNotFoundError, match="alice/none could not be downloaded: the Hub has no such model, or it"):
+        Stitcher.from_pretrained("alice/none")
+    with pytest.raises(FileNotFoundError, match="alice/new@old could not be downloaded: it has no such revision"):
+        Stitcher.from_pretrained("alice/new", revision="old")
+    with pytest.raises(FileNotFoundError, match="there is no such folder here"):
+        Stitcher.from_pretrained("./no/such/folder")
+    with pytest.raises(FileNotFoundError, match=r"has no config.json: it is no saved stitched model"):
+        StitchedModel.from_pretrained("alice/new")
+
+
+def test_private_models_need_a_token(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.stitcher.push_to_hub("alice/mine", private=True)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(FileNotFoundError, match=r"or it is private and the token may not see it.*pass token="):
+        Stitcher.from_pretrained("alice/mine")
+    assert same(model.stitcher, Stitcher.from_pretrained("alice/mine", token="alice-token"))
+
+
+def test_without_network_a_warm_cache_serves(hub: Hub, stitcher: Stitcher) -> None:
+    stitcher.push_to_hub("alice/new")
+    Stitcher.from_pretrained("alice/new").attach()
+    hub.fail("", status=503)
+    assert same(stitcher, Stitcher.from_pretrained("alice/new"))
+    Stitcher.from_pretrained("alice/new", local_files_only=True).attach(local_files_only=True)
+
+
+def test_without_network_a_cold_cache_says_so(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
+    stitcher.push_to_hub("alice/new")
+    with pytest.raises(FileNotFoundError, match="alice/new could not be downloaded: it is not in the cache"):
+        Stitcher.from_pretrained("alice/new", local_files_only=True, cache_dir=tmp_path / "cold")
+    hub.fail("", status=503)
+    with pytest.raises(OSError, match=r"the source alice/vit@.* is not to be had"):
+        stitcher.attach(cache_dir=tmp_path / "cold")
+
+
+# -- parents -----------------------------------------------------------------------------------------------------------
+def test_a_parent_that_moved_on_is_taken_as_it_was(hub: Hub, stitcher: Stitcher) -> None:
+    hub.put("alice/vit", files_of("vit", 7))
+    assert stitcher.attach().parents[0].endpoint.revision == stitcher.source.revision
+
+
+def test_a_parent_with_other_weights_is_refused_wherever_it_is_now(hub: Hub, stitcher: Stitcher) -> None:
+    now = hub.put("alice/vit", files_of("vit", 7))
+    with pytest.raises(ValueError, match=f"(?s)the source .* has other weights .*it is now at revision {now}"):
+        stitcher.attach(source="alice/vit")
+
+
+def test_a_commit_that_is_gone_is_told_and_the_same_weights_elsewhere_serve(
+    hub: Hub, stitcher: Stitcher, tmp_path: Path
+) -> None:
+    files = files_of("vit", 0)
+    hub.models["alice/vit"].commits.clear()
+    hub.put("alice/vit", {**files, "NOTES.md": b"history rewritten"})
+    with pytest.raises(OSError, match=r"(?s)the source .* is not to be had.*attach\(source=…\)"):
+        stitcher.attach(cache_dir=tmp_path / "cold")
+    stitcher.attach(source="alice/vit", cache_dir=tmp_path / "cold")
+
+
+def test_a_parent_that_is_gone_is_told(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
+    del hub.models["alice/vit-2"]
+    with pytest.raises(OSError, match=r"(?s)the target alice/vit-2@.* is not to be had"):
+        stitcher.attach(cache_dir=tmp_path / "cold")
+
+
+def test_a_parent_with_other_layers_is_refused(hub: Hub, stitcher: Stitcher) -> None:
+    hub.put("alice/vit", files_of("cnn", 0))
+    with pytest.raises((ValueError, OSError)):
+        stitcher.attach(source="alice/vit")

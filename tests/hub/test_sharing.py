@@ -1,0 +1,129 @@
+"""Pushed, and pulled in a fresh process: the same numbers, bit for bit, and a card whose code runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parents import PARENTS, serve
+from safetensors.torch import load_file, save_file
+from server import Hub
+
+import hf_stitch
+from hf_stitch import StitchedModel, Stitcher
+
+from tiny_networks import LAYERS  # isort: skip
+
+CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "lstsq": ("timm/cnn", "alice/vit", "lstsq", {}),
+    "ridge": ("timm/cnn", "alice/vit", "ridge", {"ridge": 1.0}),
+    "low_rank": ("timm/cnn", "alice/vit", "low_rank", {"rank": 4}),
+    "lasso": ("timm/cnn", "alice/vit", "lasso", {"alpha": 0.01}),
+    "inverse_relative": ("timm/cnn", "alice/vit", "inverse_relative", {}),
+    "random": ("timm/cnn", "alice/vit", "random", {}),
+    "task_loss": ("timm/cnn", "alice/vit", "task_loss", {"steps": 2, "batch_size": 16}),
+    "procrustes": ("alice/vit", "alice/vit-2", "procrustes", {}),
+    "identity": ("alice/vit", "alice/vit-2", "identity", {}),
+    "diagonal": ("alice/vit", "alice/vit-2", "diagonal", {}),
+    "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
+    "vision-to-timm": ("alice/vit", "timm/cnn", "lstsq", {}),
+    "text": ("alice/bert", "alice/bert-2", "lstsq", {}),
+    "decoder": ("alice/gpt2", "alice/llama", "ridge", {"ridge": 1.0}),
+}
+"""Name -> source, target, matcher, its options."""
+
+PULL = """
+import json, sys
+import torch, hf_stitch
+from safetensors.torch import load_file, save_file
+folder, names = sys.argv[1], sys.argv[2:]
+for name in names:
+    inputs = load_file(f"{folder}/{name}.inputs")
+    found = {}
+    for what, model in (
+        ("stitcher", hf_stitch.Stitcher.from_pretrained(f"alice/{name}").attach()),
+        ("model", hf_stitch.StitchedModel.from_pretrained(f"alice/{name}-model")),
+    ):
+        with torch.no_grad():
+            found[what] = model(**inputs).logits.contiguous()
+    save_file(found, f"{folder}/{name}.found")
+"""
+
+
+def in_a_fresh_process(hub: Hub, code: str, *arguments: object, cache: Path, **environment: str) -> str:
+    """What Python code prints that talks to a Hub, in a process that has never seen it."""
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(cache),
+        "HF_TOKEN": "alice-token",
+        **environment,
+    }
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every case pushed, both artefacts; the folder of inputs, of outputs, and of what a fresh process found."""
+    folder = tmp_path_factory.mktemp("outputs")
+    serve(shared_hub, *PARENTS)
+    adapters = {id: hf_stitch.load(id) for id in PARENTS}
+    for name, (source, target, matcher, options) in CASES.items():
+        a, b = adapters[source], adapters[target]
+        data = images if a.interface.modality == "image" else texts
+        layers = [LAYERS[PARENTS[id][0]] for id in (source, target)]
+        model = hf_stitch.stitch(a, layers[0], b, layers[1], matcher, data=data, progress=False, **options)
+        samples = [s["image"] if "image" in s else s["text"] for s in data[:5]]
+        inputs = model.preprocess(samples)
+        with torch.no_grad():
+            save_file({"logits": model(**inputs).logits.contiguous()}, folder / f"{name}.expected")
+        save_file(dict(inputs), folder / f"{name}.inputs")
+        model.stitcher.push_to_hub(f"alice/{name}")
+        model.push_to_hub(f"alice/{name}-model")
+    in_a_fresh_process(shared_hub, PULL, folder, *CASES, cache=folder / "cache")
+    return folder
+
+
+def test_every_matcher_is_among_the_cases() -> None:
+    assert {matcher for _, _, matcher, _ in CASES.values()} == set(hf_stitch.registries.matchers.names())
+
+
+@pytest.mark.parametrize("what", ["stitcher", "model"])
+@pytest.mark.parametrize("name", CASES)
+def test_pulled_in_a_fresh_process_it_says_the_same(name: str, what: str, pushed: Path) -> None:
+    expected, found = load_file(pushed / f"{name}.expected")["logits"], load_file(pushed / f"{name}.found")[what]
+    assert torch.equal(found, expected)
+
+
+def test_parents_are_pinned_by_the_commit_they_had(shared_hub: Hub, pushed: Path) -> None:
+    stitcher = Stitcher.from_pretrained("alice/lstsq")
+    assert stitcher.source.revision == shared_hub.models["timm/cnn"].refs["main"]
+    assert stitcher.target.revision == shared_hub.models["alice/vit"].refs["main"]
+    assert stitcher.source.weights_hash.startswith("sha256:")
+
+
+@pytest.mark.parametrize("name", ["lstsq", "text", "lstsq-model", "text-model", "decoder-model"])
+def test_the_code_of_a_card_runs(name: str, shared_hub: Hub, pushed: Path) -> None:
+    shown = shared_hub.files(f"alice/{name}")["README.md"].decode()
+    (code,) = re.findall(r"```python\n(.*?)```", shown, re.DOTALL)
+    exec(compile(code, name, "exec"), {})
+
+
+def test_the_whole_is_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> None:
+    stitched = StitchedModel.from_pretrained("alice/lstsq-model")
+    parts = sum(t.numel() * t.element_size() for t in stitched.state_dict().values())
+    size = len(shared_hub.files("alice/lstsq-model")["model.safetensors"])
+    assert size <= parts + 150 * len(stitched.state_dict())
+    whole = sum(len(shared_hub.files(id)["model.safetensors"]) for id in ("timm/cnn", "alice/vit"))
+    small = sum(len(shared_hub.files("alice/lstsq")[name]) for name in ("stitch.safetensors", "stitcher.json"))
+    assert size < whole + small

@@ -1,0 +1,316 @@
+"""What comes from anyone: refused in words where it is damaged or means harm, and never other numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import resource
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import hf_stitch
+from hf_stitch import StitchedModel, Stitcher
+from hf_stitch.adapters import load_recorded
+from hf_stitch.endpoint import Endpoint
+
+from tiny_networks import LAYERS, network  # isort: skip
+
+CLEAR = (ValueError, OSError)
+
+
+@pytest.fixture(scope="module")
+def originals(images: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both artefacts, tiny."""
+    folder = tmp_path_factory.mktemp("originals")
+    a, b = network("vit"), network("vit", 1)
+    model = hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    model.save_pretrained(folder / "model")
+    model.stitcher.save_pretrained(folder / "stitcher")
+    return {"model": folder / "model", "stitcher": folder / "stitcher"}
+
+
+@pytest.fixture
+def copied(originals: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of an artefact, to be harmed."""
+    return lambda kind: Path(shutil.copytree(originals[kind], tmp_path / kind))
+
+
+RECORD = {"model": "config.json", "stitcher": "stitcher.json"}
+WEIGHTS = {"model": "model.safetensors", "stitcher": "stitch.safetensors"}
+LOAD: dict[str, Callable[[Path], Any]] = {"model": StitchedModel.from_pretrained, "stitcher": Stitcher.from_pretrained}
+
+
+def content(kind: str, loaded: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """All that an artefact says."""
+    if kind == "model":
+        config = loaded.config
+        said = (config.source, config.target, config.stitch, config.recipe, config.scores, config.id2label)
+        return said, loaded.state_dict()
+    said = (loaded.source, loaded.source_layer, loaded.target, loaded.target_layer, loaded.task, loaded.recipe)
+    return (*said, loaded.scores, loaded.stitch.to_dict()), loaded.stitch.state_dict()
+
+
+def rewrite(folder: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a record as someone would who can compute a checksum."""
+    path = folder / RECORD[kind]
+    record = json.loads(path.read_text())
+    change(record)
+    record.pop("checksum", None)
+    path.write_text(json.dumps(record))
+
+
+# -- corruption --------------------------------------------------------------------------------------------------------
+VALUES = [None, -1, 0, 7, 10**9, 10**30, 1.5, math.nan, "", "x", "../../etc/passwd", [], {}, True, [[]], {"x": 1}]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, item in items for found in places(item, (*path, key)))]
+
+
+def corrupt_record(data: bytes, draw: random.Random) -> bytes:
+    how = draw.choice(["bit", "cut", "value", "value", "value", "delete", "swap"])
+    if how == "bit":
+        place = draw.randrange(len(data))
+        return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+    if how == "cut":
+        return data[: draw.randrange(len(data))]
+    record = json.loads(data)
+    for _ in range(100):
+        *way, last = draw.choice(places(record)[1:])
+        holder = record
+        for key in way:
+            holder = holder[key]
+        if how == "delete":
+            del holder[last]
+            break
+        value = draw.choice(VALUES) if how == "value" else copy.deepcopy(record.get(draw.choice(list(record))))
+        if holder[last] != value:
+            holder[last] = value
+            break
+    return json.dumps(record).encode()
+
+
+def corrupt_weights(data: bytes, draw: random.Random) -> bytes:
+    header = 8 + int.from_bytes(data[:8], "little")
+    place = draw.randrange(header if draw.random() < 0.5 else len(data))
+    match draw.choice(["bit", "bit", "cut", "insert", "zero", "header"]):
+        case "bit":
+            return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+        case "cut":
+            return data[:place]
+        case "insert":
+            return data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:]
+        case "zero":
+            return data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
+        case _:
+            return draw.randrange(2**64).to_bytes(8, "little") + data[8:]
+
+
+def endure(kind: str, original: Path, folder: Path, seeds: range) -> dict[str, int]:
+    """Load corrupted copies; each is what it was, or refused in words."""
+    said, state = content(kind, LOAD[kind](original))
+    whole = {name: (original / name).read_bytes() for name in (RECORD[kind], WEIGHTS[kind])}
+    outcomes = {"same": 0, "refused": 0}
+    for seed in seeds:
+        draw = random.Random(seed)
+        name = draw.choice(list(whole))
+        harmed = (corrupt_record if name == RECORD[kind] else corrupt_weights)(whole[name], draw)
+        (folder / name).write_bytes(harmed)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loaded = LOAD[kind](folder)
+        except CLEAR as error:
+            assert str(error), f"seed {seed}: {error!r} says nothing"
+            outcomes["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {name} gave {error!r}") from error
+        else:
+            again, values = content(kind, loaded)
+            assert json.dumps(repr(again)) == json.dumps(repr(said)), f"seed {seed}: {name} says something else"
+            assert values.keys() == state.keys() and all(torch.equal(v, state[k]) for k, v in values.items()), seed
+            outcomes["same"] += 1
+        (folder / name).write_bytes(whole[name])
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("kind", "seeds"),
+    [
+        ("stitcher", range(500)),
+        ("model", range(25)),
+        pytest.param("model", range(25, 600), marks=pytest.mark.slow),
+        pytest.param("stitcher", range(500, 3000), marks=pytest.mark.slow),
+    ],
+    ids=["stitcher", "model", "model-more", "stitcher-more"],
+)
+def test_a_corrupted_artefact_is_what_it_was_or_refused(
+    kind: str, seeds: range, originals: dict[str, Path], copied: Any
+) -> None:
+    folder = copied(kind)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcomes = endure(kind, originals[kind], folder, seeds)
+    assert outcomes["refused"] > 0.8 * len(seeds)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+def test_weights_of_another_artefact_are_refused(copied: Any) -> None:
+    for kind in WEIGHTS:
+        folder = copied(kind)
+        weights = load_file(folder / WEIGHTS[kind])
+        save_file({name: value * 1.01 if value.is_floating_point() else value for name, value in weights.items()},
+                  folder / WEIGHTS[kind])  # fmt: skip
+        with pytest.raises(ValueError, match=r"the weights beside .* are not those that it was saved with"):
+            LOAD[kind](folder)
+
+
+def test_a_record_that_was_changed_is_refused_until_its_checksum_goes(copied: Any) -> None:
+    folder = copied("model")
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("LABEL_0", "a cat"))
+    with pytest.raises(ValueError, match=r"was changed since it was saved.*remove its 'checksum'"):
+        StitchedModel.from_pretrained(folder)
+    rewrite(folder, "model", lambda record: None)
+    assert StitchedModel.from_pretrained(folder).config.id2label[0] == "a cat"
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+def widen(stitch: dict[str, Any]) -> None:
+    stitch["source"]["width"] = stitch["target"]["width"] = 10**9
+    for part in ("body", "prefix"):
+        stitch[part] |= {"in_features": 10**9, "out_features": 10**9}
+
+
+HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "width of a stitcher": ("stitcher", lambda r: widen(r["stitch"])),
+    "width of a model's stitch": ("model", lambda r: widen(r["stitch"])),
+    "width of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(hidden_size=10**9)),
+    "feed-forward": ("model", lambda r: r["source"]["blueprint"]["config"].update(intermediate_size=10**9)),
+    "picture": ("model", lambda r: r["target"]["blueprint"]["config"].update(image_size=10**7)),
+    "layers": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_hidden_layers=10**9)),
+    "classes": ("model", lambda r: r.update(num_labels=10**9)),
+    "classes of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_labels=10**9)),
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_a_size_of_a_billion_takes_no_memory(what: str, copied: Any) -> None:
+    kind, change = HUGE[what]
+    folder = copied(kind)
+    rewrite(folder, kind, change)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"disagree|damaged|must map"):
+        LOAD[kind](folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+# -- harm --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_path": "/tmp/weights.pth"},
+        {"pretrained_cfg": {"url": "http://127.0.0.1:9/weights.pth"}},
+        {"attn_implementation": "someone/kernels"},
+        {"use_safetensors": False},
+        {"gguf_file": "x.gguf"},
+    ],
+)
+def test_a_record_cannot_ask_for_files_addresses_or_code(options: dict[str, Any]) -> None:
+    for id, library in (("timm:resnet10t", "timm"), ("someone/bert", "transformers")):
+        with pytest.raises(ValueError, match="which a record is not trusted with: pass the same yourself"):
+            load_recorded(Endpoint(id, library, kwargs=options))
+
+
+def test_a_record_cannot_trust_itself() -> None:
+    assert (
+        Endpoint.from_dict({"id": "a/b", "library": "transformers", "kwargs": {"trust_remote_code": True}}).kwargs == {}
+    )
+
+
+def test_a_record_that_names_a_folder_is_not_followed(copied: Any, tmp_path: Path) -> None:
+    folder = copied("stitcher")
+    rewrite(folder, "stitcher", lambda r: r["source"]["endpoint"].update(id=str(tmp_path)))
+    with pytest.raises(ValueError, match="the source was a live module or in a local folder: pass it"):
+        Stitcher.from_pretrained(folder).attach()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b.update(attention="someone/kernels"), "what transformers and timm have themselves only"),
+        (lambda b: b["config"].update(attn_implementation="someone/kernels:run"), "have themselves only"),
+        (lambda b: b["config"].update(checkpoint_path="/tmp/weights.pth"), "have themselves only"),
+        (lambda b: b.update({"class": "AutoModel"}), "transformers has no model class 'AutoModel'"),
+        (lambda b: b.update({"class": "pipeline"}), "transformers has no model class"),
+        (lambda b: b.update(library="os"), "no 'os' among adapters"),
+        (lambda b: b.update(library="torch"), "cannot be rebuilt from a config"),
+    ],
+)
+def test_a_config_names_what_is_registered_only(change: Any, message: str, copied: Any) -> None:
+    folder = copied("model")
+    rewrite(folder, "model", lambda r: change(r["target"]["blueprint"]))
+    with pytest.raises(ValueError, match=message):
+        StitchedModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_a_config_does_not_choose_the_attention_of_who_loads(key: str, copied: Any) -> None:
+    import hf_stitch.auto  # noqa: F401
+
+    folder = copied("model")
+    rewrite(folder, "model", lambda r: r.update({key: "someone/kernels"}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for loaded in (StitchedModel, transformers.AutoModelForImageClassification):
+            assert "kernels" not in str(loaded.from_pretrained(folder).config._attn_implementation)
+
+
+def test_an_index_of_shards_leads_nowhere(copied: Any, tmp_path: Path) -> None:
+    folder = copied("model")
+    (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    index = {"weight_map": {"stitch.body.weight": "../model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError, match="the weights are missing"):
+        StitchedModel.from_pretrained(folder)
+
+
+def test_two_files_with_one_weight_are_refused(copied: Any) -> None:
+    folder = copied("model")
+    shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors")
+    with pytest.raises(ValueError, match="both hold"):
+        StitchedModel.from_pretrained(folder)
+
+
+def test_code_beside_a_tokenizer_is_not_run(copied: Any, tmp_path: Path) -> None:
+    folder = copied("model")
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"auto_map": {"AutoImageProcessor": "code.Processor"}, "image_processor_type": "Processor"})
+    )
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Processor: pass\n")
+    with pytest.warns(UserWarning, match="has no"):
+        assert StitchedModel.from_pretrained(folder).processor is None
+    assert not (tmp_path / "ran").exists()
+
+
+# -- sizes of what is written ------------------------------------------------------------------------------------------
+def test_a_stitcher_of_two_base_sized_networks_is_small(tmp_path: Path) -> None:
+    from hf_stitch.representation import Form
+    from hf_stitch.stitches import LinearStitch, StitchingLayer
+
+    text = Form("bnd", 768)
+    end = Endpoint("alice/bert", "transformers", weights_hash="sha256:" + "0" * 64)
+    Stitcher(StitchingLayer(text, text, "positions", LinearStitch(768, 768)), end, "a", end, "b").save_pretrained(
+        tmp_path
+    )
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2.5e6
