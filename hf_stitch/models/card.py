@@ -277,8 +277,12 @@ def _snippet(stitcher: Stitcher, whole: bool, name: str | None, sample: str | No
         f"{imports}import hf_stitch\n",
         f"model = hf_stitch.{load}",
         f"sample = {default}",
-        "output = model(**model.preprocess([sample]))",
+        "inputs = model.preprocess([sample])",
     ]
+    if stitcher.task == "text-generation":
+        lines.append("print(model.processor.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
+    else:
+        lines.append("output = model(**inputs)")
     if stitcher.task in ("image-classification", "text-classification"):
         lines.append("print(model.config.id2label[output.logits.argmax(-1).item()])")
     return "\n".join(lines)

@@ -632,7 +632,8 @@ def _class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
 
 
 def _class_of(config: StitchConfig) -> type[StitchedModel]:
-    name = (config.architectures or ["StitchedModel"])[0]
+    named = config.architectures or ["StitchedModel"]
+    name = str(named[0] if isinstance(named, list) else named)
     by_name = {kind.__name__: kind for kind in CLASSES.values()}
     if name not in by_name:
         raise ValueError(f"the config names the class {name!r}; this version has {', '.join(by_name)}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import __version__
 from ..adapters import Adapter, load
 from ..data import Batch, Samples, check_same_order, paired_batches
 from ..matchers import Matcher, TrainedMatcher, build_matcher
@@ -314,4 +315,8 @@ def _check_finite(representation: Representation, what: str, batch: Batch) -> No
 
 def versions() -> Mapping[str, str]:
     """Versions of what a result depends on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "transformers", "timm")}}
+    return {
+        "hf_stitch": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "timm")},
+    }

@@ -112,7 +112,7 @@ def test_parents_are_pinned_by_the_commit_they_had(shared_hub: Hub, pushed: Path
     assert stitcher.source.weights_hash.startswith("sha256:")
 
 
-@pytest.mark.parametrize("name", ["lstsq", "text", "lstsq-model", "text-model", "decoder-model"])
+@pytest.mark.parametrize("name", ["lstsq", "text", "lstsq-model", "text-model", "decoder", "decoder-model"])
 def test_the_code_of_a_card_runs(name: str, shared_hub: Hub, pushed: Path) -> None:
     shown = shared_hub.files(f"alice/{name}")["README.md"].decode()
     (code,) = re.findall(r"```python\n(.*?)```", shown, re.DOTALL)
