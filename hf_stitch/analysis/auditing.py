@@ -218,6 +218,7 @@ def audit(
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Flatten, Linear, ReLU, Sequential
+        >>> _ = torch.manual_seed(0)  # some random networks give all images one class
         >>> net = Sequential(Flatten(), Linear(12, 8), ReLU(), Linear(8, 2))
         >>> images = torch.randn(300, 3, 2, 2)
         >>> net = hf_stitch.load(net, example_inputs=images[:2])

@@ -113,7 +113,7 @@ def read_config(folder: Path) -> StitchConfig:
     if values.get("model_type") != StitchConfig.model_type:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
     try:
-        known(values, StitchConfig().to_dict() | dict.fromkeys((CHECKSUM, HASH, "num_labels")), str(path))
+        known(values, StitchConfig().to_dict() | dict.fromkeys((CHECKSUM, HASH, "num_labels", "use_cache")), str(path))
         for side in ("source", "target"):
             if values.get(side):
                 values[side] = _known_half(values[side], f"{side} of {path}")
