@@ -10,6 +10,7 @@ import torch
 from ..adapters.base import evaluating
 from ..data import Samples
 from ..matchers import build_matcher
+from ..matchers.low_rank import greatest_rank
 from ..models.modeling import StitchedModel
 from ..models.stitching import Statistics, fit_layer
 from ..statistics import Moments
@@ -36,7 +37,8 @@ def reduced_ranks(
     Args:
         stitched: A stitched model of the place; only its source half is used.
         train: Raw samples to fit on.
-        ranks: From 1 to the smaller width; default: the powers of 2 below it, and it.
+        ranks: From 1 to the greatest, which is the smaller width, or less where features of the source depend on each
+            other; default: the powers of 2 below the greatest, and it.
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         progress: Show a progress bar.
@@ -49,8 +51,8 @@ def reduced_ranks(
     """
     place = stitched.stitch
     most = min(place.widths)
-    chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most] if ranks is None else list(ranks)
-    if wrong := [rank for rank in chosen if not 1 <= rank <= most]:
+    chosen = None if ranks is None else list(ranks)
+    if wrong := [rank for rank in chosen or () if not 1 <= rank <= most]:
         raise ValueError(f"ranks must be from 1 to {most}, the smaller width of the stitch, got {wrong[0]}")
     statistics: Statistics = {}
     whole, layer = whole_target(stitched, target), (stitched.config.target or {})["cut"]["layer"]
@@ -62,6 +64,9 @@ def reduced_ranks(
             if part not in statistics:
                 statistics[part] = Moments(of_x.shape[1], of_y.shape[1], device=of_y.device)
             statistics[part].update(of_x, of_y)
+    if chosen is None:
+        most = min(greatest_rank(moments) for moments in statistics.values())
+        chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     return {
         rank: fit_layer(build_matcher("low_rank", rank=rank), statistics, place.source, place.target, place.rows)
         for rank in chosen

@@ -53,8 +53,7 @@ class LowRank(ClosedFormMatcher):
             torch.linalg.LinAlgError: A decomposition did not converge.
         """
         require(moments, moments.dx + 1, "give more rows")
-        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
-        spectrum = Spectrum.of(moments.sxx, rcond)
+        rcond, spectrum = _spectrum(moments, self.rcond)
         most = min(spectrum.rank, moments.dy)
         if self.rank > most:
             raise ValueError(
@@ -67,3 +66,21 @@ class LowRank(ClosedFormMatcher):
         weights = {"down": right @ spectrum.solve(moments.sxy).T, "up": right.T}
         stitch = affine_stitch(LowRankStitch, moments, weights, dtype, rank=self.rank)
         return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)
+
+
+def greatest_rank(moments: Moments, rcond: float | None = None) -> int:
+    """The greatest rank of a map: the numerical rank of x, or the width of y if that is less.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 4)
+        >>> greatest_rank(Moments(4, 6).update(x[:, [0, 1, 1, 1]], torch.randn(50, 6)))
+        2
+    """
+    return min(_spectrum(moments, rcond)[1].rank, moments.dy)
+
+
+def _spectrum(moments: Moments, rcond: float | None) -> tuple[float, Spectrum]:
+    """Of x, and the tolerance in force."""
+    rcond = default_rcond(moments.dx) if rcond is None else rcond
+    return rcond, Spectrum.of(moments.sxx, rcond)

@@ -11,12 +11,17 @@ import hashlib
 import json
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-TOKENS = {"alice-token": "alice", "bob-token": "bob"}
+import pytest
+
+TOKENS = {"alice-token": "alice", "bob-token": "bob", "your-token": "you"}
 LARGE = (".safetensors", ".bin", ".npz")
 
 
@@ -350,3 +355,27 @@ def _entry(name: str, content: bytes) -> dict[str, Any]:
         oid = hashlib.sha256(content).hexdigest()
         entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 134}
     return entry
+
+
+@contextmanager
+def turned_to_a_hub(cache: Path) -> Iterator[Hub]:
+    """A running Hub; the real client of this process talks to it as ``alice``, with a cache of its own."""
+    import huggingface_hub
+    import transformers.utils.hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    with Hub() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_CACHE": str(cache),
+            "HF_TOKEN_PATH": str(cache / "no-token"),
+        }.items():
+            patch.setattr(constants, name, value)
+        patch.setattr(huggingface_hub.hf_api.api, "endpoint", server.url)
+        patch.setattr(transformers.utils.hub, "_hf_api", None)  # made anew, for this Hub
+        patch.setattr(_http.time, "sleep", lambda _: None)  # between attempts
+        patch.setenv("HF_TOKEN", "alice-token")
+        yield server

@@ -1,0 +1,279 @@
+"""For each page, what its snippets take for granted: networks and samples at hand, a Hub with those they name."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import transformers
+from datasets import ClassLabel, Dataset, Features, Value
+from datasets import Image as ImageFeature
+from PIL import Image
+
+import hf_stitch
+from hf_stitch import Adapter, Samples
+
+from tiny_networks import BODY, SIZE, TEXT, WORDS, plain_tokenizer  # isort: skip
+
+CLASSES = 3
+Namespace = dict[str, Any]
+
+
+# -- networks and samples ----------------------------------------------------------------------------------------------
+
+
+def pictures(n: int, seed: int = 0) -> Dataset:
+    """Labelled images, as a data set has them."""
+    random = np.random.default_rng(seed)
+    images = [Image.fromarray(random.integers(0, 255, (40, 48, 3), dtype=np.uint8)) for _ in range(n)]
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=[f"class {i}" for i in range(CLASSES)])})
+    return Dataset.from_dict({"image": images, "label": [i % CLASSES for i in range(n)]}, features=features)
+
+
+def sentences(n: int, seed: int = 0) -> Dataset:
+    """Labelled texts."""
+    random = np.random.default_rng(seed)
+    texts = [" ".join(random.choice(WORDS, size=random.integers(3, 9))) for _ in range(n)]
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes", "perhaps"])})
+    return Dataset.from_dict({"text": texts, "label": [i % 3 for i in range(n)]}, features=features)
+
+
+def cnn(seed: int = 0, name: str = "resnet18", **arguments: Any) -> torch.nn.Module:
+    """A network of timm, thin, for small images."""
+    torch.manual_seed(seed)
+    config = {"input_size": (3, SIZE, SIZE), "crop_pct": 1.0}
+    thin = arguments or {"channels": (16, 24, 32, 32)}
+    return timm.create_model(name, num_classes=CLASSES, pretrained_cfg_overlay=config, **thin).eval()
+
+
+def vit(seed: int = 0) -> transformers.PreTrainedModel:
+    """A vision transformer of eight thin blocks."""
+    torch.manual_seed(seed)
+    config = transformers.ViTConfig(
+        **{**BODY, "num_hidden_layers": 8}, image_size=SIZE, patch_size=8, num_labels=CLASSES
+    )
+    return transformers.ViTForImageClassification(config).eval()
+
+
+def vit_processor() -> Any:
+    """Its images."""
+    return transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
+
+
+def text_network(family: str, seed: int = 0) -> Adapter:
+    """A language model of either family, which share a tokenizer."""
+    torch.manual_seed(seed)
+    if family == "gpt2":
+        ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        config = transformers.GPT2Config(n_embd=24, n_layer=7, n_head=4, vocab_size=80, **ends)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, num_labels=3))
+    return hf_stitch.load(model.eval(), processor=plain_tokenizer())
+
+
+@cache
+def on_the_hub() -> dict[str, dict[str, bytes]]:
+    """Files of the networks that pages name: their ids, another size."""
+    rexnet = {"width_mult": 0.25, "initial_chs": 8, "final_chs": 64}
+    return {
+        "timm/rexnet_100.nav_in1k": _timm_files(cnn(0, "rexnet_100", **rexnet), rexnet),
+        "timm/resnet18.a1_in1k": _timm_files(cnn(1), {"channels": (16, 24, 32, 32)}),
+        "google/vit-base-patch16-224": _files(vit().save_pretrained, vit_processor().save_pretrained),
+    }
+
+
+def _timm_files(model: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, bytes]:
+    return _files(lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True))
+
+
+def _files(*writers: Callable[[str], object]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as name:
+        for write in writers:
+            write(name)
+        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+
+
+def _vision_pair() -> tuple[Adapter, Adapter]:
+    return hf_stitch.load(cnn()), hf_stitch.load(vit(), processor=vit_processor())
+
+
+def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
+    source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
+    return hf_stitch.stitch(
+        source, "features.8", target, "vit.layers.6", data=pictures(60), progress=False, **arguments
+    )  # fmt: skip
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def readme() -> Namespace:
+    """Images alone: it loads its networks from the Hub."""
+    return {"my_images": pictures(60)}
+
+
+def compare() -> Namespace:
+    """Two networks of images, two of texts, and rows recorded elsewhere."""
+    np.savez("theirs.npz", **{"layer": np.random.default_rng(0).normal(size=(1000, 8))})
+    return {
+        "a": hf_stitch.load(cnn()),
+        "b": hf_stitch.load(cnn(1)),
+        "dataset": pictures(40),
+        "bert": text_network("bert"),
+        "gpt2": text_network("gpt2"),
+        "texts": sentences(40),
+    }
+
+
+def cut() -> Namespace:
+    """Images."""
+    return {"images": pictures(4)["image"]}
+
+
+def relative() -> Namespace:
+    """A CNN and a ViT that take the same images, rows of theirs, and many rows in a file."""
+    torch.manual_seed(0)
+    deit = timm.create_model(
+        "deit_tiny_patch16_224", img_size=SIZE, depth=12, embed_dim=24, num_classes=CLASSES,
+        pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE), "crop_pct": 1.0},
+    )  # fmt: skip
+    a, b = hf_stitch.load(cnn()), hf_stitch.load(deit.eval())
+    data = Samples.of(pictures(340))
+    some = data.select(range(8))
+    np.save("a_million.npy", np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32))
+    rows = [
+        adapter.encode(adapter.preprocess(some.batches(8).__next__().samples), layer)[layer].rows(policy)
+        for adapter, layer, policy in ((a, "layer4.1", "mean"), (b, "blocks.11", "cls"))
+    ]
+    return {"a": a, "b": b, "train": data, "rows_of_a": rows[0], "rows_of_b": rows[1], "my_images": data}
+
+
+def save() -> Namespace:
+    """A stitched model of two networks of the Hub, and these."""
+    stitched = _stitched()
+    return {"stitched": stitched, "a": stitched.parents[0], "b": stitched.parents[1]}
+
+
+def share() -> Namespace:
+    """A stitched model of two networks of the Hub."""
+    return {"stitched": _stitched()}
+
+
+def stitch() -> Namespace:
+    """A CNN and a ViT, stitched in three ways; two language models; two networks of one architecture."""
+    source, target = _vision_pair()
+    dataset = pictures(60)
+    train, held_out = Samples.of(dataset).split(0.2, 0)
+    one, two, three = (
+        hf_stitch.stitch(source, layer, target, "vit.layers.3", data=train, progress=False)
+        for layer in ("layer1.0", "layer2.0", "layer3.0")
+    )
+    return {
+        "source": source, "target": target, "dataset": dataset, "train": train, "held_out": held_out, "one": one,
+        "two": two, "three": three, "gpt2": text_network("gpt2"), "other": text_network("gpt2", 1),
+        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
+        "seed_1": hf_stitch.load(cnn(1)), "test": held_out,
+    }  # fmt: skip
+
+
+def train() -> Namespace:
+    """A ViT to be trained, by a Trainer or a loop, and what it is compared with."""
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    processor, labelled = vit_processor(), pictures(24, seed=1)
+    examples = [
+        {"pixel_values": processor(row["image"], return_tensors="pt")["pixel_values"][0], "labels": row["label"]}
+        for row in pictures(16)
+    ]
+    adapter = hf_stitch.load(vit(), processor=processor)
+    return {
+        "Trainer": transformers.Trainer, "model": adapter.model, "train": examples, "test": examples,
+        "args": transformers.TrainingArguments(
+            "run/trainer", num_train_epochs=2, report_to=[], disable_tqdm=True, use_cpu=True, eval_strategy="epoch"
+        ),
+        "probe": labelled.remove_columns("label"), "labelled": labelled, "reference": hf_stitch.load(cnn()),
+        "loader": DataLoader([row["pixel_values"] for row in examples], batch_size=8),
+        "accelerator": Accelerator(cpu=True), "processor": processor,
+    }  # fmt: skip
+
+
+def trust_a_metric() -> Namespace:
+    """Rows of two networks that have something in common."""
+    random = np.random.default_rng(0)
+    common = random.normal(size=(40, 1, 4))
+    x, y = (
+        (common @ random.normal(size=(4, 6)) + random.normal(size=(40, 3, 6))).reshape(120, 6).astype(np.float32)
+        for _ in range(2)
+    )
+    values = random.random((4, 4))
+    return {
+        "x": x, "y": y, "samples": np.repeat(np.arange(40), 3), "between_01": values, "between_02": values.T,
+        "batches": [(x[:60], y[:60]), (x[60:], y[60:])],
+    }  # fmt: skip
+
+
+def trust_a_stitch() -> Namespace:
+    """A stitched model, and other stitches of its place."""
+    from hf_stitch.training import TaskLoss
+
+    source, target = _vision_pair()
+    train, test = Samples.of(pictures(360)).split(0.5, 0)
+    stitched = hf_stitch.stitch(source, "layer2.0", target, "vit.layers.3", data=train, progress=False)
+    first, second = (TaskLoss(epochs=1, seed=seed).fit(stitched, train, progress=False) for seed in range(2))
+    bottleneck = hf_stitch.stitch(
+        source, "layer2.0", target, "vit.layers.3", "low_rank", rank=4, data=train, progress=False
+    )
+    return {
+        "stitched": stitched, "train": train, "test": test, "first": first, "second": second,
+        "bottlenecks": {4: bottleneck.stitch},
+    }  # fmt: skip
+
+
+def nothing() -> Namespace:
+    """A page that brings all it needs."""
+    return {}
+
+
+PAGES: dict[str, Callable[[], Namespace]] = {
+    "README.md": readme,
+    "docs/how-to/compare.md": compare,
+    "docs/how-to/cut.md": cut,
+    "docs/how-to/extend.md": nothing,
+    "docs/how-to/relative.md": relative,
+    "docs/how-to/save.md": save,
+    "docs/how-to/share.md": share,
+    "docs/how-to/stitch.md": stitch,
+    "docs/how-to/train.md": train,
+    "docs/how-to/trust-a-metric.md": trust_a_metric,
+    "docs/how-to/trust-a-stitch.md": trust_a_stitch,
+    "plugins/hf-stitch-diagonal/README.md": nothing,
+}
+"""Every page with snippets of Python, and what makes its scene."""
+
+
+def folders() -> dict[str, str]:
+    """What stands for names on the command line, some of it written to the working folder."""
+    for name, family in (("bert", "bert"), ("gpt2", "gpt2")):
+        adapter = text_network(family)
+        adapter.model.save_pretrained(name)
+        adapter.processor.save_pretrained(name)
+    for name, data in (("images", pictures(60)), ("texts", sentences(40))):
+        Path(name).mkdir()
+        for split in ("train", "test"):
+            data.to_parquet(f"{name}/{split}.parquet")
+    a, b = _vision_pair()
+    hf_stitch.stitch(a, "layer2.0", b, "vit.layers.3", data=pictures(60), progress=False).save_pretrained("FOLDER")
+    source, target = "timm/resnet18.a1_in1k", "google/vit-base-patch16-224"
+    return {
+        "A": source, "B": target, "SOURCE": source, "TARGET": target,
+        "uoft-cs/cifar10": "images", "stanfordnlp/imdb": "texts",
+        "google-bert/bert-base-uncased": "bert", "openai-community/gpt2": "gpt2",
+    }  # fmt: skip

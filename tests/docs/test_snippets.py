@@ -1,0 +1,74 @@
+"""Every snippet of README and docs runs as it stands, those of a page one after another."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from scenes import PAGES, folders, on_the_hub
+from typer.testing import CliRunner
+
+import hf_stitch
+from hf_stitch.cli import app
+
+from server import turned_to_a_hub  # isort: skip
+
+ROOT = Path(__file__).parents[2]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def snippets(page: str, language: str) -> Iterator[tuple[int, str]]:
+    """The line of the page at which a snippet begins, and the snippet."""
+    text = (ROOT / page).read_text()
+    for found in FENCED.finditer(text):
+        if found[1] == language:
+            yield text[: found.start()].count("\n") + 1, found[2]
+
+
+def every_page() -> list[str]:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
+    return sorted(str(page.relative_to(ROOT)) for page in pages)
+
+
+COMMANDS = {
+    page: [line for _, text in snippets(page, "") for line in text.splitlines() if line.startswith("hf-stitch ")]
+    for page in every_page()
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Hub with the networks that pages name, and a working folder of one's own."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with turned_to_a_hub(tmp_path / "cache") as server:
+        monkeypatch.setenv("HF_TOKEN", "your-token")
+        for name, files in on_the_hub().items():
+            server.put(name, files)
+        yield
+
+
+def test_every_page_with_snippets_has_a_scene() -> None:
+    assert {page for page in every_page() if any(snippets(page, "python"))} == set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python(page: str, hub: None) -> None:
+    namespace = {"hf_stitch": hf_stitch, **PAGES[page]()}
+    for line, text in snippets(page, "python"):
+        # Blank lines before it, so that an error names the line of the page.
+        exec(compile("\n" * line + text, page, "exec"), namespace)
+    plt.close("all")
+
+
+@pytest.mark.parametrize("page", [page for page, commands in COMMANDS.items() if commands])
+def test_commands(page: str, hub: None) -> None:
+    stands_for = folders()
+    for command in COMMANDS[page]:
+        arguments = [stands_for.get(word, word) for word in shlex.split(command, comments=True)[1:]]
+        result = CliRunner().invoke(app, arguments, prog_name="hf-stitch")
+        assert result.exit_code == 0, f"{command}\n{result.output}"
