@@ -39,6 +39,7 @@ PAPERS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "inverse_relative": (
         ("Moschella et al.: Relative representations enable zero-shot latent space communication", "2209.15430"),
+        ("Maiorca et al.: Latent Space Translation via Inverse Relative Projection", "2406.15057"),
     ),
 }
 """By matcher: the papers of its method, beside those of stitching itself."""
@@ -51,6 +52,7 @@ MAPS = {
 }
 PREDICTORS = ("stitched", "identity", "mean only", "target", "chance")
 FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
+LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
 TASKS = ("image-classification", "text-classification", "text-generation")
 SAMPLES = {
     "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # a picture of yours'),
@@ -192,7 +194,17 @@ def _headline(scores: Mapping[str, Any]) -> str:
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
     names = {"identity": "with no map", "mean only": "the mean only", "target": "the target alone", "chance": "chance"}
     beside = "; ".join(f"{names.get(who, _plain(who))}: {_cell(score, False)}" for who, score in others.items())
-    return f"Its {figure.replace('_', ' ')} on {scores['n']} held-out samples is **{_cell(own)}** ({beside})."
+    level = [names.get(who, _plain(who)) for who in others if who != "target" and not _beats(own, others[who], figure)]
+    warning = f" **It is not shown to do better than: {', '.join(level)}.**" if level else ""
+    return f"Its {figure.replace('_', ' ')} on {scores['n']} held-out samples is **{_cell(own)}** ({beside}).{warning}"
+
+
+def _beats(own: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> bool:
+    """Whether the whole interval is on the better side of another's value."""
+    low, high, value = _number(own["low"]), _number(own["high"]), _number(other["value"])
+    if low is None or high is None or value is None:
+        return False
+    return high < value if figure in LESS_IS_BETTER else low > value
 
 
 def _audit(stitcher: Stitcher) -> str:

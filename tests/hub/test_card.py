@@ -61,6 +61,27 @@ def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
         assert word in text, word
 
 
+@pytest.mark.parametrize(
+    ("figure", "low", "high", "identity", "said"),
+    [
+        ("accuracy", 0.6, 0.8, 0.5, False),
+        ("accuracy", 0.4, 0.8, 0.5, True),
+        ("perplexity", 4.0, 6.0, 7.0, False),
+        ("perplexity", 4.0, 8.0, 7.0, True),
+    ],
+)
+def test_a_stitch_that_does_not_beat_its_baselines_is_told_in_words(
+    figure: str, low: float, high: float, identity: float, said: bool, stitcher: Stitcher
+) -> None:
+    rows = {"stitched": {figure: {"value": (low + high) / 2, "low": low, "high": high}}}
+    rows["identity"] = rows["target"] = {figure: {"value": identity, "low": identity, "high": identity}}
+    told = Stitcher(
+        stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe=stitcher.recipe,
+        scores={**stitcher.scores, "scores": rows},
+    )  # fmt: skip
+    assert ("**It is not shown to do better than: with no map.**" in card(told, whole=False)) is said
+
+
 def test_an_audit_is_told(stitcher: Stitcher) -> None:
     assert "Audit" not in card(stitcher, whole=False)
     for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
