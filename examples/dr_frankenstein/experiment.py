@@ -18,6 +18,7 @@ from rich.text import Text
 import hf_stitch
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.training import TaskLoss
+from hf_stitch.training.loop import Schedule
 from hf_stitch.training.prepared import Augment
 
 
@@ -32,6 +33,8 @@ class Preset:
         base: Images and epochs of the base networks.
         seeds: Base networks of each kind.
         augment: Whether images are augmented in task-loss matching.
+        lr: Learning rate of task-loss matching.
+        schedule: Its schedule.
     """
 
     train: int
@@ -40,6 +43,8 @@ class Preset:
     base: tuple[int, int]
     seeds: int = 2
     augment: bool = False
+    lr: float = 1e-3
+    schedule: Schedule = "step"
 
     def samples(self, data: str, data_dir: str | None) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
         """The images to match on, and those held out."""
@@ -50,7 +55,7 @@ class Preset:
     @property
     def task_loss(self) -> TaskLoss:
         """Task-loss matching with the target's answers as labels."""
-        return TaskLoss(epochs=self.epochs)
+        return TaskLoss(epochs=self.epochs, lr=self.lr, schedule=self.schedule)
 
     @property
     def augmentation(self) -> Augment | None:
@@ -59,6 +64,8 @@ class Preset:
 
 
 TASK = "task loss"
+SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
+"""By larger steps, so that a short training comes from any start to its end."""
 TEST = Preset(150, 60, 1, (150, 1))
 """To see that everything runs."""
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import experiment
 import numpy as np
 import tiny10
-from experiment import PAPER, TEST, Preset
+from experiment import PAPER, SHORT, TEST, Preset
 from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
@@ -20,8 +20,8 @@ from rich.text import Text
 from hf_stitch.analysis import Score, score_curves
 from hf_stitch.matchers import build_matcher
 
-PRESETS = {"small": Preset(4_000, 2_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
-STARTS = {"small": 10, "test": 2, "paper": 50}
+PRESETS = {"small": Preset(4_000, 2_000, 12, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
+STARTS = {"small": 6, "test": 2, "paper": 50}
 LAYER = {"small": "bn3", "test": "bn8", "paper": "bn3"}
 SHARE = 0.2
 """Of the training images that a least-squares start is fitted on."""
@@ -42,7 +42,7 @@ def main() -> None:
         "least squares": [tiny10.direct(source, target, layer, ["lstsq"], part)[0] for part in drawn],
     }
     together = [model for starts in models.values() for model in starts]
-    ends = iter(tiny10.trained(tiny10.task_loss(arguments, preset), together, target, train, preset))
+    ends = iter(tiny10.trained(preset.task_loss, together, target, train, preset))
     layers = {f"{kind}, start": {i: m.stitch for i, m in enumerate(starts)} for kind, starts in models.items()}
     layers |= {kind: {i: next(ends) for i in range(len(starts))} for kind, starts in models.items()}
     found = score_curves(together[0], test, "seed", layers, target=target, batch_size=tiny10.BATCH)

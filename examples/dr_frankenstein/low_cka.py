@@ -14,7 +14,7 @@ import experiment
 import numpy as np
 import tiny10
 import torch
-from experiment import PAPER, TEST, Preset
+from experiment import PAPER, SHORT, TEST, Preset
 from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
@@ -23,9 +23,9 @@ import hf_stitch
 from hf_stitch.analysis import Score, TrajectoryRecorder, score_curves
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 
-PRESETS = {"small": Preset(3_000, 2_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(3_000, 2_000, 10, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 LAYERS = {"small": ("bn3", "bn5"), "test": ("bn8",), "paper": ("bn2", "bn3", "bn5", "bn7")}
-PENALTIES = {"small": (0.3, 1.0, 3.0), "test": (1.0,), "paper": (0.1, 0.3, 1.0, 3.0)}
+PENALTIES = {"small": (0.3, 0.5, 0.7, 1.0), "test": (1.0,), "paper": (0.1, 0.3, 1.0, 3.0)}
 ROTATIONS = 5
 PROBE = 1_000
 """Test images that CKA is measured on."""
@@ -44,7 +44,7 @@ def main() -> None:
         for seed in range(ROTATIONS):
             maps["rotated"][seed] = start.stitch.with_maps(_rotation(start.stitch.widths[0], seed), None)
         for penalty in PENALTIES[arguments.preset]:
-            matcher = replace(tiny10.task_loss(arguments, preset), penalties={"linear_cka": penalty})
+            matcher = replace(preset.task_loss, penalties={"linear_cka": penalty})
             [maps["penalised"][penalty]] = tiny10.trained(matcher, [start], network, train, preset)
         scores = score_curves(start, test, "β or seed", maps, target=network, batch_size=tiny10.BATCH)
         probe = test.take(min(PROBE, len(test)))

@@ -12,12 +12,12 @@ import experiment
 import frankenstein
 import networks
 import tiny10
-from experiment import PAPER, TASK, TEST, Preset
+from experiment import PAPER, SHORT, TASK, TEST, Preset
 
 from hf_stitch.analysis import Curves, rank_curve
 from hf_stitch.matchers import build_matcher
 
-PRESETS = {"small": Preset(3_000, 2_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(3_000, 2_000, 4, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 LAYERS = {"small": ("bn3", "bn5"), "test": ("bn8",), "paper": networks.Tiny10.cuts}
 RANKS = (4, 8, 16)
 
@@ -31,7 +31,7 @@ def main() -> None:
     by_layer = []
     for layer in LAYERS[arguments.preset]:
         starts = tiny10.direct(source, target, layer, [build_matcher("low_rank", rank=rank) for rank in RANKS], train)
-        ends = tiny10.trained(tiny10.task_loss(arguments, preset), starts, target, train, preset)
+        ends = tiny10.trained(preset.task_loss, starts, target, train, preset)
         families = {
             f"{layer}, {frankenstein.START}": {rank: m.stitch for rank, m in zip(RANKS, starts, strict=True)},
             f"{layer}, {TASK}": dict(zip(RANKS, ends, strict=True)),

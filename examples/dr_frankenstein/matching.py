@@ -23,7 +23,7 @@ import hf_stitch
 from hf_stitch.matchers import build_matcher
 
 PRESETS = {
-    ("tiny10", "small"): Preset(10_000, 5_000, 4, (10_000, 6)),
+    ("tiny10", "small"): Preset(50_000, 5_000, 3, (10_000, 6), lr=3e-3, schedule="cosine"),
     ("resnet20", "small"): Preset(4_000, 2_000, 3, (10_000, 6)),
     **{(architecture, "test"): TEST for architecture in ("tiny10", "resnet20")},
     **{(architecture, "paper"): PAPER for architecture in ("tiny10", "resnet20")},

@@ -10,7 +10,7 @@ import experiment
 import networks
 import numpy as np
 import tiny10
-from experiment import PAPER, TEST, Preset
+from experiment import PAPER, SHORT, TEST, Preset
 from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
@@ -19,9 +19,9 @@ from hf_stitch.analysis import ModeConnectivity, mode_connectivity
 from hf_stitch.matchers import build_matcher
 from hf_stitch.plots import curves
 
-PRESETS = {"small": Preset(3_000, 1_000, 4, (10_000, 6)), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(3_000, 1_000, 12, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 LAYERS = {"small": ("bn1", "bn2", "bn3", "bn5", "bn7"), "test": ("bn8",), "paper": networks.Tiny10.cuts}
-STARTS = {"small": 4, "test": 2, "paper": 10}
+STARTS = {"small": 3, "test": 2, "paper": 10}
 THRESHOLD = {"small": 0.8, "test": 0.0, "paper": 0.8}
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     apart: dict[str, str] = {}
     for layer in arguments.layers or LAYERS[arguments.preset]:
         starts = tiny10.direct(source, target, layer, matchers, train)
-        ends = tiny10.trained(tiny10.task_loss(arguments, preset), starts, target, train, preset)
+        ends = tiny10.trained(preset.task_loss, starts, target, train, preset)
         named = {str(seed): end for seed, end in enumerate(ends)}
         try:
             found[layer] = mode_connectivity(

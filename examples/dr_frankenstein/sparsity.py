@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import experiment
 import frankenstein
 import tiny10
-from experiment import PAPER, TASK, TEST, Preset
+from experiment import PAPER, SHORT, TASK, TEST, Preset
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +21,7 @@ from hf_stitch.matchers import build_matcher
 from hf_stitch.plots import curves, matrices
 from hf_stitch.stitches import StitchingLayer, as_linear
 
-PRESETS = {"small": Preset(4_000, 2_000, 6, (10_000, 6)), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(4_000, 2_000, 16, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 LAYER = {"small": "bn3", "test": "bn8", "paper": "bn3"}
 LASSO = {
     "small": (0.003, 0.01, 0.03, 0.1, 0.2, 0.3),
@@ -29,7 +29,7 @@ LASSO = {
     "paper": (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4),
 }
 L1 = {
-    "small": (0.001, 0.003, 0.01, 0.03, 0.06),
+    "small": (0.003, 0.01, 0.03, 0.1),
     "test": (0.01,),
     "paper": (0.0003, 0.001, 0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1),
 }
@@ -52,7 +52,7 @@ def main() -> None:
         frankenstein.START: {0.0: start.stitch, **{a: m.stitch for a, m in zip(alphas, sparse, strict=True)}}, TASK: {}
     }  # fmt: skip
     for weight in (0.0, *weights):
-        matcher = replace(tiny10.task_loss(arguments, preset), penalties={"l1": weight} if weight else {})
+        matcher = replace(preset.task_loss, penalties={"l1": weight} if weight else {})
         [stitches[TASK][weight]] = tiny10.trained(matcher, [start], target, train, preset)
     stitches = {
         name: {w: sparsify(s) if w else s for w, s in by_weight.items()} for name, by_weight in stitches.items()

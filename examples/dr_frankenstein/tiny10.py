@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import experiment
@@ -37,12 +36,6 @@ def loaded(arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch
     count, epochs = preset.base
     bases = [Base("tiny10", epochs, count, seed) for seed in range(preset.seeds)]
     return adapted(bases, arguments.networks, arguments.data_dir)
-
-
-def task_loss(arguments: argparse.Namespace, preset: Preset) -> TaskLoss:
-    """Task-loss matching; where it is short, by larger steps, that it may come from any start to its end."""
-    matcher = preset.task_loss
-    return matcher if arguments.preset == "paper" else replace(matcher, lr=1e-2, schedule="cosine")
 
 
 def direct(
