@@ -17,6 +17,7 @@ from .head import ENTRY, Head, HeadConfig, Kind
 from .joining import join
 from .modeling import StitchedModel
 from .stitching import versions
+from .swapping import as_space
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """What a head does, by the samples of the encoder."""
@@ -25,7 +26,7 @@ TASKS = {"image": "image-classification", "text": "text-classification"}
 def relative_model(
     encoder: str | nn.Module | Adapter,
     layer: str,
-    anchors: Samples | AnchorSet,
+    anchors: Any,
     similarities: str | Similarity | Mapping[str, Any] | Sequence[Any] | None = "cosine",
     *,
     rows: RowsPolicy = "mean",
@@ -50,8 +51,8 @@ def relative_model(
     Args:
         encoder: An adapter, a live module, or a name for :func:`hf_stitch.load`.
         layer: Its cut.
-        anchors: The samples (:func:`hf_stitch.relative.select_anchors`), or a set that is encoded by this encoder at
-            this layer. They are kept with the model.
+        anchors: The samples (:func:`hf_stitch.relative.select_anchors` chooses some), or a set that is encoded by this
+            encoder at this layer. They are kept with the model.
         similarities: As of the projection. ``None``: the *absolute* model, for comparison, with the identity in place
             of the projection.
         rows: Which vector stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
@@ -101,7 +102,9 @@ def relative_model(
     with torch.no_grad():
         means = {"body": body(vectors).mean(0)}
     joint = StitchingLayer(source.form(layer), Form("bd", width), rows, body, means=means)
-    recipe = {"anchors": known.fingerprint, "rows": rows, "samples": len(known), "versions": versions()}
+    recipe = {"anchors": known.fingerprint, "rows": rows, "samples": len(known), "versions": dict(versions())}
+    if similarities is None:
+        recipe["space"] = as_space(source.pinned, layer, rows)
     model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
     model.parents = None  # the head that is trained is this model's own, and the one given would be taken for it
     model.anchors = known

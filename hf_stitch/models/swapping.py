@@ -16,7 +16,7 @@ from ..matchers import Matcher, TrainedMatcher, build_matcher
 from ..relative import AnchorSet, RelativeProjection
 from ..representation import Form, RowsPolicy
 from ..statistics import Moments
-from ..stitches import IdentityStitch, StitchingLayer
+from ..stitches import StitchingLayer
 from ..stitches.layer import POOLED
 from .joining import join, with_encoder
 from .modeling import StitchedModel, class_for, logits_of
@@ -24,8 +24,9 @@ from .stitching import check_meet, fit_layer, versions
 
 MATCHER = "inverse_relative"
 BASELINES = ("procrustes",)
-Layers = dict[str, StitchingLayer]
-"""Stitching layers of one place: of the matcher asked for, under an empty name, and of the baselines."""
+_Side = Samples | AnchorSet | None
+_Space = tuple[Endpoint, str, RowsPolicy]
+"""Whose representations: of which network, at which layer, by which policy."""
 
 
 def swap(
@@ -33,8 +34,8 @@ def swap(
     *,
     encoder: str | nn.Module | Adapter,
     layer: str,
-    anchors: Samples | AnchorSet | None = None,
-    parallel: Samples | AnchorSet | None = None,
+    anchors: Any = None,
+    parallel: Any = None,
     target_layer: str | None = None,
     rows: RowsPolicy | None = None,
     matcher: str | Matcher | None = None,
@@ -52,15 +53,16 @@ def swap(
       represents them (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
     - Any other network gets, in place of all that precedes a layer, the new encoder and a map that ``matcher`` finds
       from the anchors alone: by default inverse relative projection (Maiorca et al. 2024). So does the absolute model,
-      in place of its encoder, and a stitched model whose anchors its target has encoded.
+      in place of its encoder, and what was swapped so before.
 
     Args:
         model: The trained head with its own encoder: a stitched model, or a network (an adapter, a live module, or a
             name for :func:`hf_stitch.load`).
         encoder: The new one: an adapter, a live module, or a name.
         layer: Its cut.
-        anchors: The samples. A stitched model knows its own set: it need not be given where that set is encoded by the
-            new encoder, or parallel samples are given; given samples or sets are compared with it.
+        anchors: The samples (what :meth:`hf_stitch.Samples.of` takes), or a set. A stitched model keeps its own, with
+            which these are compared; they may be left out where the new encoder is in that set, or ``parallel`` is
+            given.
         parallel: Where the new encoder is to see other samples (the anchors' translations): as many, with the same ids
             in the same order; or a set of these.
         target_layer: Where a network that is no stitched model is cut.
@@ -105,24 +107,49 @@ def swap(
     anchors, parallel = (
         side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, parallel)
     )
-    new = _Encoder(load(encoder), layer, rows or _rows(model), batch_size, progress)
-    if isinstance(model, StitchedModel):
+    stitched = model if isinstance(model, StitchedModel) else None
+    new = _Encoder(load(encoder), layer, rows or (stitched.stitch.rows if stitched else "mean"), batch_size, progress)
+    if stitched is not None:
         if target_layer is not None or task != "auto":
             raise TypeError("a stitched model is cut already and has its head: leave out target_layer and task")
-        reference: StitchedModel | Adapter = model
-        own, layers = _for_stitched(model, new, anchors, parallel, matcher, baselines)
-        swapped = with_encoder(model, new.network, layer, layers.pop(""))
+        space, form = _space(stitched), stitched.stitch.target
+        if space is None and not (matcher is None and baselines is None):
+            raise TypeError("a relative model needs no map from encoder to encoder: leave out matcher and baselines")
+        own = _own(stitched.anchors, anchors)
+        reference: StitchedModel | Adapter = stitched
     else:
         if target_layer is None or anchors is None:
             raise TypeError("a network that is no stitched model needs target_layer=… (where it is cut) and anchors=…")
         reference = load(model)
-        task = reference.task if task == "auto" else task
-        own, layers = _for_network(reference, target_layer, new, anchors, parallel, matcher, baselines, task)
-        swapped = join(new.network, layer, layers.pop(""), reference, target_layer, task=task)
+        form = reference.form(target_layer)
+        task = _task(reference, new, task)
+        space = (reference.pinned, target_layer, _target_rows(form, new.rows))
+        own = _own(None, anchors)
+        if isinstance(anchors, Samples):
+            own = own.encode(reference, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
+
+    entering = None if space is None else own.values(*space)
+    own, vectors = new.see(own, anchors, parallel)
+    if entering is None:
+        assert stitched is not None
+        joint, others = _relative(stitched.stitch, new, vectors), {}
+    else:
+        joint = _fitted(matcher or MATCHER, new, form, vectors, entering)
+        names = BASELINES if baselines is None else baselines
+        others = {str(each): _fitted(each, new, form, vectors, entering) for each in names}
+    if stitched is not None:
+        swapped = with_encoder(stitched, new.network, layer, joint)
+    else:
+        assert isinstance(reference, Adapter) and target_layer is not None
+        swapped = join(new.network, layer, joint, reference, target_layer, task=task)
     swapped.anchors = own
-    swapped.config.recipe = _recipe(model, new, own, parallel, matcher)
+    swapped.config.recipe = _recipe(own, parallel, new)
+    if space is not None:
+        found_by = build_matcher(matcher or MATCHER).to_dict()
+        swapped.config.recipe |= {"matcher": found_by, "space": as_space(*space)}
     if data is None:
         return swapped
+
     samples = Samples.of(data)
     _rehearse(swapped, samples)
     from ..analysis.evaluation import evaluate
@@ -132,7 +159,7 @@ def swap(
         samples,
         target=reference,
         target_data=target_data,
-        baselines=layers,
+        baselines=others,
         batch_size=batch_size,
         seed=seed,
         progress=progress,
@@ -140,10 +167,6 @@ def swap(
     swapped.config.scores = swapped.evaluation.to_dict()
     swapped.config.recipe["test_data"] = swapped.evaluation.data
     return swapped
-
-
-def _rows(model: Any) -> RowsPolicy:
-    return model.stitch.rows if isinstance(model, StitchedModel) else "mean"
 
 
 @dataclass(frozen=True)
@@ -160,50 +183,58 @@ class _Encoder:
     def form(self) -> Form:
         return self.network.form(self.layer)
 
-    def see(
-        self, own: AnchorSet, given: Samples | AnchorSet | None, parallel: Samples | AnchorSet | None
-    ) -> tuple[AnchorSet, Tensor]:
+    def see(self, own: AnchorSet, given: _Side, parallel: _Side) -> tuple[AnchorSet, Tensor]:
         """The model's anchors with what is known of them now, and what this encoder says of them or their parallels."""
         if parallel is not None:
             own.check_parallel(parallel)
-            side = parallel if isinstance(parallel, AnchorSet) else self.encode(AnchorSet.of(parallel), parallel)
+            side = parallel if isinstance(parallel, AnchorSet) else self._encode(AnchorSet.of(parallel), parallel)
             return own, side.values(self.network, self.layer, self.rows)
         if isinstance(given, Samples):
-            own = self.encode(own, given)
+            own = self._encode(own, given)
         return own, own.values(self.network, self.layer, self.rows)
 
-    def encode(self, anchors: AnchorSet, samples: Samples) -> AnchorSet:
+    def _encode(self, anchors: AnchorSet, samples: Samples) -> AnchorSet:
         return anchors.encode(
             self.network, self.layer, samples, self.rows, batch_size=self.batch_size, progress=self.progress
         )
 
 
-def _for_stitched(
-    model: StitchedModel,
-    new: _Encoder,
-    anchors: Samples | AnchorSet | None,
-    parallel: Samples | AnchorSet | None,
-    matcher: str | Matcher | None,
-    baselines: Sequence[str | Matcher] | None,
-) -> tuple[AnchorSet, Layers]:
-    projection: Any = model.stitch.body
-    relative = isinstance(projection, RelativeProjection)
-    if relative and not (matcher is None and baselines is None):
-        raise TypeError("a relative model needs no map from encoder to encoder: leave out matcher and baselines")
-    own = _own(model.anchors, anchors)
-    entering = None if relative else _entering(model, own)
-    own, vectors = new.see(own, anchors, parallel)
-    if entering is not None:
-        return own, _fitted(new, model.stitch.target, vectors, entering, matcher, baselines)
-    mean: Any = model.stitch.body_mean
-    joint = StitchingLayer(
-        new.form, model.stitch.target, new.rows, projection.with_anchors(vectors), means={"body": mean}
-    )
-    return own, {"": joint.eval()}
+def _recipe(own: AnchorSet, parallel: _Side, new: _Encoder) -> dict[str, Any]:
+    """What there is to say of any swap, as JSON values."""
+    recipe = {"rows": new.rows, "anchors": own.fingerprint, "samples": len(own)}
+    if parallel is not None:
+        recipe["parallel"] = parallel.fingerprint
+    return {**recipe, "batch_size": new.batch_size, "versions": dict(versions())}
 
 
-def _own(kept: AnchorSet | None, given: Samples | AnchorSet | None) -> AnchorSet:
-    """The model's anchors, with what is given compared with those that it keeps."""
+def as_space(endpoint: Endpoint, layer: str, rows: RowsPolicy) -> dict[str, Any]:
+    """Whose representations enter a back half, as JSON values for its recipe."""
+    return {"endpoint": endpoint.public.to_dict(), "layer": layer, "rows": rows}
+
+
+def _space(model: StitchedModel) -> _Space | None:
+    """Whose representations enter a stitched model's back half; ``None`` if relative ones do.
+
+    Raises:
+        ValueError: If it was made neither by a swap nor as an absolute model, and does not say.
+    """
+    if isinstance(model.stitch.body, RelativeProjection):
+        return None
+    recorded = (model.config.recipe or {}).get("space")
+    if recorded is None:
+        raise ValueError(
+            "this stitched model is no relative one, and does not record whose representations enter its back half: "
+            "swap its target instead, swap(target, target_layer=…, …)"
+        )
+    return Endpoint.from_dict(recorded["endpoint"]), recorded["layer"], recorded["rows"]
+
+
+def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
+    """The model's anchors, with what is given compared with those that it keeps.
+
+    Raises:
+        ValueError: If they are not the same, or there are none.
+    """
     if given is None:
         if kept is None:
             raise ValueError("this model keeps no anchors: pass those that it was made with, anchors=…")
@@ -212,56 +243,28 @@ def _own(kept: AnchorSet | None, given: Samples | AnchorSet | None) -> AnchorSet
     return of_given if kept is None else kept.merge(of_given)
 
 
-def _entering(model: StitchedModel, own: AnchorSet) -> Tensor:
-    """What enters a stitched model's back half for the anchors.
+def _task(target: Adapter, new: _Encoder, task: str | None) -> str | None:
+    """The task of an ordinary network with a new encoder.
 
-    That is what its target says of them or, in the absolute model, what its own encoder does.
+    Raises:
+        ValueError: If the two take other kinds of samples, or a vector for a sample does not do.
     """
-    source, target = (
-        (half["cut"]["layer"], Endpoint.from_dict(half["endpoint"]))
-        for half in (model.config.source, model.config.target)
-    )
-    rows = _target_rows(model.stitch.target, model.stitch.rows)
-    if isinstance(model.stitch.body, IdentityStitch) and not own.has(target[1], target[0], rows):
-        return own.values(source[1], source[0], model.stitch.rows)
-    return own.values(target[1], target[0], rows)
-
-
-def _for_network(
-    target: Adapter,
-    target_layer: str,
-    new: _Encoder,
-    anchors: Samples | AnchorSet,
-    parallel: Samples | AnchorSet | None,
-    matcher: str | Matcher | None,
-    baselines: Sequence[str | Matcher] | None,
-    task: str | None,
-) -> tuple[AnchorSet, Layers]:
+    check_meet(new.network, target, new.rows)
+    task = target.task if task == "auto" else task
     class_for(task)
     if task == "text-generation":
         raise ValueError(
             "an anchor is one vector, and a language model predicts a token for each position: join two of them by "
             "hf_stitch.stitch(…, matcher='inverse_relative')"
         )
-    check_meet(new.network, target, new.rows)
-    form = target.form(target_layer)
-    rows = _target_rows(form, new.rows)
-    if isinstance(anchors, Samples):
-        own = AnchorSet.of(anchors).encode(
-            target, target_layer, anchors, rows, batch_size=new.batch_size, progress=new.progress
-        )
-    else:
-        own = anchors
-    entering = own.values(target, target_layer, rows)
-    own, vectors = new.see(own, anchors, parallel)
-    return own, _fitted(new, form, vectors, entering, matcher, baselines)
+    return task
 
 
 def _target_rows(form: Form, rows: RowsPolicy) -> RowsPolicy:
     """Which vector of the target a pooled stitch stands in for: the single token is where a head finds its CLS token.
 
     Raises:
-        ValueError: If the policy gives no vector, or none for the target's prefix tokens.
+        ValueError: If the policy gives nothing for the target's prefix tokens.
     """
     if rows == "flatten" and form.prefix_tokens:
         raise ValueError("rows='flatten' gives the target's CLS token nothing: use 'mean' or 'cls'")
@@ -272,25 +275,21 @@ def _target_rows(form: Form, rows: RowsPolicy) -> RowsPolicy:
     return "mean" if form.layout != "bnd" or form.grid is not None else rows
 
 
-def _fitted(
-    new: _Encoder,
-    form: Form,
-    vectors: Tensor,
-    entering: Tensor,
-    matcher: str | Matcher | None,
-    baselines: Sequence[str | Matcher] | None,
-) -> Layers:
-    """The layers of all matchers, from what the new encoder says of the anchors and what enters the back half."""
-    moments = Moments(vectors.shape[1], entering.shape[1], device=entering.device)
-    moments.update(vectors.to(entering.device), entering)
-    layers: Layers = {}
-    named = {"": matcher or MATCHER, **{str(each): each for each in (BASELINES if baselines is None else baselines)}}
-    for name, each in named.items():
-        fitted_by = build_matcher(each)
-        if isinstance(fitted_by, TrainedMatcher):
-            raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
-        layers[name] = fit_layer(fitted_by, {"body": moments}, new.form, form, new.rows)
-    return layers
+def _relative(stitch: StitchingLayer, new: _Encoder, vectors: Tensor) -> StitchingLayer:
+    """The same projection on the anchors as the new encoder represents them."""
+    projection: Any = stitch.body
+    mean: Any = stitch.body_mean
+    body = projection.with_anchors(vectors)
+    return StitchingLayer(new.form, stitch.target, new.rows, body, means={"body": mean}).eval()
+
+
+def _fitted(matcher: str | Matcher, new: _Encoder, form: Form, vectors: Tensor, entering: Tensor) -> StitchingLayer:
+    """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
+    fitted_by = build_matcher(matcher)
+    if isinstance(fitted_by, TrainedMatcher):
+        raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
+    moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
+    return fit_layer(fitted_by, {"body": moments}, new.form, form, new.rows)
 
 
 @torch.no_grad()
@@ -314,15 +313,3 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
             "cut it at another layer, or use another rows policy"
         ) from error
     check_labels(samples, logits_of(output).shape[-1])
-
-
-def _recipe(
-    model: Any, new: _Encoder, own: AnchorSet, parallel: Samples | AnchorSet | None, matcher: str | Matcher | None
-) -> dict[str, Any]:
-    """How the encoder came to its place, as JSON values."""
-    recipe: dict[str, Any] = {"rows": new.rows, "anchors": own.fingerprint, "samples": len(own)}
-    if parallel is not None:
-        recipe["parallel"] = parallel.fingerprint
-    if not (isinstance(model, StitchedModel) and isinstance(model.stitch.body, RelativeProjection)):
-        recipe["matcher"] = build_matcher(matcher or MATCHER).to_dict()
-    return {**recipe, "batch_size": new.batch_size, "versions": dict(versions())}
