@@ -32,7 +32,7 @@ def relative_model(
     rows: RowsPolicy = "mean",
     num_labels: int | None = None,
     kind: Kind = "inductive",
-    head: nn.Module | None = None,
+    head: str | nn.Module | Adapter | None = None,
     task: str | None = "auto",
     batch_size: int = 64,
     progress: bool = True,
@@ -58,8 +58,9 @@ def relative_model(
         rows: Which vector stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
         num_labels: Number of classes of a new head.
         kind: Of a new head.
-        head: A :class:`~hf_stitch.models.Head`, trained or not; or any module that takes the vectors, ``(n, anchors)``,
-            such as the decoder of an autoencoder (a model with one is shared as a :class:`~hf_stitch.Stitcher`).
+        head: A :class:`~hf_stitch.models.Head`, trained or not, or where one was saved; or any module that takes the
+            vectors, ``(n, anchors)``, such as the decoder of an autoencoder (a model with one is shared as a
+            :class:`~hf_stitch.Stitcher`).
         task: Which head the model has: ``image-classification``, ``text-classification`` or ``None`` (the head's own
             output). ``"auto"``: for a :class:`~hf_stitch.models.Head` by the encoder's samples, else ``None``.
         batch_size: Anchors per forward.
@@ -112,20 +113,25 @@ def relative_model(
     return model
 
 
-def _target(head: nn.Module | None, width: int, num_labels: int | None, kind: Kind) -> tuple[Adapter, str]:
+def _target(
+    head: str | nn.Module | Adapter | None, width: int, num_labels: int | None, kind: Kind
+) -> tuple[Adapter, str]:
     """The head as a network that can be cut at its input, and the name of the cut."""
     if (head is None) == (num_labels is None):
         raise ValueError("give either a head, or num_labels for a new one")
     if head is None:
         config: Any = HeadConfig
         head = Head(config(in_features=width, num_labels=num_labels, kind=kind))
-    if isinstance(head, Head):
-        if head.config.in_features != width:
+    adapter = load(head) if isinstance(head, str | Head | Adapter) else None
+    if adapter is not None and isinstance(adapter.model, Head):
+        takes = adapter.model.config.in_features
+        if takes != width:
             raise ValueError(
-                f"the head takes vectors of {head.config.in_features} features, and the encoder gives it {width} "
-                "(similarities to anchors, or its own width where it is absolute)"
+                f"the head takes vectors of {takes} features, and the encoder gives {width} (similarities to anchors, "
+                "or its own width where it is absolute)"
             )
-        return load(head), ENTRY
-    entered = nn.Sequential(nn.Identity(), head)
-    parameter = next(head.parameters(), torch.zeros(()))
+        return adapter, ENTRY
+    module = head if adapter is None else adapter.model
+    entered = nn.Sequential(nn.Identity(), module)
+    parameter = next(module.parameters(), torch.zeros(()))
     return load(entered, example_inputs=torch.randn(2, width).to(parameter)), "0"

@@ -137,7 +137,7 @@ def test_any_module_serves_as_a_head() -> None:
     ("given", "message"),
     [
         ({}, "either a head, or num_labels"),
-        ({"head": Head(HeadConfig(in_features=19, num_labels=2))}, "takes vectors of 19 features.* gives it 20"),
+        ({"head": Head(HeadConfig(in_features=19, num_labels=2))}, "takes vectors of 19 features.* gives 20"),
         ({"num_labels": 2, "similarities": None, "center": True}, "no projection, got its options center"),
         ({"num_labels": 2, "similarities": "change_of_basis", "center": True}, "span 11 of 12 dimensions|span"),
     ],
@@ -214,7 +214,7 @@ def test_encoders_may_see_parallel_samples() -> None:
     )
     assert swapped.evaluation["agreement"].value == 1
     assert swapped.config.recipe["parallel"] == parallel.fingerprint
-    with pytest.raises(ValueError, match="not parallel: .*another order"):
+    with pytest.raises(ValueError, match=r"not parallel: .*another order"):
         hf_stitch.swap(RELATIVE, encoder=c, layer="2", parallel=parallel.select(range(19, -1, -1)))
     absolute = hf_stitch.swap(ABSOLUTE, encoder=c, layer="2", parallel=parallel, data=test, target_data=TEST)
     assert absolute.evaluation["agreement"].value > 0.98
@@ -259,7 +259,7 @@ def test_anchors_that_say_nothing_of_a_new_encoder_are_refused() -> None:
     twice[0].weight.data[0, 0] = 1
     twice[0].bias.data.zero_()
     dead = hf_stitch.load(twice, example_inputs=torch.randn(2, 4))
-    with pytest.raises(ValueError, match="anchors .* have the same representation"):
+    with pytest.raises(ValueError, match=r"anchors .* have the same representation"):
         hf_stitch.swap(RELATIVE, encoder=dead, layer="1", anchors=ANCHORS, progress=False)
     uncentred, x = trained(), torch.stack([X[i] for i in ANCHORS.ids])
     zero = nn.Sequential(nn.Linear(4, 6, bias=True))
@@ -328,5 +328,5 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
     other = AnchorSet.of(anchors).encode(a, "layer4.0", anchors)
     other.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="anchors in .* are not those"):
+    with pytest.raises(ValueError, match=r"anchors in .* are not those"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
