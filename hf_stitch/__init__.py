@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from hf_stitch.models import StitchedModelForImageClassification as StitchedModelForImageClassification
     from hf_stitch.models import StitchedModelForSequenceClassification as StitchedModelForSequenceClassification
     from hf_stitch.models import Stitcher as Stitcher
+    from hf_stitch.models.relative import relative_model as relative_model
     from hf_stitch.models.stitching import stitch as stitch
+    from hf_stitch.models.swapping import swap as swap
     from hf_stitch.registry import registries as registries
     from hf_stitch.representation import Representation as Representation
     from hf_stitch.statistics import Moments as Moments
@@ -69,7 +71,9 @@ _PUBLIC = {
     "evaluate": "hf_stitch.analysis.evaluation",
     "load": "hf_stitch.adapters",
     "registries": "hf_stitch.registry",
+    "relative_model": "hf_stitch.models.relative",
     "stitch": "hf_stitch.models.stitching",
+    "swap": "hf_stitch.models.swapping",
 }
 """Every public name and the module that it comes from."""
 

@@ -82,9 +82,11 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "lp": "hf_stitch.relative.similarities:Lp",
     },
     "anchors": {
+        "bootstrap": "hf_stitch.relative.bootstrap:Bootstrap",
         "farthest_point": "hf_stitch.relative.selection:FarthestPoint",
         "frequency": "hf_stitch.relative.selection:Frequency",
         "kmeans": "hf_stitch.relative.selection:KMeans",
+        "ood": "hf_stitch.relative.selection:OutOfDomain",
         "parallel": "hf_stitch.relative.selection:Parallel",
         "random": "hf_stitch.relative.selection:Random",
         "stratified": "hf_stitch.relative.selection:Stratified",

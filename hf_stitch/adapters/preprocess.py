@@ -107,14 +107,17 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
 
     Args:
         place: Hub id or local folder.
-        main_input: ``input_ids`` for a tokenizer, else an image processor.
+        main_input: ``input_ids`` for a tokenizer, ``pixel_values`` for an image processor.
         hub: Loading options.
 
     Returns:
-        ``None``, with a warning that says why, where there is none.
+        ``None``, with a warning that says why, where there is none; without one for models that take neither text nor
+        images.
     """
     import transformers
 
+    if main_input not in ("input_ids", "pixel_values"):
+        return None
     kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
     try:
         found = kind.from_pretrained(place, **hub)

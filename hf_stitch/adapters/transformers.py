@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,9 @@ AUTO_CLASSES = {
 
 HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
 """Loading options that hold for config, weights and processor alike."""
+
+OWN_CLASSES = {"Head": "hf_stitch.models.head:Head"}
+"""Classes of this package that are built and loaded as those of transformers are."""
 
 HEADS = {
     "ForImageClassification": "image-classification",
@@ -61,6 +65,8 @@ class TransformersAdapter(Adapter):
         assert endpoint.id is not None
         place = endpoint.id
         options.setdefault("trust_remote_code", False)
+        for name in OWN_CLASSES:  # whose configs AutoConfig then knows
+            _class(name)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if endpoint.revision:
             hub["revision"] = endpoint.revision
@@ -75,7 +81,7 @@ class TransformersAdapter(Adapter):
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
         else:
-            loader = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+            loader = _class((config.architectures or ["AutoModel"])[0]) or transformers.AutoModel
         model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
         return cls.of(model.eval(), endpoint, processor=load_processor(place, model.main_input_name, hub))
 
@@ -107,6 +113,8 @@ class TransformersAdapter(Adapter):
             example = _text_example(config, arguments)
         elif name == "pixel_values":
             example = {name: _image_example(config, processor)}
+        elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
+            example = {name: dummy[name]}
         else:
             raise ValueError(f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs")
         parameter = next(model.parameters())
@@ -124,7 +132,8 @@ class TransformersAdapter(Adapter):
     def blueprint(self) -> dict[str, Any]:
         """Class and config; local paths are left out."""
         model: Any = self.model
-        if not type(model).__module__.startswith("transformers."):
+        own = type(model).__name__ in OWN_CLASSES and type(model) is _class(type(model).__name__)
+        if not (own or type(model).__module__.startswith("transformers.")):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
                 "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
@@ -143,7 +152,7 @@ class TransformersAdapter(Adapter):
         """The network of a blueprint; classes of transformers only."""
         import transformers
 
-        kind = getattr(transformers, blueprint["class"], None)
+        kind = _class(blueprint["class"])
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
         values = _own_code_only(blueprint["config"])
@@ -156,10 +165,15 @@ class TransformersAdapter(Adapter):
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
         """The tokenizer or image processor saved in a folder; ``None`` where there is none."""
-        import transformers
-
-        kind = getattr(transformers, blueprint["class"])
+        kind = _class(blueprint["class"])
         return load_processor(folder, kind.main_input_name, {"trust_remote_code": False})
+
+
+def _class(name: str) -> Any:
+    """A model class by its name: one of transformers or of this package; ``None`` if neither has it."""
+    import transformers
+
+    return resolve_name(OWN_CLASSES[name]) if name in OWN_CLASSES else getattr(transformers, name, None)
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
@@ -170,8 +184,8 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     options |= {flag: False for flag in ("output_hidden_states", "output_attentions") if getattr(config, flag, False)}
     if name != "input_ids":
         value = example[name]
-        dtype = str(value.dtype).removeprefix("torch.")
-        return Interface((name,), "image", {name: tuple(value.shape[1:])}, {name: dtype}, options)
+        dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
+        return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
     special = _special_ids(config)
     filler = next(i for i in range(len(special) + 1) if i not in special)
     return Interface(

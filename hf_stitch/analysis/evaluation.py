@@ -11,7 +11,8 @@ import numpy as np
 
 from ..data import Samples
 from ..models.modeling import StitchedModel
-from .scoring import Answers, Array, Score, answers, as_score, figures_of, whole_target
+from ..stitches import StitchingLayer
+from .scoring import Answers, Array, Score, answers, as_score, check_place, figures_of, reference
 
 if TYPE_CHECKING:
     import pandas
@@ -112,6 +113,7 @@ def evaluate(
     *,
     target: Any = None,
     target_data: Any = None,
+    baselines: Mapping[str, StitchingLayer] | None = None,
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
@@ -132,8 +134,10 @@ def evaluate(
     Args:
         stitched: The model, with a head.
         data: Held-out raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        target: The whole target network; default: the one it was made of, or the one that its config names.
+        target: The whole target network; default: the one it was made of, or the one that its config names. Or the
+            stitched model that this one was before its encoder was swapped.
         target_data: Where the target is to see other samples, with the same ids in the same order.
+        baselines: More stitching layers of the same place, by what they are called.
         batch_size: Samples per forward.
         seed: Of the bootstrap.
         resamples: Number of bootstrap resamples; samples are resampled, jointly for all predictors.
@@ -143,20 +147,23 @@ def evaluate(
         The figures with 95% intervals.
 
     Raises:
-        ValueError: If the model has no head, the target is neither live nor named, or labels are missing or out of
-            range.
+        ValueError: If the model has no head, the target is neither live nor named, a baseline is of another place, or
+            labels are missing or out of range.
     """
     samples = Samples.of(data)
+    for name, layer in (baselines or {}).items():
+        check_place(stitched, name, layer)
     layers = {
         "stitched": stitched.stitch,
         "identity": stitched.stitch.identity(),
         "mean only": stitched.stitch.mean_only(),
+        **(baselines or {}),
     }
     found = answers(
         stitched,
         layers,
         samples,
-        whole_target(stitched, target),
+        reference(stitched, target),
         None if target_data is None else Samples.of(target_data),
         batch_size=batch_size,
         progress=progress,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,12 +42,36 @@ class Score:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
+class Whole(Protocol):
+    """The network that predictors are measured against: an adapter does."""
+
+    def preprocess(self, samples: Sequence[Any], /) -> Mapping[str, Any]:
+        """Raw samples as its inputs."""
+
+    def forward(self, inputs: Any, /) -> Any:
+        """Its output, in eval mode."""
+
+
+@dataclass(frozen=True)
+class _Unswapped:
+    """A stitched model as the reference: what it was before another encoder took the place of its own."""
+
+    model: StitchedModel
+
+    def preprocess(self, samples: Sequence[Any]) -> Mapping[str, Any]:
+        return self.model.preprocess(samples)
+
+    def forward(self, inputs: Any) -> Any:
+        with evaluating(self.model):
+            return self.model(**inputs)
+
+
 @torch.no_grad()
 def answers(
     stitched: StitchedModel,
     layers: Mapping[str, StitchingLayer],
     samples: Samples,
-    whole: Adapter,
+    whole: Whole,
     other: Samples | None = None,
     *,
     batch_size: int = 64,
@@ -180,6 +204,15 @@ def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
         ValueError: If it is neither given nor live nor named.
     """
     return stitched.parent("target") if target is None else load(target)
+
+
+def reference(stitched: StitchedModel, target: Any = None) -> Whole:
+    """What predictors are measured against: the whole target, or a stitched model that is given in its place.
+
+    Raises:
+        ValueError: As :func:`whole_target`.
+    """
+    return _Unswapped(target) if isinstance(target, StitchedModel) else whole_target(stitched, target)
 
 
 def check_labels(samples: Samples | Batch, classes: int) -> None:

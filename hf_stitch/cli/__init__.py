@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import compare, evaluate, info, layers, listing, pull, push, quickstart, stitch
+from . import compare, evaluate, info, layers, listing, pull, push, quickstart, stitch, swap
 
 __all__ = ["app", "main"]
 
@@ -50,6 +50,7 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("layers")(layers.layers)
 app.command("compare")(compare.compare)
 app.command("stitch")(stitch.stitch)
+app.command("swap")(swap.swap)
 app.command("evaluate")(evaluate.evaluate)
 app.command("push")(push.push)
 app.command("pull")(pull.pull)

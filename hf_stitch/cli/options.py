@@ -34,7 +34,15 @@ def read_samples(data: str, data_dir: Path | None, split: str | None, count: int
     """
     from ..data import Samples, read_data
 
-    samples = Samples.of(read_data(data, data_dir=data_dir, split=split))
+    return draw(Samples.of(read_data(data, data_dir=data_dir, split=split)), count, seed, data)
+
+
+def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:
+    """Some of the samples, classes in proportion; all of them where no number is given.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
     if count is not None and count > len(samples):
         raise ValueError(f"--samples must be at most {len(samples)}, the number of samples of {data}, got {count}")
     return samples if count in (None, len(samples)) else samples.split(count, seed)[1]

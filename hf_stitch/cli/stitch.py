@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ..models import StitchedModel
 
 
+Matching = Annotated[list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")]
+
+
 def stitch(
     source: Annotated[
         str, typer.Argument(help="Gives the front half: a Hub id, timm/…, timm:name, or a local folder.")
@@ -28,9 +31,7 @@ def stitch(
         Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
     ],
     matcher: Annotated[str, typer.Option(help="What finds the map; see hf-stitch list matchers.")] = "lstsq",
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")
-    ] = None,
+    option: Matching = None,
     rows: Annotated[
         str, typer.Option(help="Which vectors are mapped: positions, flatten, mean, cls or last.")
     ] = "positions",
@@ -45,8 +46,8 @@ def stitch(
     """Join two networks by a fitted map, score the result beside its baselines, and save it."""
     output = Output(json)
     held_out = _test_size(test_size)
-    _check_rows(rows)
-    fitted_by = _matcher(matcher, option or [])
+    check_rows(rows)
+    fitted_by = matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, samples, seed)
 
@@ -91,14 +92,15 @@ def _test_size(size: float) -> float | int:
     return int(size)
 
 
-def _check_rows(rows: str) -> None:
+def check_rows(rows: str) -> None:
+    """Refuse what is no rows policy."""
     from ..representation import ROWS_POLICIES
 
     if rows not in ROWS_POLICIES:
         raise typer.BadParameter(f"must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}", param_hint="--rows")
 
 
-def _matcher(name: str, options: list[str]) -> Matcher:
+def matcher_of(name: str, options: list[str]) -> Matcher:
     """The matcher; values are read as JSON (``0.1``, ``true``, ``null``), and as text where they are none."""
     from ..matchers import build_matcher
 

@@ -29,6 +29,7 @@ STITCHING = (
     ),
     ("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633"),
 )
+RELATIVE = ("Moschella et al.: Relative representations enable zero-shot latent space communication", "2209.15430")
 PAPERS: dict[str, tuple[tuple[str, str], ...]] = {
     "task_loss": (
         (
@@ -37,18 +38,20 @@ PAPERS: dict[str, tuple[tuple[str, str], ...]] = {
             "2412.11299",
         ),
     ),
+    "relative": (RELATIVE,),
     "inverse_relative": (
-        ("Moschella et al.: Relative representations enable zero-shot latent space communication", "2209.15430"),
-        ("Maiorca et al.: Latent Space Translation via Inverse Relative Projection", "2406.15057"),
+        RELATIVE,
+        ("Maiorca et al.: Latent space translation via inverse relative projection", "2406.15057"),
     ),
 }
-"""By matcher: the papers of its method, beside those of stitching itself."""
+"""By matcher, or by type of stitch: the papers of its method, beside those of stitching itself."""
 
 MAPS = {
     "linear": "an affine map",
     "low_rank": "an affine map through a bottleneck",
     "masked": "a sparse affine map",
     "identity": "no map",
+    "relative": "its similarities to anchors, and nothing fitted,",
 }
 PREDICTORS = ("stitched", "identity", "mean only", "target", "chance")
 FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
@@ -105,7 +108,10 @@ def card(
         snippet=_snippet(stitcher, whole, name, sample),
         needs=_needs(stitcher, whole),
         recipe=_recipe(stitcher),
-        papers=[(t, f"https://arxiv.org/abs/{i}") for t, i in (*STITCHING, *PAPERS.get(str(matcher.get("name")), ()))],
+        papers=[
+            (t, f"https://arxiv.org/abs/{i}")
+            for t, i in (*STITCHING, *PAPERS.get(str(matcher.get("name", stitcher.stitch.body.type)), ()))
+        ],
         **_scores(stitcher.scores),
     )
     return str(made) if present is None else _merged(made, present)
@@ -224,7 +230,7 @@ def _recipe(stitcher: Stitcher) -> dict[str, str]:
         "options": _pairs(matcher),
         "map": f"`{_plain(body.type)}`, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}",
         "rows": f"`{_plain(stitcher.stitch.rows)}`",
-        "fitted on": f"{recipe['samples']} samples" if "samples" in recipe else "",
+        "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
         "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",
         "the target's data": f"`{_plain(recipe['target_data'])}`" if "target_data" in recipe else "",
         "held out": _held_out(recipe),
@@ -232,6 +238,10 @@ def _recipe(stitcher: Stitcher) -> dict[str, str]:
         "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in sorted(recipe.get("versions", {}).items())),
     }
     return {key: value for key, value in rows.items() if value}
+
+
+def _count(samples: int | None) -> str:
+    return "" if samples is None else f"{samples} samples"
 
 
 def _held_out(recipe: Mapping[str, Any]) -> str:

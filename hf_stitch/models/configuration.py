@@ -22,6 +22,7 @@ class StitchConfig(PreTrainedConfig):
         stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
         scores: What was measured on held-out samples, as :meth:`hf_stitch.analysis.Evaluation.to_dict` gives it.
+        anchors: Hash of the anchors that are saved beside the weights; ``None`` where there are none.
         vocab_size: Of language models: number of tokens that the target knows.
         num_hidden_layers: Of language models: attention layers that run, those of the source first.
         layer_types: Of language models: the kind of each of these layers, in transformers' terms.
@@ -41,6 +42,7 @@ class StitchConfig(PreTrainedConfig):
     stitch: dict[str, Any] | None = None
     recipe: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None
+    anchors: str | None = None
     vocab_size: int | None = None
     num_hidden_layers: int | None = None
     layer_types: list[str] | None = None

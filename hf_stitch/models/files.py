@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..adapters import Cut, Interface, Plan
 from ..endpoint import weights_hash
+from ..relative import AnchorSet
 from ..representation import Form
 from .configuration import StitchConfig
 
@@ -30,6 +31,9 @@ SHARDS = "model*.safetensors"
 CHECKSUM, HASH = "checksum", "weights_hash"
 COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000), (re.compile("num_labels$"), 10**6))
 """Numbers by which lists as long are made before any weight is looked at, and the most that any network has."""
+
+ANCHORS = ("anchors.json", "anchors.safetensors")
+"""Where anchors are, beside an artefact that has some."""
 
 AGAIN = "save or download it again"
 
@@ -66,6 +70,20 @@ def write_record(values: Mapping[str, Any], path: Path, weights: Mapping[str, Te
 def _checksum(record: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in record.items() if key != CHECKSUM}
     return f"sha256:{hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}"
+
+
+def save_anchors(anchors: AnchorSet | None, folder: Path) -> str | None:
+    """Write anchors, if there are any, beside an artefact; returns what its record says of them."""
+    if anchors is None:
+        for name in ANCHORS:  # of what was saved here before
+            (folder / name).unlink(missing_ok=True)
+        return None
+    anchors.save_pretrained(folder)
+    return _digest(folder)
+
+
+def _digest(folder: Path) -> str:
+    return f"sha256:{hashlib.sha256(b''.join((folder / name).read_bytes() for name in ANCHORS)).hexdigest()}"
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -195,6 +213,21 @@ def load_strictly(model: nn.Module, files: list[Path]) -> None:
         except Exception as error:
             raise _unreadable(file, error) from error
     model.load_state_dict(state, strict=True, assign=True)
+
+
+def load_anchors(record: str | None, folder: Path) -> AnchorSet | None:
+    """The anchors beside an artefact whose record tells of some.
+
+    Raises:
+        FileNotFoundError: If they are missing.
+        ValueError: If they are damaged, or not those of the record.
+    """
+    if record is None:
+        return None
+    anchors = AnchorSet.from_pretrained(folder)
+    if _digest(folder) != record:
+        raise ValueError(f"the anchors in {folder} are not those that it was saved with, or are damaged; {AGAIN}")
+    return anchors
 
 
 def _check_header(file: Path, name: str, expected: Tensor | None, header: Any) -> None:

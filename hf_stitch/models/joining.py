@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,24 @@ def join(
     stitched = kind(config, front, layer, back, processor=source.processor)
     stitched.parents = (source, target)
     return stitched
+
+
+def with_encoder(model: StitchedModel, source: Adapter, source_layer: str, layer: StitchingLayer) -> StitchedModel:
+    """A stitched model's back half, copied as it is now, behind another network.
+
+    Args:
+        model: Left as it is.
+        source: Gives the front half.
+        source_layer: Its cut.
+        layer: The stitching layer.
+    """
+    config: Any = copy.deepcopy(model.config)
+    config.source, config.stitch, config.scores = _half(source, source_layer), layer.to_dict(), None
+    front, back = source.front(source_layer), copy.deepcopy(model.target)
+    swapped = type(model)(config, front, layer, back, processor=source.processor)
+    if model.parents is not None:
+        swapped.parents = (source, model.parents[1])
+    return swapped
 
 
 def _half(adapter: Adapter, layer: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
 from ..endpoint import Endpoint
 from ..registry import PluginError, UnknownNameError, registries
+from ..relative import AnchorSet
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from .cache import decoder_layers, layer_types, shown, sliding_window, takes
@@ -34,14 +35,17 @@ from .card import card, write_card
 from .configuration import StitchConfig
 from .files import (
     AGAIN,
+    ANCHORS,
     CONFIG,
     SHARDS,
     WEIGHTS,
     check_unchanged,
     damaged,
+    load_anchors,
     load_strictly,
     read_config,
     read_record,
+    save_anchors,
     save_weights,
     write_record,
 )
@@ -62,6 +66,7 @@ class StitchedModel(PreTrainedModel):
         target: The back half: representation -> the target's own output.
         processor: The source's tokenizer or image processor, for raw samples.
         parents: Both networks, where the model was made of live ones; they are neither part of it nor saved.
+        anchors: The anchors of a relative model or of an encoder that was swapped in; saved with the model.
         evaluation: What was measured when it was made; ``config.scores`` keeps it when saved.
 
     This class returns the target's own output; its subclasses, with a head for a task, add the loss.
@@ -104,6 +109,7 @@ class StitchedModel(PreTrainedModel):
         self.target = target if target is not None else _build_back(config.target)
         self.processor = processor
         self.parents: tuple[Adapter, Adapter] | None = None
+        self.anchors: AnchorSet | None = None
         self.evaluation: Any = None
         self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
             self.source.interface.modality, self.source.interface.content[0]
@@ -245,6 +251,7 @@ class StitchedModel(PreTrainedModel):
             task=self.task,
             recipe=self.config.recipe or {},
             scores=self.config.scores or {},
+            anchors=self.anchors,
         )
 
     # -- saving and loading -----------------------------------------------------------------------------------------
@@ -288,6 +295,7 @@ class StitchedModel(PreTrainedModel):
         folder.mkdir(parents=True, exist_ok=True)
         self.config.architectures = [type(self).__name__]
         self.config.stitch = self.stitch.to_dict()
+        self.config.anchors = save_anchors(self.anchors, folder)
         self.config.save_pretrained(folder)
         write_record(read_record(folder / CONFIG), folder / CONFIG, weights)
         save_weights(weights, folder, max_shard_size)
@@ -341,7 +349,7 @@ class StitchedModel(PreTrainedModel):
             return hub.upload(
                 Path(folder),
                 repo_id,
-                replaces=[SHARDS, f"{WEIGHTS}.index.json"],
+                replaces=[SHARDS, f"{WEIGHTS}.index.json", *ANCHORS],
                 card=lambda id, there: card(
                     self.stitcher, whole=True, name=id, present=there or present, tags=tags, sample=self._sample_code()
                 ),
@@ -399,7 +407,7 @@ class StitchedModel(PreTrainedModel):
         if not folder.is_dir():
             folder = hub.download(
                 place,
-                files=["*.json", SHARDS, "*.txt", "*.model", "*.jinja"],
+                files=["*.json", SHARDS, *ANCHORS, "*.txt", "*.model", "*.jinja"],
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
@@ -421,6 +429,7 @@ class StitchedModel(PreTrainedModel):
         load_strictly(model, files)
         if (folder / CONFIG).is_file():
             check_unchanged(folder / CONFIG, model)
+        model.anchors = load_anchors(config.anchors, folder)
         blueprint = (config.source or {})["blueprint"]
         model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
         if dtype is not None and dtype != "auto":

@@ -15,17 +15,21 @@ from .. import hub
 from ..adapters import Adapter, load, load_recorded
 from ..endpoint import Endpoint
 from ..registry import PluginError
+from ..relative import AnchorSet
 from ..stitches import StitchingLayer
 from .card import card, write_card
 from .files import (
+    ANCHORS,
     CHECKSUM,
     HASH,
     check_unchanged,
     damaged,
     known,
     known_forms,
+    load_anchors,
     load_strictly,
     read_record,
+    save_anchors,
     write_record,
 )
 from .skeleton import weightless
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 CONFIG = "stitcher.json"
 WEIGHTS = "stitch.safetensors"
 FORMAT = 1
-KEYS = ("format", "source", "target", "stitch", "task", "recipe", "scores", CHECKSUM, HASH)
+KEYS = ("format", "source", "target", "stitch", "task", "recipe", "scores", "anchors", CHECKSUM, HASH)
 
 
 class Stitcher:
@@ -53,6 +57,7 @@ class Stitcher:
         task: Which head the stitched model has.
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
         scores: What was measured on held-out samples.
+        anchors: The anchors of a relative model or of an encoder that was swapped in, where there are any.
 
     Example:
         >>> import tempfile, torch, hf_stitch
@@ -79,6 +84,7 @@ class Stitcher:
         task: str | None = None,
         recipe: Mapping[str, Any] | None = None,
         scores: Mapping[str, Any] | None = None,
+        anchors: AnchorSet | None = None,
     ) -> None:
         """Put the parts together."""
         self.stitch = stitch
@@ -86,13 +92,14 @@ class Stitcher:
         self.target, self.target_layer = target, target_layer
         self.task = task
         self.recipe, self.scores = dict(recipe or {}), dict(scores or {})
+        self.anchors = anchors
 
     def __repr__(self) -> str:
         """For example ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
         return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write ``stitcher.json``, ``stitch.safetensors`` and a model card to a folder, created if needed.
+        """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder, created if needed.
 
         Of a card that is there already, what a person wrote stays. Paths of local parents are not written.
         """
@@ -112,6 +119,7 @@ class Stitcher:
             "task": self.task,
             "recipe": self.recipe,
             "scores": self.scores,
+            "anchors": save_anchors(self.anchors, folder),
         }
         write_record(record, folder / CONFIG, weights)
 
@@ -150,7 +158,7 @@ class Stitcher:
             return hub.upload(
                 Path(folder),
                 repo_id,
-                replaces=[],
+                replaces=list(ANCHORS),
                 card=lambda id, there: card(self, whole=False, name=id, present=there or present, tags=tags),
                 private=private,
                 token=token,
@@ -189,7 +197,7 @@ class Stitcher:
         if not folder.is_dir():
             folder = hub.download(
                 str(id_or_folder),
-                files=[CONFIG, WEIGHTS],
+                files=[CONFIG, WEIGHTS, *ANCHORS],
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
@@ -216,8 +224,9 @@ class Stitcher:
             found = {key: record[key] for key in ("task", "recipe", "scores")}
             load_strictly(stitch, [folder / WEIGHTS])
             check_unchanged(folder / CONFIG, stitch)
-            return cls(stitch.eval(), *ends["source"], *ends["target"], **found)
-        except (ValueError, PluginError):
+            anchors = load_anchors(record.get("anchors"), folder)
+            return cls(stitch.eval(), *ends["source"], *ends["target"], **found, anchors=anchors)
+        except (ValueError, PluginError, FileNotFoundError):
             raise
         except Exception as error:
             raise damaged(folder / CONFIG, error) from error
@@ -263,7 +272,7 @@ class Stitcher:
             task=self.task,
             recipe=self.recipe,
         )
-        stitched.config.scores = self.scores
+        stitched.config.scores, stitched.anchors = self.scores, self.anchors
         return stitched
 
     def _parent(self, side: str, given: Any, endpoint: Endpoint, options: Mapping[str, Any]) -> Adapter:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -99,6 +99,8 @@ class AnchorSet:
     ) -> AnchorSet:
         """This set with the representations of one more encoder.
 
+        One that is there already is not run again.
+
         Args:
             model: The encoder: an adapter, a live module, or a name for :func:`hf_stitch.load`.
             layer: Its cut.
@@ -112,13 +114,11 @@ class AnchorSet:
             ValueError: If the samples are others than the anchors or in another order, the policy gives a sample
                 several rows, or representations repeat or are all equal.
         """
-        check_same_order(self.ids, samples)
-        if samples.fingerprint != self.fingerprint:
-            raise ValueError(
-                "the samples have the ids of the anchors but other content or labels: "
-                f"{samples.fingerprint}, not {self.fingerprint}; give the anchors' own, or make a set of these"
-            )
-        adapter, parts = load(model), []
+        self.check_same(samples)
+        adapter = load(model)
+        if self.has(adapter, layer, rows):
+            return self
+        parts = []
         for batch in samples.batches(batch_size, "encoding anchors" if progress else None):
             vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(rows)
             if len(vectors) != len(batch.samples):
@@ -149,9 +149,23 @@ class AnchorSet:
             check_anchors(values)
         except ValueError as error:
             raise ValueError(f"{added}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
-        if any(_same(each, endpoint, layer, rows) for each in self.encoded):
+        if self._find(endpoint, layer, rows):
             raise ValueError(f"{added} is in this set already")
         return dataclasses.replace(self, encoded=(*self.encoded, added))
+
+    def merge(self, other: AnchorSet) -> AnchorSet:
+        """This set with what another set of the same anchors holds beside.
+
+        Raises:
+            ValueError: If the anchors are not the same (:meth:`check_same`).
+        """
+        self.check_same(other)
+        added = (each for each in other.encoded if not self._find(each.endpoint, each.layer, each.rows))
+        return dataclasses.replace(self, encoded=(*self.encoded, *added))
+
+    def has(self, model: Adapter | Endpoint, layer: str, rows: RowsPolicy = "mean") -> bool:
+        """Whether an encoder's representations are here; arguments as of :meth:`values`."""
+        return self._find(model.pinned if isinstance(model, Adapter) else model, layer, rows) is not None
 
     def values(self, model: Adapter | Endpoint, layer: str, rows: RowsPolicy = "mean") -> Tensor:
         """What an encoder says of the anchors, ``(k, d)``.
@@ -165,9 +179,8 @@ class AnchorSet:
             ValueError: If this set has not been encoded so; the message lists how it has been.
         """
         endpoint = model.pinned if isinstance(model, Adapter) else model
-        for each in self.encoded:
-            if _same(each, endpoint, layer, rows):
-                return each.values
+        if found := self._find(endpoint, layer, rows):
+            return found.values
         have = ", ".join(map(str, self.encoded)) or "nothing"
         known = any(_same(each, endpoint, each.layer, each.rows) for each in self.encoded)
         reason = "this encoder at another layer or by other rows" if known else "no encoder of these weights"
@@ -175,7 +188,32 @@ class AnchorSet:
             f"the anchors are not encoded by {endpoint} at {layer!r} ({rows}); there is {reason}: {have}. Call encode"
         )
 
-    def check_parallel(self, other: AnchorSet) -> None:
+    def _find(self, endpoint: Endpoint, layer: str, rows: RowsPolicy) -> EncodedAnchors | None:
+        return next((each for each in self.encoded if _same(each, endpoint, layer, rows)), None)
+
+    def check_same(self, other: Samples | AnchorSet) -> None:
+        """Make sure that these are the anchors: the same samples, in the same order.
+
+        Raises:
+            ValueError: If they are more or fewer, in another order, or others; the message says which.
+        """
+        if len(other.ids) != len(self):
+            raise ValueError(
+                f"there are {len(self)} anchors, got {len(other.ids)}: what follows takes as many similarities; give "
+                "the same samples in the same order"
+            )
+        try:
+            check_same_order(self.ids, other.ids)
+        except ValueError as error:
+            raise ValueError(f"these are not the anchors: {error}") from error
+        if other.fingerprint != self.fingerprint:
+            raise ValueError(
+                "these samples have the ids of the anchors but other content or labels: "
+                f"{other.fingerprint}, not {self.fingerprint}; give the anchors' own, or, where a sample here stands "
+                "for one there (a translation), say that they are parallel"
+            )
+
+    def check_parallel(self, other: Samples | AnchorSet) -> None:
         """Make sure that anchor i here and anchor i there correspond: both have the same ids in the same order.
 
         Raises:
@@ -196,7 +234,7 @@ class AnchorSet:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
         save_file(tensors, folder / WEIGHTS)
-        encoded = [{"endpoint": _public(e.endpoint), "layer": e.layer, "rows": e.rows} for e in self.encoded]
+        encoded = [{"endpoint": e.endpoint.public.to_dict(), "layer": e.layer, "rows": e.rows} for e in self.encoded]
         config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -234,7 +272,3 @@ def _same(encoded: EncodedAnchors, endpoint: Endpoint, layer: str, rows: RowsPol
     pinned = have.weights_hash and endpoint.weights_hash
     alike = have.weights_hash == endpoint.weights_hash if pinned else have == endpoint
     return alike and (encoded.layer, encoded.rows) == (layer, rows)
-
-
-def _public(endpoint: Endpoint) -> dict[str, Any]:
-    return (dataclasses.replace(endpoint, id=None) if endpoint.is_local else endpoint).to_dict()

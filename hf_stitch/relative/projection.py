@@ -47,7 +47,8 @@ class RelativeProjection(Stitch):
         subspaces: Into how many equal parts of consecutive features vectors and anchors are cut. Above 1, maps that mix
             the parts change the result.
         aggregate: ``"concatenate"``, or ``"mlp_sum"``: the sum of ``tanh(linear(layer_norm(space)))``, k values, whose
-            weights are to be trained with what follows.
+            weights are to be trained with what follows (as the authors' code has it: latentis,
+            ``NonLinearSumAggregation``).
         dtype: Of the anchors and weights.
 
     Raises:

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from hf_stitch.data import Id, Samples, apportion, chance
 from hf_stitch.registry import registries
+from hf_stitch.relative.neighbours import nearest
+
+_CHUNK = 4096
+"""Rows of the domain that are looked at at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +68,8 @@ def select_anchors(
 ) -> Samples:
     """Choose the samples that are to be anchors.
 
-    Out-of-domain anchors (Moschella et al. 2023, "OOD anchors") need no selection of their own: give other data than
-    the task's.
+    For out-of-domain anchors (Moschella et al. 2023, "OOD anchors") give other data than the task's; ``ood`` keeps what
+    is like the task's out of them.
 
     Args:
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
@@ -281,6 +285,56 @@ class Parallel(Selection):
                 f"{len(missing)} of {count} ids of parallel anchors are not among the samples, the first {missing[0]!r}"
             )
         return [places[id_] for id_ in self.ids[:count]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OutOfDomain(Selection):
+    """Random samples that are unlike the task's.
+
+    A sample is out of the domain if it is farther from the domain's nearest sample than nearly all of the domain's
+    samples are from theirs (the score of Sun et al. 2022, arXiv 2204.06507, with k = 1).
+
+    Attributes:
+        domain: ``(m, d)``: samples of the task, in the representation of ``features``; at least 2.
+        quantile: Which part of the domain's own samples is nearer to its neighbour, in (0, 1].
+        seed: Another seed gives other anchors.
+
+    Raises:
+        ValueError: If there are less than 2 samples of the domain, or the quantile is out of its range.
+    """
+
+    name: ClassVar[str] = "ood"
+    needs: ClassVar[Literal["labels", "features"] | None] = "features"
+
+    domain: Tensor
+    quantile: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.domain.ndim != 2 or len(self.domain) < 2:
+            raise ValueError(f"domain must be of shape (m, d) with m >= 2, got {tuple(self.domain.shape)}")
+        if not 0 < self.quantile <= 1:
+            raise ValueError(f"quantile must be in (0, 1], got {self.quantile}")
+
+    def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
+        """As in ``Selection``, by Euclidean distance.
+
+        Raises:
+            ValueError: The widths differ, or fewer samples than there are to be anchors are out of the domain.
+        """
+        assert features is not None
+        if self.domain.shape[1] != features.shape[1]:
+            raise ValueError(f"domain is {self.domain.shape[1]} wide, and the features {features.shape[1]}")
+        domain = self.domain.to(features)
+        own = nearest(domain, domain.split(_CHUNK), 2, "euclidean")[0][:, 1]
+        away = nearest(features, domain.split(_CHUNK), 1, "euclidean")[0][:, 0]
+        outside = (away > own.quantile(self.quantile)).nonzero()[:, 0].tolist()
+        if len(outside) < count:
+            raise ValueError(
+                f"{len(outside)} of {len(samples)} samples are out of the domain, and {count} anchors are wanted; give "
+                "samples from elsewhere"
+            )
+        return _shuffled(samples, outside, self.seed)[:count]
 
 
 def _shuffled(samples: Samples, places: Sequence[int], seed: int) -> list[int]:

@@ -223,3 +223,35 @@ def test_stitch_refuses_wrong_options(
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
+
+
+# -- swap --------------------------------------------------------------------------------------------------------------
+
+
+def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    place = ("--layer", "layer4.0", "--samples", "60", "--out")
+    record = recorded(
+        "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90",
+        *DIGITS[:4], *place, tmp_path / "one",
+    )  # fmt: skip
+    assert record["evaluation"]["n"] == 60
+    assert {"stitched", "procrustes", "identity", "target", "chance"} <= record["evaluation"]["scores"].keys()
+    assert record["recipe"]["matcher"]["name"] == "inverse_relative"
+    assert record["recipe"]["samples"] == 90
+    again = recorded(
+        "swap", record["saved"]["model"], folders["vit"], "--layer", "vit.layers.3", "--rows", "cls",
+        "--matcher", "ridge", "--option", "ridge=0.1", *DIGITS[:4], "--samples", "60", "--out", tmp_path / "two",
+    )  # fmt: skip
+    assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
+    assert again["recipe"]["matcher"] == {"name": "ridge", "ridge": 0.1, **{
+        key: value for key, value in again["recipe"]["matcher"].items() if key not in ("name", "ridge")
+    }}  # fmt: skip
+
+
+def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+    line = told(
+        "swap", stitched[0] / "model", folders["cnn"], "--layer", "layer4.0", *DIGITS[:4], "--out", tmp_path / "x"
+    )
+    assert "keeps no anchors" in line

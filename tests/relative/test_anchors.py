@@ -17,6 +17,7 @@ from hf_stitch.data import Samples
 from hf_stitch.endpoint import Endpoint
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, build_selection, select_anchors
+from hf_stitch.relative.bootstrap import Bootstrap
 from hf_stitch.relative.selection import KMeans, Random
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
@@ -88,7 +89,9 @@ def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
         select_anchors(french, 3, "parallel", ids=["w", "d"])
 
 
-@pytest.mark.parametrize("name", sorted(set(registries.anchors.names()) - {"frequency", "parallel"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(registries.anchors.names()) - {"bootstrap", "frequency", "ood", "parallel"})
+)
 def test_any_number_of_anchors_can_be_chosen(name: str) -> None:
     for count in (1, 7, 60):
         chosen = select_anchors(DATA, count, name, features=ROWS)
@@ -124,6 +127,49 @@ def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         build_selection("odd")
     with pytest.raises(UnknownNameError):
         build_selection("no such")
+
+
+@pytest.mark.parametrize("seeds", [3, 8])
+def test_bootstrap_recovers_a_planted_correspondence_from_few_seeds(seeds: int) -> None:
+    """One side is the other turned, scaled, shifted and blurred, in another order; three seeds alone find 60%."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 24, generator=draw, dtype=torch.float64) * torch.linspace(2, 0.3, 24)
+    turn = torch.linalg.qr(torch.randn(32, 24, generator=draw, dtype=torch.float64)).Q
+    order = torch.randperm(200, generator=draw)
+    y = (2 * x @ turn.T + 1 + 0.2 * torch.randn(200, 32, generator=draw, dtype=torch.float64))[order]
+    true = order.argsort()[:60].tolist()
+    chosen = select_anchors(y, 60, "bootstrap", features=y, anchors=x[:60], seeds=true[:seeds])
+    assert list(chosen.ids) == true
+    alone = Bootstrap(x[:60], true[:seeds])._assigned(x[:60], y, torch.arange(seeds), torch.tensor(true[:seeds]))[0]
+    assert seeds > 3 or (alone == torch.tensor(true)).float().mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seeds": [0, 1]}, "at least 3 seeds"),
+        ({"seeds": [0, 1, 1]}, "of which 2 differ"),
+        ({"seeds": [0, 1, 99]}, "not among the samples, the first 99"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"anchors": torch.ones(10, 3)}, "same representation"),
+        ({"anchors": ROWS[:11]}, "has 11 anchors, and 10"),
+    ],
+)
+def test_bootstrap_refuses_what_gives_no_correspondence(given: dict[str, Any], message: str) -> None:
+    options = {"anchors": ROWS[:10], "seeds": [0, 1, 2], **given}
+    with pytest.raises(ValueError, match=message):
+        select_anchors(DATA, 10, "bootstrap", features=ROWS, **options)
+
+
+def test_out_of_domain_anchors_are_none_of_the_domain() -> None:
+    far = torch.arange(60) % 3 == 0
+    features = ROWS + 50 * far[:, None]
+    chosen = select_anchors(DATA, 20, "ood", features=features, domain=ROWS)
+    assert sorted(chosen.ids) == far.nonzero()[:, 0].tolist()
+    with pytest.raises(ValueError, match="20 of 60 samples are out of the domain, and 21 anchors"):
+        select_anchors(DATA, 21, "ood", features=features, domain=ROWS)
+    with pytest.raises(ValueError, match="domain is 2 wide, and the features 3"):
+        select_anchors(DATA, 5, "ood", features=features, domain=ROWS[:, :2])
 
 
 # -- sets
@@ -176,8 +222,9 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
             anchors.values(a, layer, rows)
     with pytest.raises(ValueError, match=r"no encoder of these weights: live torch module sha256:\w+ 1 \(mean\)"):
         anchors.values(b, "1")
+    assert anchors.encode(a, "1", chosen) is anchors
     with pytest.raises(ValueError, match="is in this set already"):
-        anchors.encode(a, "1", chosen)
+        anchors.add(torch.randn(12, 8), a.pinned, "1")
     with pytest.raises(ValueError, match="12 anchors need as many representations, got 3"):
         anchors.add(torch.randn(3, 5), b.pinned, "1")
 

@@ -1,0 +1,110 @@
+"""``hf-stitch swap``: give a trained head another encoder, by anchors alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import AsJson, Data, DataDir, Seed, Split, Task, draw, read_samples
+from .output import Output
+from .stitch import Matching, check_rows, matcher_of, save
+
+if TYPE_CHECKING:
+    from ..adapters import Adapter
+    from ..data import Samples
+    from ..models import StitchedModel
+
+
+def swap(
+    model: Annotated[
+        str,
+        typer.Argument(help="A saved stitched model or stitcher, or, with --target-layer, any network by its name."),
+    ],
+    encoder: Annotated[str, typer.Argument(help="The new encoder: a Hub id, timm/…, timm:name, or a local folder.")],
+    layer: Annotated[str, typer.Option(help="Where the new encoder is cut; see hf-stitch layers.")],
+    data: Data,
+    out: Annotated[
+        Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
+    ],
+    target_layer: Annotated[str | None, typer.Option(help="Where a network is cut that is no stitched model.")] = None,
+    anchors: Annotated[
+        int, typer.Option(min=2, help="For such a network: how many anchors are drawn. A stitched model has its own.")
+    ] = 300,
+    selection: Annotated[str, typer.Option(help="How they are drawn; see hf-stitch list anchors.")] = "random",
+    anchor_split: Annotated[
+        str | None, typer.Option(help="Split that the anchors are in. [default: --split; they are not scored then]")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Which vector stands for a sample: mean, cls, last or flatten.")
+    ] = None,
+    matcher: Annotated[
+        str | None, typer.Option(help="What finds the map, where one is to be found. [default: inverse_relative]")
+    ] = None,
+    option: Matching = None,
+    data_dir: DataDir = None,
+    split: Split = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Score on this many samples, drawn at random. [default: all]")
+    ] = None,
+    seed: Seed = 0,
+    task: Task = None,
+    json: AsJson = False,
+) -> None:
+    """Give a trained head another encoder with no training, score the result beside its baselines, and save it."""
+    output = Output(json)
+    if rows is not None:
+        check_rows(rows)
+    found_by = None if matcher is None else matcher_of(matcher, option or [])
+    out.mkdir(parents=True, exist_ok=True)
+    read = read_samples(data, data_dir, split, None, seed)
+    pool = read if anchor_split is None else read_samples(data, data_dir, anchor_split, None, seed)
+
+    import hf_stitch
+
+    from ..relative import select_anchors
+
+    new = hf_stitch.load(encoder)
+    whole: StitchedModel | Adapter
+    if target_layer is None:
+        whole = _stitched(model)
+        chosen = _kept(whole, pool, new, layer, rows)
+    else:
+        whole = hf_stitch.load(model, task=task)
+        chosen = select_anchors(pool, anchors, selection)
+    if chosen is not None and pool is read:
+        left = set(chosen.ids)
+        read = read.select(place for place, id_ in enumerate(read.ids) if id_ not in left)
+    swapped = hf_stitch.swap(
+        whole, encoder=new, layer=layer, anchors=chosen, target_layer=target_layer, rows=rows,  # type: ignore[arg-type]
+        matcher=found_by, data=draw(read, samples, seed, data), seed=seed,
+    )  # fmt: skip
+    saved = save(swapped, out)
+    output.say(swapped.evaluation)
+    output.say("saved " + ", ".join(map(str, saved.values())))
+    output.record({
+        "evaluation": swapped.evaluation.to_dict(),
+        "recipe": swapped.config.recipe,
+        "saved": {what: str(path) for what, path in saved.items()},
+    })  # fmt: skip
+
+
+def _stitched(name: str) -> StitchedModel:
+    """A saved stitched model, or a stitcher with both networks that it names."""
+    from ..models import StitchedModel, Stitcher
+
+    if (Path(name) / "stitcher.json").is_file():
+        return Stitcher.from_pretrained(name).attach()
+    return StitchedModel.from_pretrained(name)
+
+
+def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> Samples | None:
+    """The samples of a stitched model's own anchors, found by their ids; ``None`` where they are not needed."""
+    from ..relative import select_anchors
+
+    if model.anchors is None:
+        raise ValueError("this stitched model keeps no anchors: swap its target, with --target-layer")
+    if model.anchors.has(new, layer, rows or model.stitch.rows):
+        return None
+    return select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)

@@ -1,0 +1,332 @@
+"""Relative models, and another encoder for a trained head with no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+import hf_stitch
+from hf_stitch.data import Samples
+from hf_stitch.models import Head, HeadConfig
+from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
+
+X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+LABELS = [int(x > 0) + 2 * int(y > 0) for x, y in X[:, :2]]
+DATA = Samples.of(X, label=LABELS)
+TRAIN, TEST = DATA.split(100)
+ANCHORS = select_anchors(TRAIN, 20)
+TASK = "image-classification"
+LAYER = "2"
+
+
+def encoders() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
+    """Two encoders with a classifier each; the second turns, scales and shifts what the first says."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 12), nn.Tanh())
+    turn = nn.Linear(12, 12)
+    turn.weight.data = 3 * torch.linalg.qr(torch.randn(12, 12)).Q
+    a = nn.Sequential(*body, nn.Identity(), nn.Linear(12, 4))
+    b = nn.Sequential(*body, turn, nn.Linear(12, 4))
+    return tuple(hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in (a, b))  # type: ignore[return-value]
+
+
+A, B = encoders()
+WIDER = hf_stitch.load(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 15)), example_inputs=torch.randn(2, 4))
+
+
+def trained(similarities: Any = "cosine", **options: Any) -> hf_stitch.StitchedModel:
+    """A model of encoder A whose head was trained alone, on vectors made before."""
+    anchors = AnchorSet.of(ANCHORS).encode(A, LAYER, ANCHORS, progress=False)
+    rows = A.encode(torch.stack([X[i] for i in TRAIN.ids]), LAYER)[LAYER].rows("mean").detach()
+    if similarities is not None:
+        rows = RelativeProjection.of(anchors.values(A, LAYER), similarities, **options)(rows)
+    torch.manual_seed(0)
+    head = Head(HeadConfig(in_features=rows.shape[1], num_labels=4))
+    optimizer, labels = torch.optim.Adam(head.parameters(), 1e-2), torch.tensor(TRAIN.labels)
+    head.train()
+    for _ in range(60):
+        optimizer.zero_grad()
+        head(rows, labels=labels).loss.backward()
+        optimizer.step()
+    return hf_stitch.relative_model(A, LAYER, anchors, similarities, head=head.eval(), task=TASK, **options)
+
+
+RELATIVE = trained(center=True)
+ABSOLUTE = trained(None)
+
+
+def accuracy(model: hf_stitch.StitchedModel) -> float:
+    inputs = torch.stack([X[i] for i in TEST.ids])
+    return float((model(input=inputs).logits.argmax(1) == torch.tensor(TEST.labels)).float().mean())
+
+
+# -- heads
+
+
+def test_a_head_is_saved_loaded_and_rebuilt_as_a_model_of_transformers(tmp_path: Path) -> None:
+    head, x = Head(HeadConfig(in_features=7, hidden_size=5, num_labels=3)).eval(), torch.randn(4, 7)
+    head.save_pretrained(tmp_path)
+    assert torch.equal(hf_stitch.load(str(tmp_path)).forward(x).logits, head(x).logits)
+    assert torch.equal(Head.from_pretrained(tmp_path)(x).logits, head(x).logits)
+
+
+@pytest.mark.parametrize(("kind", "depends"), [("inductive", False), ("paper", True)])
+def test_predictions_of_the_paper_s_head_alone_depend_on_the_rest_of_the_batch(kind: str, depends: bool) -> None:
+    torch.manual_seed(0)
+    head, x = Head(HeadConfig(in_features=7, num_labels=3, kind=kind)).eval(), torch.randn(8, 7)
+    alone, among = head(x[:4]).logits, head(x).logits[:4]
+    assert (not torch.allclose(alone, among, atol=1e-3)) is depends
+
+
+def test_the_paper_s_norm_is_instance_norm_of_the_transposed_batch() -> None:
+    head, x = Head(HeadConfig(in_features=7, num_labels=3, kind="paper")).eval(), torch.randn(8, 7)
+    norm = head.body[3]
+    torch.testing.assert_close(norm(x), nn.InstanceNorm1d(7)(x.T).T)
+
+
+@pytest.mark.parametrize("wrong", [{"in_features": 0}, {"kind": "both"}, {"hidden_act": "sillu"}])
+def test_a_head_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HeadConfig(**{"in_features": 3, **wrong})
+
+
+def test_trainer_trains_a_head_alone_and_behind_a_frozen_encoder(tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), max_steps=3, report_to=[], save_strategy="no", disable_tqdm=True)
+    head = Head(HeadConfig(in_features=4, num_labels=4))
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    rows = Dataset.from_dict({"features": X.tolist(), "labels": LABELS}).with_format("torch")
+    assert Trainer(head, arguments, train_dataset=rows).train().training_loss > 0
+    assert all(not torch.equal(value, before[name]) for name, value in head.state_dict().items())
+
+    model = hf_stitch.relative_model(A, LAYER, ANCHORS, num_labels=4, task=TASK, progress=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS}).with_format("torch")
+    Trainer(model, arguments, train_dataset=rows).train()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) is not name.startswith("target."), name
+
+
+# -- relative models
+
+
+def test_a_relative_model_is_its_parts_in_a_row() -> None:
+    x = torch.randn(5, 4)
+    vectors = RELATIVE.stitch.body(A.encode(x, LAYER)[LAYER].values)
+    assert torch.equal(RELATIVE.transfer(input=x).values, vectors)
+    assert accuracy(RELATIVE) > 0.8
+    assert accuracy(ABSOLUTE) > 0.8
+    assert RELATIVE.anchors is not None
+    assert len(RELATIVE.anchors) == 20
+
+
+def test_any_module_serves_as_a_head() -> None:
+    decoder = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 4))
+    model = hf_stitch.relative_model(A, LAYER, ANCHORS, "angular", head=decoder, center=True, progress=False)
+    swapped = hf_stitch.swap(model, encoder=B, layer=LAYER, anchors=ANCHORS, progress=False)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(swapped(input=x), model(input=x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "either a head, or num_labels"),
+        ({"head": Head(HeadConfig(in_features=19, num_labels=2))}, "takes vectors of 19 features.* gives 20"),
+        ({"num_labels": 2, "similarities": None, "center": True}, "no projection, got its options center"),
+        ({"num_labels": 2, "similarities": "change_of_basis", "center": True}, "span 11 of 12 dimensions|span"),
+    ],
+)
+def test_what_makes_no_relative_model_is_refused(given: dict[str, Any], message: str) -> None:
+    anchors = ANCHORS if "change_of_basis" not in given.values() else ANCHORS.take(12)
+    with pytest.raises((ValueError, TypeError), match=message):
+        hf_stitch.relative_model(A, LAYER, anchors, progress=False, **given)
+
+
+# -- swapping
+
+
+def test_an_encoder_that_turns_scales_and_shifts_changes_no_prediction_of_a_relative_model() -> None:
+    swapped = hf_stitch.swap(RELATIVE, encoder=B, layer=LAYER, anchors=ANCHORS, data=TEST, progress=False)
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(swapped(input=x).logits, RELATIVE(input=x).logits, rtol=1e-3, atol=1e-3)
+    scores = swapped.evaluation.scores
+    assert set(scores) == {"stitched", "identity", "mean only", "target", "chance"}
+    assert scores["target"]["accuracy"].value == pytest.approx(accuracy(RELATIVE))
+    assert scores["stitched"]["agreement"].value > 0.98
+    assert scores["identity"]["accuracy"].value < 0.7
+    assert swapped.anchors is not None
+    assert swapped.anchors.has(B, LAYER)
+    # The set knows both encoders now: back again, with no samples.
+    back = hf_stitch.swap(swapped, encoder=A, layer=LAYER)
+    assert torch.equal(back(input=x).logits, RELATIVE(input=x).logits)
+
+
+def test_an_absolute_model_needs_a_map() -> None:
+    def swapped(matcher: str, **options: Any) -> hf_stitch.StitchedModel:
+        return hf_stitch.swap(
+            ABSOLUTE, encoder=B, layer=LAYER, anchors=ANCHORS, matcher=matcher, progress=False, **options
+        )
+
+    inverse = swapped("inverse_relative", data=TEST, baselines=["identity", "lstsq"])
+    assert inverse.evaluation["agreement"].value > 0.98
+    assert inverse.evaluation.scores["lstsq"]["agreement"].value > 0.98
+    unmapped = inverse.evaluation.scores["identity"]["accuracy"].value
+    assert accuracy(swapped("identity")) == pytest.approx(unmapped)
+    assert unmapped < 0.7
+    # What was swapped in by a map is swapped again: the head's own side of the anchors is kept.
+    assert accuracy(hf_stitch.swap(swapped("lstsq"), encoder=B, layer=LAYER)) == pytest.approx(
+        inverse.evaluation["accuracy"].value, abs=0.02
+    )
+
+
+@pytest.mark.parametrize("given", ["samples", "set"])
+def test_an_ordinary_network_takes_another_encoder_by_anchors_alone(given: str) -> None:
+    anchors: Any = ANCHORS
+    if given == "set":
+        anchors = AnchorSet.of(ANCHORS).encode(A, LAYER, ANCHORS).encode(B, LAYER, ANCHORS)
+    swapped = hf_stitch.swap(
+        A, target_layer=LAYER, encoder=B, layer=LAYER, anchors=anchors, data=TEST, task=TASK, progress=False
+    )
+    assert swapped.evaluation["agreement"].value > 0.98
+    assert {"procrustes", "identity", "mean only", "target", "chance"} < set(swapped.evaluation.scores)
+    assert swapped.config.recipe["matcher"]["name"] == "inverse_relative"
+    again = hf_stitch.swap(swapped, encoder=WIDER, layer="2", anchors=ANCHORS, progress=False)
+    assert again.stitch.widths == (15, 12)
+
+
+def test_encoders_may_see_parallel_samples() -> None:
+    """The other side of each anchor is the sample negated, and the encoder of that side undoes it."""
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
+    other[0].weight.data, other[0].bias.data = -A.model[0].weight.data, A.model[0].bias.data  # type: ignore
+    c = hf_stitch.load(other, example_inputs=torch.randn(2, 4))
+    parallel, test = (
+        Samples.of(-torch.stack([X[i] for i in s.ids]), id=s.ids, label=s.labels) for s in (ANCHORS, TEST)
+    )
+    swapped = hf_stitch.swap(
+        RELATIVE, encoder=c, layer="2", parallel=parallel, data=test, target_data=TEST, progress=False
+    )
+    assert swapped.evaluation["agreement"].value == 1
+    assert swapped.config.recipe["parallel"] == parallel.fingerprint
+    with pytest.raises(ValueError, match=r"not parallel: .*another order"):
+        hf_stitch.swap(RELATIVE, encoder=c, layer="2", parallel=parallel.select(range(19, -1, -1)))
+    absolute = hf_stitch.swap(ABSOLUTE, encoder=c, layer="2", parallel=parallel, data=test, target_data=TEST)
+    assert absolute.evaluation["agreement"].value > 0.98
+
+
+class Unread:
+    """Samples that must not be read."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> Any:
+        raise AssertionError("the data were read")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"anchors": ANCHORS.take(19)}, "there are 20 anchors, got 19"),
+        ({"anchors": ANCHORS.select(range(19, -1, -1))}, "not the anchors: .*another order"),
+        ({"anchors": TEST.take(20)}, "not the anchors: .* place 0"),
+        ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "other content or labels"),
+        ({"parallel": Samples.of(torch.randn(20, 4))}, "not parallel"),
+        ({"parallel": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "all 20 anchors have the same representation"),
+        ({}, "not encoded by .* no encoder of these weights"),
+        ({"anchors": RELATIVE.anchors, "encoder": A, "layer": "1"}, "this encoder at another layer or by other rows"),
+        ({"encoder": A, "rows": "cls"}, "this encoder at another layer or by other rows"),
+        ({"anchors": ANCHORS, "layer": "9"}, "does not exist"),
+        ({"anchors": ANCHORS, "matcher": "lstsq"}, "needs no map"),
+        ({"anchors": ANCHORS, "target_layer": "2"}, "leave out target_layer"),
+    ],
+)
+def test_bad_input_is_found_before_the_data_are_read(given: dict[str, Any], message: str) -> None:
+    options = {"encoder": B, "layer": LAYER, **given}
+    with pytest.raises((ValueError, TypeError), match=message):
+        hf_stitch.swap(RELATIVE, data=Unread(), progress=False, **options)
+
+
+def test_anchors_that_say_nothing_of_a_new_encoder_are_refused() -> None:
+    twice = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+    twice[0].weight.data.zero_()
+    twice[0].weight.data[0, 0] = 1
+    twice[0].bias.data.zero_()
+    dead = hf_stitch.load(twice, example_inputs=torch.randn(2, 4))
+    with pytest.raises(ValueError, match=r"anchors .* have the same representation"):
+        hf_stitch.swap(RELATIVE, encoder=dead, layer="1", anchors=ANCHORS, progress=False)
+    uncentred, x = trained(), torch.stack([X[i] for i in ANCHORS.ids])
+    zero = nn.Sequential(nn.Linear(4, 6, bias=True))
+    zero[0].bias.data = -(zero[0].weight @ x[3]).detach()
+    null = hf_stitch.load(nn.Sequential(Shift(zero[0], x[3]), nn.Linear(6, 2)), example_inputs=torch.randn(2, 4))
+    with pytest.raises(ValueError, match="cosine: anchor 3 of 20 is 0 and has no direction"):
+        hf_stitch.swap(uncentred, encoder=null, layer="0", anchors=ANCHORS, progress=False)
+    basis = trained("change_of_basis")
+    with pytest.raises(ValueError, match="change_of_basis: the 20 anchors span 4 of 15"):
+        flat = hf_stitch.load(nn.Sequential(nn.Linear(4, 15, bias=False), nn.Linear(15, 2)), example_inputs=x[:2])
+        hf_stitch.swap(basis, encoder=flat, layer="0", anchors=ANCHORS, progress=False)
+
+
+class Shift(nn.Module):
+    """A linear layer of what differs from a sample, which becomes 0 exactly."""
+
+    def __init__(self, linear: nn.Linear, sample: torch.Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(linear.in_features, linear.out_features, bias=False)
+        self.register_buffer("sample", sample)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.linear(input - self.sample)
+
+
+def test_labels_that_are_no_classes_are_found_before_the_data_are_read() -> None:
+    data = Samples.of(X[:10], label=[9] * 10)
+    with pytest.raises(ValueError, match="has label 9, and the target predicts classes 0 to 3"):
+        hf_stitch.swap(RELATIVE, encoder=B, layer=LAYER, anchors=ANCHORS, data=data, progress=False)
+
+
+def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
+    """A head on a ResNet's means takes a ViT's CLS token; an ordinary RoBERTa a BERT."""
+    anchors = Samples.of(images).take(12)
+    model = hf_stitch.relative_model(net("cnn"), "layer4.0", anchors, num_labels=5, progress=False)
+    assert model.task == "image-classification"
+    swapped = hf_stitch.swap(
+        model, encoder=net("vit"), layer="vit.layers.2", rows="cls", anchors=anchors, data=images, progress=False
+    )
+    assert swapped.stitch.rows == "cls"
+    swapped = hf_stitch.swap(
+        net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"), layer="bert.encoder.layer.2",
+        rows="cls", anchors=Samples.of(texts), data=texts, progress=False,
+    )  # fmt: skip
+    assert swapped.evaluation.scores.keys() >= {"stitched", "procrustes"}
+    swapped = hf_stitch.swap(
+        net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), layer="layer4.0",
+        anchors=Samples.of(images), data=images, progress=False,
+    )  # fmt: skip
+    assert swapped.anchors.has(net("vit"), "vit.layers.2", "cls")
+
+
+def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images: Any, tmp_path: Path) -> None:
+    anchors = Samples.of(images).take(12)
+    a, b = net("cnn"), net("deit")
+    known = AnchorSet.of(anchors).encode(a, "layer4.0", anchors).encode(b, "blocks.2", anchors, "cls")
+    model = hf_stitch.relative_model(a, "layer4.0", known, num_labels=5, progress=False)
+    expected = hf_stitch.swap(model, encoder=b, layer="blocks.2", rows="cls")
+    inputs = model.preprocess([sample["image"] for sample in images[:5]])
+    model.save_pretrained(tmp_path)
+    again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
+    swapped = hf_stitch.swap(again, encoder=b, layer="blocks.2", rows="cls")
+    assert torch.equal(swapped(**inputs).logits, expected(**inputs).logits)
+    (tmp_path / "anchors.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no anchors\.safetensors"):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path)
+    other = AnchorSet.of(anchors).encode(a, "layer4.0", anchors)
+    other.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"anchors in .* are not those"):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path)
