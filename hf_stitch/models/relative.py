@@ -131,7 +131,7 @@ def _target(
                 "or its own width where it is absolute)"
             )
         return adapter, ENTRY
-    module = head if adapter is None else adapter.model
+    module: Any = head if adapter is None else adapter.model
     entered = nn.Sequential(nn.Identity(), module)
     parameter = next(module.parameters(), torch.zeros(()))
     return load(entered, example_inputs=torch.randn(2, width).to(parameter)), "0"

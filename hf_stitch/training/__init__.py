@@ -1,4 +1,4 @@
-"""Training: stitches on the task's loss, and callbacks that watch a network while it learns.
+"""Training: stitches on the task's loss, anchors that keep up with an encoder, and callbacks that watch a network.
 
 Callbacks serve any ``transformers.Trainer`` (``callback.attach(trainer)``) and any loop of one's own
 (``callback.measure(model, step=…)``). What they look at does not notice: weights end as they would have without.
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hf_stitch.training.anchors import AnchorRefresh as AnchorRefresh
     from hf_stitch.training.callback import Measurement as Measurement
     from hf_stitch.training.callback import ProbingCallback as ProbingCallback
     from hf_stitch.training.dynamics import Dynamics as Dynamics
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hf_stitch.training.task_loss import TaskLoss as TaskLoss
 
 _HOMES = {
+    "anchors": ("AnchorRefresh",),
     "callback": ("Measurement", "ProbingCallback"),
     "dynamics": ("Dynamics", "DynamicsRecorder"),
     "loop": ("DivergedError",),
