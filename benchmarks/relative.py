@@ -1,0 +1,182 @@
+"""Relative representations and neighbours among them, against plain PyTorch and latentis; memory where rows are many.
+
+Random rows, float32, cosine. Neighbours are exact everywhere; of two that are equally near, ways may differ. Each way
+runs in a process of its own, so that peaks of memory are its own.
+
+latentis comes with ``pip install "hf-stitch[bench]"``; where it is missing it is left out, and said.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.timing import machine
+from hf_stitch.relative import RelativeProjection, nearest
+
+CHUNK, NEIGHBOURS, REPEATS = 4096, 10, 3
+SPEED = (20_000, 300, 300)
+MEMORY = (1_000_000, 768, 1_000)
+"""Rows, their width, anchors."""
+
+Sizes = tuple[int, int, int]
+Way = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From rows and anchors to relative representations and the places of their neighbours."""
+
+
+def made(n: int, width: int, anchors: int) -> tuple[Tensor, Tensor]:
+    """Rows, and anchors that are some of them."""
+    rows = torch.randn(n, width, generator=torch.Generator().manual_seed(0))
+    return rows, rows[:anchors].clone()
+
+
+def ours(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """By this library."""
+    with torch.no_grad():
+        relative = RelativeProjection.of(anchors)(rows)
+    return relative, nearest(relative, relative.split(CHUNK), NEIGHBOURS)[1]
+
+
+def plain(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """As one would write it: all similarities of a chunk of queries at a time."""
+    relative = functional.normalize(rows) @ functional.normalize(anchors).T
+    unit = functional.normalize(relative)
+    return relative, torch.cat([(queries @ unit.T).topk(NEIGHBOURS).indices for queries in unit.split(CHUNK)])
+
+
+def latentis(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """By latentis, whose search is that of faiss."""
+    from latentis.space.search import SearchIndex, SearchMetric
+    from latentis.transform.projection import cosine_proj, relative_projection
+
+    relative = relative_projection(rows, anchors, cosine_proj)
+    index = SearchIndex.create(relative.shape[1], SearchMetric.COSINE)
+    index.add_vectors(relative)
+    found = index.search_knn(query_vectors=relative, k=NEIGHBOURS, transform=True)
+    return relative, torch.as_tensor(np.asarray(found.offsets))
+
+
+WAYS: dict[str, Way] = {"hf-stitch": ours, "plain": plain, "latentis": latentis}
+
+
+class Drawn:
+    """Rows that are there only while somebody looks at them, a chunk at a time."""
+
+    ndim = 2
+
+    def __init__(self, n: int, width: int) -> None:
+        self.shape = (n, width)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> NDArray[np.float32]:
+        start, stop, _ = part.indices(len(self))
+        return np.random.default_rng(start).standard_normal((stop - start, self.shape[1]), np.float32)
+
+
+def timed(way: str, sizes: Sizes) -> tuple[float, Tensor, Tensor]:
+    """The least seconds of several runs, and what was found."""
+    rows, anchors = made(*sizes)
+    WAYS[way](rows[:100], anchors[:50])  # imports
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        relative, places = WAYS[way](rows, anchors)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), relative, places
+
+
+def streamed(sizes: Sizes) -> tuple[float, Tensor, Tensor]:
+    """Seconds for the neighbours of 20 rows among many that stream, and what was found."""
+    n, width, anchors = sizes
+    rows: Any = Drawn(n, width)
+    first = torch.from_numpy(rows[0:CHUNK])
+    start = time.perf_counter()
+    projection = RelativeProjection.of(first[:anchors])
+    relative = projection(first[:20])
+    places = nearest(relative, projection.stream(rows, CHUNK), NEIGHBOURS)[1]
+    return time.perf_counter() - start, relative, places
+
+
+def peak() -> float:
+    """Most memory that this process has held, in MB; where Linux counts it, without what its parent held."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def alone(way: str, sizes: Sizes) -> tuple[float, float, Tensor, Tensor] | str:
+    """One way in a process of its own: seconds, peak of memory in MB, what was found; or why there is nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "found.pt"
+        command = [sys.executable, "-m", "benchmarks.relative", way, str(place), *map(str, sizes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return "does not fit" if done.returncode < 0 else done.stderr.strip()[-60:]
+        seconds, most = map(float, done.stdout.split())
+        return seconds, most, *torch.load(place, weights_only=True)
+
+
+def compare(sizes: Sizes) -> Table:
+    """Every way on the same rows."""
+    n, width, anchors = sizes
+    title = f"{n:,} rows x {width}, {anchors} anchors, {NEIGHBOURS} neighbours of each ({machine()})"
+    columns = ("way", "seconds", "over plain", "peak memory MB", "largest difference", "same neighbours")
+    table = Table(*columns, title=title)
+    found = {way: alone(way, sizes) for way in WAYS if way != "latentis" or importlib.util.find_spec("latentis")}
+    base = found["plain"]
+    for way, result in found.items():
+        if isinstance(result, str) or isinstance(base, str):
+            table.add_row(way, str(result))
+            continue
+        seconds, most, relative, places = result
+        gap = (relative - base[2]).abs().max()
+        same = (places[:, :, None] == base[3][:, None]).any(2).float().mean()
+        table.add_row(way, f"{seconds:.2f}", f"{seconds / base[0]:.2f}", f"{most:,.0f}", f"{gap:.1e}", f"{same:.4%}")
+    if "latentis" not in found:
+        table.caption = "latentis is not installed"
+    return table
+
+
+def memory(sizes: Sizes) -> Table:
+    """A stream of few rows and of many."""
+    n, width, anchors = sizes
+    title = f"neighbours of 20 rows among rows x {width} that stream, {anchors} anchors ({machine()})"
+    table = Table("rows", "seconds", "peak memory MB", title=title)
+    for count in (n // 50, n):
+        result = alone("streamed", (count, width, anchors))
+        cells = [result] if isinstance(result, str) else [f"{result[0]:.1f}", f"{result[1]:,.0f}"]
+        table.add_row(f"{count:,}", *cells)
+    return table
+
+
+def main() -> None:
+    """Both tables."""
+    console = Console(width=140)
+    console.print(compare(SPEED))
+    console.print(memory(MEMORY))
+
+
+if __name__ == "__main__":
+    way, place = sys.argv[1:3]
+    n, width, anchors = map(int, sys.argv[3:])
+    run = streamed((n, width, anchors)) if way == "streamed" else timed(way, (n, width, anchors))
+    torch.save(run[1:], place)
+    print(run[0], peak())
