@@ -51,20 +51,25 @@ def join(
     return stitched
 
 
-def with_encoder(model: StitchedModel, source: Adapter, source_layer: str, layer: StitchingLayer) -> StitchedModel:
+def with_encoder(
+    model: StitchedModel, source: Adapter | StitchedModel, source_layer: str, layer: StitchingLayer
+) -> StitchedModel:
     """A stitched model's back half, copied as it is now, behind another network.
 
     Args:
         model: Left as it is.
-        source: Gives the front half.
-        source_layer: Its cut.
+        source: Gives the front half; of a stitched model, its own as it is now.
+        source_layer: The cut of a network.
         layer: The stitching layer.
     """
     config: Any = copy.deepcopy(model.config)
-    config.source, config.stitch, config.scores = _half(source, source_layer), layer.to_dict(), None
-    front, back = source.front(source_layer), copy.deepcopy(model.target)
-    swapped = type(model)(config, front, layer, back, processor=source.processor)
-    if model.parents is not None:
+    config.stitch, config.scores = layer.to_dict(), None
+    if isinstance(source, StitchedModel):
+        config.source, front = copy.deepcopy(source.config.source), copy.deepcopy(source.source)
+    else:
+        config.source, front = _half(source, source_layer), source.front(source_layer)
+    swapped = type(model)(config, front, layer, copy.deepcopy(model.target), processor=source.processor)
+    if model.parents is not None and isinstance(source, Adapter):
         swapped.parents = (source, model.parents[1])
     return swapped
 

@@ -32,8 +32,8 @@ _Space = tuple[Endpoint, str, RowsPolicy]
 def swap(
     model: str | nn.Module | Adapter | StitchedModel,
     *,
-    encoder: str | nn.Module | Adapter,
-    layer: str,
+    encoder: str | nn.Module | Adapter | StitchedModel,
+    layer: str | None = None,
     anchors: Any = None,
     parallel: Any = None,
     target_layer: str | None = None,
@@ -58,8 +58,9 @@ def swap(
     Args:
         model: The trained head with its own encoder: a stitched model, or a network (an adapter, a live module, or a
             name for :func:`hf_stitch.load`).
-        encoder: The new one: an adapter, a live module, or a name.
-        layer: Its cut.
+        encoder: The new one: an adapter, a live module, or a name. Or, for a relative model, another one on the same
+            anchors, whose front half and anchors are taken as they are: both may have been trained end to end.
+        layer: The cut of an encoder that is no stitched model.
         anchors: The samples (what :meth:`hf_stitch.Samples.of` takes), or a set. A stitched model keeps its own, with
             which these are compared; they may be left out where the new encoder is in that set, or ``parallel`` is
             given.
@@ -104,6 +105,13 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
+    if isinstance(encoder, StitchedModel):
+        if any(each is not None for each in (layer, anchors, parallel, target_layer, rows, matcher, baselines)):
+            raise TypeError("between two relative models everything is given: leave out all but data and target_data")
+        swapped = _between(model, encoder)
+        return _scored(swapped, data, model, {}, target_data, batch_size, seed, progress)
+    if layer is None:
+        raise TypeError("say where the new encoder is cut: layer=…")
     anchors, parallel = (
         side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, parallel)
     )
@@ -132,7 +140,7 @@ def swap(
     own, vectors = new.see(own, anchors, parallel)
     if entering is None:
         assert stitched is not None
-        joint, others = _relative(stitched.stitch, new, vectors), {}
+        joint, others = _relative(stitched.stitch, new.form, new.rows, vectors), {}
     else:
         joint = _fitted(matcher or MATCHER, new, form, vectors, entering)
         names = BASELINES if baselines is None else baselines
@@ -147,9 +155,22 @@ def swap(
     if space is not None:
         found_by = build_matcher(matcher or MATCHER).to_dict()
         swapped.config.recipe |= {"matcher": found_by, "space": as_space(*space)}
+    return _scored(swapped, data, reference, others, target_data, batch_size, seed, progress)
+
+
+def _scored(
+    swapped: StitchedModel,
+    data: Any,
+    reference: Any,
+    baselines: dict[str, StitchingLayer],
+    target_data: Any,
+    batch_size: int,
+    seed: int,
+    progress: bool,
+) -> StitchedModel:
+    """The model with its scores, if there are data."""
     if data is None:
         return swapped
-
     samples = Samples.of(data)
     _rehearse(swapped, samples)
     from ..analysis.evaluation import evaluate
@@ -159,13 +180,37 @@ def swap(
         samples,
         target=reference,
         target_data=target_data,
-        baselines=others,
+        baselines=baselines,
         batch_size=batch_size,
         seed=seed,
         progress=progress,
     )
     swapped.config.scores = swapped.evaluation.to_dict()
     swapped.config.recipe["test_data"] = swapped.evaluation.data
+    return swapped
+
+
+def _between(model: Any, other: StitchedModel) -> StitchedModel:
+    """The head of one relative model on the front half and the anchors of another, as both are now.
+
+    Raises:
+        TypeError: If one of them is no relative model.
+        ValueError: If their anchors or similarities differ.
+    """
+    for each in (model, other):
+        if not (isinstance(each, StitchedModel) and isinstance(each.stitch.body, RelativeProjection)):
+            raise TypeError("the encoder of a stitched model fits a relative model only, and must be in one")
+    if model.anchors is not None and other.anchors is not None:
+        model.anchors.check_same(other.anchors)
+    own, its = ({**each.stitch.body.config(), "in_features": None, "dtype": None} for each in (model, other))
+    if own != its:
+        different = ", ".join(f"{key} {own[key]!r} and {its[key]!r}" for key in own if own[key] != its[key])
+        raise ValueError(f"the two models project differently: {different}")
+    anchors: Any = other.stitch.body.anchors
+    joint = _relative(model.stitch, other.stitch.source, other.stitch.rows, anchors)
+    swapped = with_encoder(model, other, "", joint)
+    swapped.anchors = model.anchors
+    swapped.config.recipe = {**(model.config.recipe or {}), "rows": other.stitch.rows, "versions": dict(versions())}
     return swapped
 
 
@@ -275,12 +320,12 @@ def _target_rows(form: Form, rows: RowsPolicy) -> RowsPolicy:
     return "mean" if form.layout != "bnd" or form.grid is not None else rows
 
 
-def _relative(stitch: StitchingLayer, new: _Encoder, vectors: Tensor) -> StitchingLayer:
+def _relative(stitch: StitchingLayer, form: Form, rows: RowsPolicy, vectors: Tensor) -> StitchingLayer:
     """The same projection on the anchors as the new encoder represents them."""
     projection: Any = stitch.body
     mean: Any = stitch.body_mean
     body = projection.with_anchors(vectors)
-    return StitchingLayer(new.form, stitch.target, new.rows, body, means={"body": mean}).eval()
+    return StitchingLayer(form, stitch.target, rows, body, means={"body": mean}).eval()
 
 
 def _fitted(matcher: str | Matcher, new: _Encoder, form: Form, vectors: Tensor, entering: Tensor) -> StitchingLayer:

@@ -220,6 +220,30 @@ def test_encoders_may_see_parallel_samples() -> None:
     assert absolute.evaluation["agreement"].value > 0.98
 
 
+def test_models_trained_end_to_end_exchange_their_halves() -> None:
+    def of(encoder: hf_stitch.Adapter) -> hf_stitch.StitchedModel:
+        torch.manual_seed(1)
+        return hf_stitch.relative_model(encoder, LAYER, ANCHORS, center=True, num_labels=4, task=TASK, progress=False)
+
+    one, other = of(A), of(B)
+    with torch.no_grad():  # as training would, both halves move, and the anchors follow
+        for model in (one, other):
+            model.source.model[0].bias.add_(0.5)
+            model.stitch.body.anchors.copy_(model.source(input=torch.stack([X[i] for i in ANCHORS.ids])).values)
+        one.target.model.classifier.weight.mul_(-2)
+    swapped = hf_stitch.swap(one, encoder=other, data=TEST, progress=False)
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(swapped(input=x).logits, one(input=x).logits, rtol=1e-3, atol=1e-3)
+    assert swapped.evaluation["agreement"].value > 0.98
+    uncentred = hf_stitch.relative_model(B, LAYER, ANCHORS, num_labels=4, task=TASK, progress=False)
+    with pytest.raises(ValueError, match="project differently: center True and False"):
+        hf_stitch.swap(one, encoder=uncentred)
+    with pytest.raises(TypeError, match="fits a relative model only"):
+        hf_stitch.swap(ABSOLUTE, encoder=one)
+    with pytest.raises(TypeError, match="leave out all but data"):
+        hf_stitch.swap(one, encoder=other, anchors=ANCHORS)
+
+
 class Unread:
     """Samples that must not be read."""
 
