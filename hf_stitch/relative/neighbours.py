@@ -46,9 +46,8 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
     places = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     seen = 0
     for rows in chunks:
-        found = sign * similarity(queries, rows.to(queries))
-        here = torch.arange(seen, seen + len(rows), device=places.device).expand_as(found)
-        closeness, places = torch.cat([closeness, found], 1), torch.cat([places, here], 1)
+        found, here = (sign * similarity(queries, rows.to(queries))).topk(min(k, len(rows)), dim=1)
+        closeness, places = torch.cat([closeness, found], 1), torch.cat([places, seen + here], 1)
         closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1)
         places, seen = places.gather(1, order), seen + len(rows)
     if seen < k:
