@@ -282,6 +282,8 @@ class TaskLoss(TrainedMatcher):
         accelerator = _default(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)
         networks = self._networks(dict(zip(names, models, strict=True)), target, source)
+        if networks.target is not None:
+            _check_same_network(networks.target, models[0])
         every = accelerator.gradient_accumulation_steps
         steps = self.steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
         course = Course(steps, *(getattr(self, f.name) for f in fields(Course)[1:]))
@@ -333,7 +335,6 @@ class TaskLoss(TrainedMatcher):
         whole = own = None
         if wanted & {"target", "there", "features"}:
             whole = first.parent("target") if target is None else load(target)
-            _check_same_network(whole, first)
         if "source" in wanted:
             own = first.parent("source") if source is None else load(source)
         last = whole.layers[-1] if whole is not None and "features" in wanted else first.target.cut.layer
