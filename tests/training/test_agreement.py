@@ -22,7 +22,7 @@ COUNT, BATCH, CLASSES, SIZE, TRAIN, TEST = 2, 32, 10, 8, 4096, 10000
 def network() -> nn.Module:
     """Convolutions with BatchNorm; its cuts are 2, 5 and 8."""
     layers: list[nn.Module] = []
-    for before, after in ((3, 8), (8, 8), (8, 12)):
+    for before, after in ((3, 6), (6, 10), (10, 12)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(48, CLASSES))
 
