@@ -251,8 +251,8 @@ class TaskLoss(TrainedMatcher):
                 metrics: each process takes them of its part of a batch.
             checkpoint: A folder for the state; training that was interrupted goes on from there, to the same bits.
             save_every: Steps between two states.
-            cache_size: Bytes of disk that what the networks say may take; where it takes more, it is computed anew for
-                each batch, and a warning says so.
+            cache_size: Bytes of disk that what the networks say may take, of the samples and of the validation each;
+                where it takes more, it is computed anew for each batch, and a warning says so.
             observe: Called with 0 and after every step with the number of steps done and the layers.
             progress: Show a progress bar.
 

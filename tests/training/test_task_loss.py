@@ -169,19 +169,15 @@ def classes_of_texts_with_patience(folder: Path | None) -> list[Any]:
     return training.fit([of_texts("bert", "bert")], words(33), validation=words(21), progress=False)
 
 
-CASES = (
-    mixture_of_two,
-    accumulated_with_a_tail_of_one,
-    next_tokens_after_features,
-    classes_of_texts_with_patience,
-)
+OF_IMAGES = (mixture_of_two, accumulated_with_a_tail_of_one)
+OF_TEXTS = (next_tokens_after_features, classes_of_texts_with_patience)
 
 
-def share(rank: int, count: int, port: int, folder: Path) -> None:
+def share(rank: int, count: int, port: int, folder: Path, cases: Any) -> None:
     torch.set_num_threads(1)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
-    torch.save([[weights(layer) for layer in case(folder)] for case in CASES], folder / f"{rank}.pt")
+    torch.save([[weights(layer) for layer in case(folder)] for case in cases], folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -193,16 +189,17 @@ def spawn(target: Any, *arguments: Any) -> int | None:
     return process
 
 
-def test_two_processes_end_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [OF_IMAGES, pytest.param(OF_TEXTS, marks=pytest.mark.slow)], ids=["images", "texts"])
+def test_two_processes_end_as_one(cases: Any, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    started: list[Any] = [spawn(share, rank, 2, port, tmp_path) for rank in range(2)]
+    started: list[Any] = [spawn(share, rank, 2, port, tmp_path, cases) for rank in range(2)]
     for process in started:
-        process.join(120)
+        process.join(300)
         assert process.exitcode == 0
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for place, case in enumerate(CASES):
+    for place, case in enumerate(cases):
         for number, layer in enumerate(case(None)):
             for rank in range(2):
                 difference = (both[rank][place][number] - weights(layer)).abs().max()
