@@ -157,8 +157,9 @@ def test_every_way_ends_alike(dtype: torch.dtype, steps: int, folder: Path) -> N
         for way, end in {**one, **two}.items()
     }
     print({way: f"{difference:.1e}, accuracy {score:.4f}" for way, (difference, score) in figures.items()})
-    if dtype == torch.float64:
-        assert max(difference for difference, _ in figures.values()) <= 1e-5, figures
     scores = [score for _, score in figures.values()]
     assert max(scores) - min(scores) <= 0.002, figures
-    assert scores[0] > 0.5
+    if dtype == torch.float64:
+        assert max(difference for difference, _ in figures.values()) <= 1e-5, figures
+    else:
+        assert min(scores) > 0.5, figures  # it has learnt: ten classes
