@@ -32,7 +32,7 @@ def images(dtype: torch.dtype) -> tuple[Samples, Samples]:
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=generator)
     labels = torch.randint(CLASSES, (TRAIN + TEST,), generator=generator)
-    made = 0.3 * patterns[labels] + torch.randn(TRAIN + TEST, 3, SIZE, SIZE, generator=generator)
+    made = 0.5 * patterns[labels] + torch.randn(TRAIN + TEST, 3, SIZE, SIZE, generator=generator)
     train, test = (
         Samples.of(made[part].to(dtype), label=labels[part].tolist()) for part in (slice(TRAIN), slice(TRAIN, None))
     )
