@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..adapters import Adapter
 from ..adapters.base import evaluating
-from ..data import Samples
+from ..data import Samples, check_same_order, paired_batches
 from ..models.modeling import StitchedModel
 from ..registry import registries
 from ..representation import Representation, RowsPolicy
@@ -176,6 +176,7 @@ def audit(
     data: Any,
     *,
     target: Any = None,
+    target_data: Any = None,
     train: Any = None,
     rows: RowsPolicy | None = None,
     accurate: float = 0.8,
@@ -203,7 +204,8 @@ def audit(
         stitched: The model, with a head.
         data: Held-out raw samples, which the stitch was not fitted on.
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
-        train: Samples that the target was trained on, for the control; as many as in ``data`` will do.
+        target_data: Where the target is to see other samples, with the same ids in the same order.
+        train: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
         rows: Another rows policy than the stitch's own.
         accurate: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
         batch_size: Samples per forward.
@@ -229,20 +231,22 @@ def audit(
     if not 0 < accurate <= 1:
         raise ValueError(f"accurate must be above 0 and at most 1, got {accurate}")
     whole, samples = whole_target(stitched, target), Samples.of(data)
+    others = samples if target_data is None else Samples.of(target_data)
+    check_same_order(samples, others)
     policy = rows or stitched.stitch.rows
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
     options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress}
-    found = _collect(samples, partial(_stitched_rows, stitched, whole, policy), **options)
+    found = _collect(samples, others, partial(_stitched_rows, stitched, whole, policy), **options)
     seen = None if train is None else Samples.of(train)
-    trained = {} if seen is None else _collect(seen, partial(_target_rows, stitched, whole, policy), **options)
+    trained = {} if seen is None else _collect(seen, seen, partial(_target_rows, stitched, whole, policy), **options)
     distributions = {
         part: compare_distributions(of_part, trained.get(part), resamples=resamples, seed=seed)
         for part, of_part in found.items()
     }
     residual = registries.metrics.get("direct_matching").formula
     return Audit(
-        evaluate(stitched, samples, target=whole, resamples=resamples, **options),
+        evaluate(stitched, samples, target=whole, target_data=target_data, resamples=resamples, **options),
         accurate,
         policy,
         {part: float(residual(_merged(of_part.moments))) for part, of_part in found.items()},
@@ -252,14 +256,16 @@ def audit(
     )
 
 
-def _stitched_rows(stitched: StitchedModel, whole: Adapter, rows: RowsPolicy, raw: list[Any]) -> Parts:
+def _stitched_rows(
+    stitched: StitchedModel, whole: Adapter, rows: RowsPolicy, raw: list[Any], other: list[Any]
+) -> Parts:
     with evaluating(stitched):
         mapped = stitched.transfer(**stitched.preprocess(raw))
-    return _parts(mapped, _own(stitched, whole, raw), rows, fitted=rows == stitched.stitch.rows)
+    return _parts(mapped, _own(stitched, whole, other), rows, fitted=rows == stitched.stitch.rows)
 
 
-def _target_rows(stitched: StitchedModel, whole: Adapter, rows: RowsPolicy, raw: list[Any]) -> Parts:
-    real = _own(stitched, whole, raw)
+def _target_rows(stitched: StitchedModel, whole: Adapter, rows: RowsPolicy, raw: list[Any], other: list[Any]) -> Parts:
+    real = _own(stitched, whole, other)
     return _parts(real, real, rows, fitted=rows == stitched.stitch.rows)
 
 
@@ -279,7 +285,13 @@ def _parts(mapped: Representation, real: Representation, rows: RowsPolicy, *, fi
 
 @torch.no_grad()
 def _collect(
-    samples: Samples, rows_of: Callable[[list[Any]], Parts], *, batch_size: int, seed: int, progress: bool
+    samples: Samples,
+    others: Samples,
+    rows_of: Callable[[list[Any], list[Any]], Parts],
+    *,
+    batch_size: int,
+    seed: int,
+    progress: bool,
 ) -> dict[str, Rows]:
     """The moments of all rows and a row of each sample, by part; the same whatever the order and the batches are."""
     order, draws = _by_id(samples, seed)
@@ -287,9 +299,9 @@ def _collect(
     halves[order] = np.arange(len(samples)) % 2
     moments: dict[str, tuple[Moments, Moments]] = {}
     kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for batch in samples.batches(batch_size, "auditing" if progress else None):
+    for batch, other in paired_batches(samples, others, batch_size, "auditing" if progress else None):
         places = slice(start, start := start + len(batch.ids))
-        for part, (x, y, owners) in rows_of(batch.samples).items():
+        for part, (x, y, owners) in rows_of(batch.samples, other.samples).items():
             of_part = moments.setdefault(part, (Moments(x.shape[1], y.shape[1]), Moments(x.shape[1], y.shape[1])))
             in_half = torch.from_numpy(halves[places])[owners]
             for half in (0, 1):

@@ -11,6 +11,7 @@ from .options import AsJson, Count, Data, DataDir, Seed, Split, read_samples
 from .output import Output
 
 if TYPE_CHECKING:
+    from ..analysis import Audit, Evaluation
     from ..models import StitchedModel
 
 
@@ -28,10 +29,18 @@ def evaluate(
     target: Annotated[
         str | None, typer.Option(help="The whole target, if it was in a local folder: that folder.")
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Also say whether its representations are such as the target's own.")
+    ] = False,
+    train_split: Annotated[
+        str | None, typer.Option(help="With --audit, the split that the target was trained on: a control.")
+    ] = None,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
     """Score a saved stitched model beside its baselines, on samples that its map was not fitted on."""
+    if train_split is not None and not audit:
+        raise typer.BadParameter("is a control of --audit, which was not given", param_hint="--train-split")
     output = Output(json)
     read = read_samples(data, data_dir, split, samples, seed)
     stitched = _load(model, source, target)
@@ -40,9 +49,15 @@ def evaluate(
 
     if read.fingerprint == (stitched.config.recipe or {}).get("data"):
         typer.secho("warning: the map was fitted on some of these samples; score it on others", fg="yellow", err=True)
-    evaluation = hf_stitch.evaluate(stitched, read, target=None if stitched.parents else target, seed=seed)
-    output.say(evaluation)
-    output.record(evaluation.to_dict())
+    found: Audit | Evaluation
+    whole = None if stitched.parents else target
+    if audit:
+        train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed)
+        found = hf_stitch.audit(stitched, read, target=whole, train=train, seed=seed)
+    else:
+        found = hf_stitch.evaluate(stitched, read, target=whole, seed=seed)
+    output.say(found)
+    output.record(found.to_dict())
 
 
 def _load(name: str, source: str | None, target: str | None) -> StitchedModel:

@@ -68,10 +68,24 @@ class TrainedMatcher(Matcher, ABC):
 
     @abstractmethod
     def check(self, samples: Any, task: str | None) -> None:
-        """Refuse ``hf_stitch.Samples`` and tasks that cannot be trained on, before anything is computed.
+        """Refuse ``hf_stitch.Samples`` and tasks that cannot be trained on, before layers are looked for.
 
         Raises:
             ValueError: For these.
+        """
+
+    @abstractmethod
+    def rehearse(self, stitched: Any, data: Any, *, target: Any = None, target_data: Any = None) -> None:
+        """Take one batch all the way, so that what cannot be trained fails before all data are read.
+
+        Args:
+            stitched: The model, its stitch of no consequence.
+            data: Raw samples.
+            target: The whole target network.
+            target_data: Where the target is to see other samples.
+
+        Raises:
+            ValueError: If training could not begin.
         """
 
     @abstractmethod

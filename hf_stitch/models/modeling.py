@@ -211,7 +211,15 @@ class StitchedModel(PreTrainedModel):
 
         Returns:
             This model, to be given to ``transformers.Trainer``.
+
+        Raises:
+            ValueError: If the stitch has no parameter that takes a gradient, as an identity.
         """
+        if not any(parameter.requires_grad for parameter in self.stitch.parameters()):
+            raise ValueError(
+                f"nothing would be left to train: the stitch, {self.stitch.body}, has no parameter that takes a "
+                "gradient; stitch with another matcher, such as 'lstsq', or train by TaskLoss(initial='identity')"
+            )
         self.source.requires_grad_(False)
         self.target.requires_grad_(False)
         return self.train(self.training)

@@ -117,18 +117,22 @@ def stitch(
     if source_layer == "auto":
         source_layer = _most_alike(a, b, target_layer, train, other_train, batch_size, progress)
         recipe["source_layer"] = "auto"
-    _rehearse(a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None)
+    place = _rehearse(
+        a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None
+    )
+    stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
+    if isinstance(fitted_by, TrainedMatcher):
+        fitted_by.rehearse(stitched, train, target=b, target_data=other_train)
 
     pair = (source_layer, target_layer)
     statistics = collect(
         a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress
     )[pair]
     first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
-    layer = fit_layer(first, statistics, a.form(source_layer), b.form(target_layer), rows)
-    stitched = join(a, source_layer, layer, b, target_layer, task=task, recipe=recipe)
+    stitched.stitch = fit_layer(first, statistics, a.form(source_layer), b.form(target_layer), rows)
     if isinstance(fitted_by, TrainedMatcher):
         stitched.stitch = fitted_by.fit(stitched, train, target=b, target_data=other_train, progress=progress)
-        stitched.config.stitch = stitched.stitch.to_dict()
+    stitched.config.stitch = stitched.stitch.to_dict()
     if task is not None:
         from ..analysis.evaluation import evaluate
 
@@ -180,8 +184,11 @@ def _rehearse(
     target_samples: Samples,
     rows: RowsPolicy,
     labelled: Samples | None,
-) -> None:
+) -> StitchingLayer:
     """Take one sample all the way, so that what cannot work fails before all data are read.
+
+    Returns:
+        The layer that it went through, which changes no number.
 
     Raises:
         ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that
@@ -213,6 +220,7 @@ def _rehearse(
         from ..analysis.scoring import check_labels
 
         check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])
+    return layer
 
 
 def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:

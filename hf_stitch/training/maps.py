@@ -13,6 +13,8 @@ from ..stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
 def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
     """A copy of a layer whose maps can be trained; an identity becomes the affine map that is one.
 
+    Maps of half precision are trained in float32: steps smaller than the last bit of a weight would be lost.
+
     Args:
         layer: The layer.
         orthogonal: Keep the weight of affine maps orthogonal; to begin with, the nearest one that is (polar factor).
@@ -30,20 +32,27 @@ def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
                 f"the {part} of the stitch, {stitch}, has no parameters to train; start from another map, for example "
                 "initial='lstsq'"
             )
+        stitch.to(torch.promote_types(_dtype(stitch), torch.float32))
         if orthogonal:
             _make_orthogonal(part, stitch)
         setattr(made, part, stitch.requires_grad_(True))
     return made
 
 
-def plain(layer: StitchingLayer) -> StitchingLayer:
-    """A copy with plain weights."""
+def plain(layer: StitchingLayer, first: StitchingLayer) -> StitchingLayer:
+    """A copy with plain weights, in the precision that the first one had."""
     made = copy.deepcopy(layer)
     for part in made.parts:
         stitch = getattr(made, part)
         if parametrize.is_parametrized(stitch):
             parametrize.remove_parametrizations(stitch, "weight", leave_parametrized=True)
+        stitch.to(_dtype(getattr(first, part)))
     return made.eval()
+
+
+def _dtype(stitch: Stitch) -> torch.dtype:
+    """Of the weights; an identity has none and is float32."""
+    return next((p.dtype for p in stitch.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _affine(identity: IdentityStitch) -> LinearStitch:

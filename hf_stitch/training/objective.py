@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,7 +30,8 @@ class Objective:
         temperature: T, above 0.
         penalties: Weight of each: ``l1`` (the sum of the absolute entries of the maps, biases left out), or a
             differentiable metric of the transformed rows with the target's: of a similarity, a weight above 0 pushes
-            them apart, and one below 0 together.
+            them apart, and one below 0 together. A batch of fewer rows than a metric takes, as the last of an epoch may
+            be, goes without it.
     """
 
     labels: Mapping[str, float]
@@ -40,11 +42,14 @@ class Objective:
         """Refuse what cannot be minimised."""
         if unknown := [name for name in self.labels if name not in ANSWERS]:
             raise ValueError(f"labels must be of {', '.join(ANSWERS)}, got {unknown[0]!r}")
-        if not self.labels or any(not weight > 0 for weight in self.labels.values()):
+        if not self.labels or not all(_is_number(weight) and weight > 0 for weight in self.labels.values()):
             raise ValueError(f"labels must have weights above 0, got {dict(self.labels)}")
-        if not self.temperature > 0:
+        if not (_is_number(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
-        for name in self.penalties:
+        for name, weight in self.penalties.items():
+            if not _is_number(weight) or weight == 0 or (name == "l1" and weight < 0):
+                wanted = "a number above 0" if name == "l1" else "a finite number other than 0"
+                raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
             if name == "l1":
                 continue
             metric = build_metric(name)
@@ -83,13 +88,26 @@ class Objective:
     def penalty(self, layer: StitchingLayer, rows: tuple[Tensor, Tensor] | None) -> Tensor:
         """The penalties together; ``rows`` are the transformed ones and the target's, if a metric asks for them."""
         total = next(layer.parameters()).new_zeros(())
+        missing = {} if rows is None else self.missing_rows(*rows)
         for name, weight in self.penalties.items():
             if name == "l1":
                 total = total + weight * sum(_weights(layer), total)
-            else:
+            elif name not in missing:
                 assert rows is not None
                 total = total + weight * type(build_metric(name)).function(*rows)
         return total
+
+    def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
+        """The metrics among the penalties that take more rows than these, and how many each takes."""
+        least = {
+            name: max(metric.least_rows("x", x.shape[1]), metric.least_rows("y", y.shape[1]))
+            for name, metric in self.metrics.items()
+        }
+        return {name: count for name, count in least.items() if count > len(x)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _weights(layer: StitchingLayer) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class Prepared:
         others: What the target is shown.
         folder: Of the files; the same for all processes.
         augment: Changes samples, if given.
-        limit: Bytes that files may take.
+        limit: Bytes that files may take; of several processes, each may write its share.
         batch_size: Samples per forward.
         processes: Who shares the work.
         progress: What the progress bar says; ``None``: no bar.
@@ -147,8 +147,8 @@ class Prepared:
         self._parts: list[dict[str, Store]] = []
         self._starts = torch.zeros(0, dtype=torch.long)
         self._like: Seen | None = None
-        if augment is None and self._fits(limit, batch_size):
-            self._keep(folder, batch_size, processes, progress)
+        if augment is None:
+            self._keep(folder, limit // processes.count, batch_size, processes, progress)
 
     @property
     def kept(self) -> bool:
@@ -166,11 +166,6 @@ class Prepared:
             others = samples if self.others is self.samples else others
         return self.networks.see(samples, others, batch.labels)
 
-    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Seen]]:
-        """Everything in order, with the places."""
-        for places in torch.arange(len(self.samples)).split(batch_size):
-            yield places, self.read(places, 0)
-
     # -- files ------------------------------------------------------------------------------------------------------
     def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
         chosen = places.tolist()
@@ -178,40 +173,40 @@ class Prepared:
         pairs = paired_batches(own, own if self.others is self.samples else self.others.select(chosen), len(chosen))
         return next(iter(pairs))
 
-    def _fits(self, limit: int, batch_size: int) -> bool:
-        count = min(batch_size, len(self.samples))
-        batch, other = self._raw(torch.arange(count))
-        self._like = self.networks.see(batch.samples, other.samples, batch.labels)
-        bytes_ = (
-            sum(values.nbytes for values, _ in _tensors(self._like, self.networks.speaks).values())
-            * len(self.samples)
-            // count
-        )
-        if bytes_ > limit:
-            warnings.warn(
-                f"what the networks say of {len(self.samples)} samples takes {bytes_ / 1e9:.2f} GB, more than the "
-                f"{limit / 1e9:.2f} GB that may be kept: it is computed anew for each batch; raise cache_size to "
-                "keep it",
-                stacklevel=5,
-            )
-        return bytes_ <= limit
-
-    def _keep(self, folder: Path, batch_size: int, processes: Processes, progress: str | None) -> None:
-        """Write this process's part of the files, and read those of all."""
-        count = processes.count
-        edges = [len(self.samples) * rank // count for rank in range(count + 1)]
-        start, stop = edges[processes.rank], edges[processes.rank + 1]
-        stores: dict[str, Store] = {}
+    def _keep(self, folder: Path, limit: int, batch_size: int, processes: Processes, progress: str | None) -> None:
+        """Write this process's part of the files, and read those of all; or none, where they would be too large."""
+        start, stop = processes.part(len(self.samples))
         own = self.samples.select(range(start, stop))
         twin = own if self.others is self.samples else self.others.select(range(start, stop))
+        stores: dict[str, Store] = {}
+        count = bytes_ = least = 0
         for batch, other in paired_batches(own, twin, batch_size, progress=progress):
             seen = self.networks.see(batch.samples, other.samples, batch.labels)
-            for name, (values, mask) in _tensors(seen, self.networks.speaks).items():
+            tensors = _tensors(seen, self.networks.speaks)
+            count, bytes_ = count + seen.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
+            each = sum(values.nbytes // seen.count for values, mask in tensors.values() if mask is None)
+            least = bytes_ + each * (len(own) - count)  # texts to come may be short
+            if least > limit:
+                break
+            self._like = seen if self._like is None else self._like
+            for name, pair in tensors.items():
                 if name not in stores:
                     stores[name] = Store(folder / f"{name.replace('/', '-')}-{processes.rank}")
-                stores[name].append(values, mask)
-        self._parts = processes.gather(stores)
-        self._starts = torch.tensor(edges[1:-1])
+                stores[name].append(*pair)
+        parts = processes.gather(stores if least <= limit else None)
+        self._parts = [part for part in parts if part is not None]
+        if len(self._parts) == processes.count:
+            self._starts = torch.tensor([len(self.samples) * rank // processes.count for rank in range(1, len(parts))])
+            return
+        self._parts = []
+        for store in stores.values():
+            store.path.unlink()
+        warnings.warn(
+            f"what the networks say of {len(self.samples)} samples takes about "
+            f"{bytes_ / count * len(self.samples) / 1e9:.2f} GB, more than the {limit * processes.count / 1e9:.2f} GB "
+            "that may be kept: it is computed anew for each batch; raise cache_size to keep it",
+            stacklevel=5,
+        )
 
     def _from_files(self, places: Tensor) -> Seen:
         assert self._like is not None
@@ -261,6 +256,11 @@ def _tensors(seen: Seen, speaks: bool) -> dict[str, tuple[Tensor, Tensor | None]
     tensors = {name: (one.values, one.mask) for name, one in kept.items()}
     real = next(iter(seen.sources.values())).mask if speaks else None  # then there is an answer for each token
     return tensors | {f"answers/{name}": (values, real) for name, values in seen.answers.items()}
+
+
+def _bytes(values: Tensor, mask: Tensor | None) -> int:
+    """What a tensor takes in a file, where only what is real is kept."""
+    return values.nbytes if mask is None else int(mask.sum()) * values[0, 0].nbytes
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 import torch
 
 from ..adapters import Adapter, load
+from ..analysis.scoring import check_labels
 from ..checkpoint import Checkpoint
 from ..data import Samples, check_same_order
 from ..endpoint import weights_hash
@@ -67,8 +68,10 @@ class TaskLoss(TrainedMatcher):
             ``"target"`` or ``"source"``; a mixture as a dict of weights.
         temperature: Of soft labels, above 0 (Hinton et al. 2015; gradients are scaled back by its square).
         penalties: What is added to the loss, by weight: ``"l1"``, the sum of the absolute weights, and differentiable
-            metrics of the transformed rows of a batch with the target's (``{"linear_cka": 0.5}``).
-        feature_steps: Steps before all others that bring the target's final features (its last cut) close to its own.
+            metrics of the transformed rows of a batch with the target's (``{"linear_cka": 0.5}``); a batch of fewer
+            rows than a metric takes, as the last of an epoch may be, goes without it.
+        feature_steps: Steps before all others that bring the target's final features (its last cut) close to its own:
+            the squared distance, its mean over the positions of a sample, then over samples.
         epochs: Passes over the samples.
         steps: Optimizer steps, instead of epochs.
         batch_size: Samples of a step, over all processes.
@@ -77,7 +80,7 @@ class TaskLoss(TrainedMatcher):
         schedule: ``step`` (a tenth after one third and again after two), ``constant``, ``linear`` or ``cosine``.
         clip: Norm that the gradient of each stitch is cut to.
         shuffle: Whether samples come in another order in every epoch.
-        patience: With a validation: end after so many epochs without improvement.
+        patience: With a validation: a stitch is done after so many epochs without improvement.
         seed: Of the order and of augmentation.
 
     Example:
@@ -130,6 +133,8 @@ class TaskLoss(TrainedMatcher):
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
         _ = self.objective  # checks labels and penalties
+        if self.orthogonal and getattr(initial, "rank", None) is not None:
+            raise ValueError(f"an orthogonal map has full rank, and initial={initial} goes through a bottleneck")
         if self.orthogonal and (self.weight_decay or "l1" in self.penalties):
             raise ValueError("an orthogonal map has weights of fixed size: leave weight_decay and the penalty 'l1' out")
 
@@ -160,34 +165,65 @@ class TaskLoss(TrainedMatcher):
         plain_values = {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()}
         return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
 
-    def check(self, samples: Samples, task: str | None) -> None:
+    def check(self, samples: Samples, task: str | None, validation: Samples | None = None) -> None:
         """Refuse samples and tasks that cannot be trained on.
 
         Raises:
-            ValueError: If there is no head, or hard labels are missing.
+            ValueError: If there is no head, hard labels are missing, or patience has no validation.
         """
         if task is None:
             raise ValueError("task_loss needs a head whose predictions can be scored; stitch with a task")
-        if "hard" in self.objective.labels and task != "text-generation" and samples.labels is None:
+        for shown in (samples, validation):
+            if shown is not None and self._asks_labels(task) and shown.labels is None:
+                raise ValueError(
+                    "labels='hard' needs labelled samples, and these have none; name the column, as in "
+                    "Samples.of(data, label=…), or train on labels='target'"
+                )
+        if self.patience is not None and validation is None:
             raise ValueError(
-                "labels='hard' needs labelled samples, and these have none; name the column, as in "
-                "Samples.of(data, label=…), or train on labels='target'"
+                "patience needs a validation: train by TaskLoss(…).fit(stitched, data, validation=…), or leave it out"
             )
 
+    def _asks_labels(self, task: str | None) -> bool:
+        return "hard" in self.objective.labels and task != "text-generation"
+
+    def rehearse(self, stitched: StitchedModel, data: Any, *, target: Any = None, target_data: Any = None) -> None:
+        """Take one batch all the way through a model with whatever stitch, for :func:`hf_stitch.stitch`.
+
+        Raises:
+            ValueError: If labels are no classes of the target, a parent answers with other classes, penalties take more
+                rows than a batch has, or final features cannot be matched.
+        """
+        samples = Samples.of(data)
+        others = samples if target_data is None else Samples.of(target_data)
+        networks = self._networks({"0": stitched}, target, None)
+        layers = {"0": stitched.stitch}
+        with _frozen([stitched], _device(stitched)):
+            stitches = Stitches(layers, stitched.target, self.objective, networks.last)
+            self._rehearse(stitches, networks, samples, others, None, 1)
+
+    def _rehearse(
+        self,
+        stitches: Stitches,
+        networks: Networks,
+        samples: Samples,
+        others: Samples,
+        validation: Samples | None,
+        processes: int,
+    ) -> None:
+        count = min(max(self.batch_size // processes, 1), len(samples))
+        one, other = (next(iter(side.batches(count))) for side in (samples, others))
+        seen = networks.see(one.samples, other.samples, one.labels)
+        classes = stitches.check(seen.to(_device(networks.first)))
+        if self._asks_labels(networks.first.task):
+            for shown in (samples, validation):
+                if shown is not None:
+                    check_labels(shown, classes)
+
     @overload
-    def fit(
-        self, stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, target_data: Any = None,
-        validation: Any = None, augment: Augment | None = None, accelerator: Accelerator | None = None,
-        checkpoint: str | Path | None = None, save_every: int = 500, cache_size: float = 8e9,
-        observe: Observe | None = None, progress: bool = True,
-    ) -> StitchingLayer: ...  # fmt: skip
+    def fit(self, stitched: StitchedModel, data: Any, *_: Any, **options: Any) -> StitchingLayer: ...
     @overload
-    def fit(
-        self, stitched: Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
-        target_data: Any = None, validation: Any = None, augment: Augment | None = None,
-        accelerator: Accelerator | None = None, checkpoint: str | Path | None = None, save_every: int = 500,
-        cache_size: float = 8e9, observe: Observe | None = None, progress: bool = True,
-    ) -> list[StitchingLayer]: ...  # fmt: skip
+    def fit(self, stitched: Sequence[StitchedModel], data: Any, *_: Any, **options: Any) -> list[StitchingLayer]: ...
     def fit(
         self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
         target_data: Any = None, validation: Any = None, augment: Augment | None = None,
@@ -197,7 +233,7 @@ class TaskLoss(TrainedMatcher):
         """Train from the stitch that the model has (``initial`` is for :func:`hf_stitch.stitch`, which fits it first).
 
         Several stitched models that end in the same cut of the same target are trained at once, in one batch through
-        that target; each ends as it would alone.
+        that target; each ends as it would alone. Maps of half precision are trained in float32.
 
         Args:
             stitched: The model with its first stitch, or several; they are not changed.
@@ -215,7 +251,8 @@ class TaskLoss(TrainedMatcher):
                 metrics: each process takes them of its part of a batch.
             checkpoint: A folder for the state; training that was interrupted goes on from there, to the same bits.
             save_every: Steps between two states.
-            cache_size: Bytes of disk that what the networks say may take.
+            cache_size: Bytes of disk that what the networks say may take, of the samples and of the validation each;
+                where it takes more, it is computed anew for each batch, and a warning says so.
             observe: Called with 0 and after every step with the number of steps done and the layers.
             progress: Show a progress bar.
 
@@ -223,8 +260,10 @@ class TaskLoss(TrainedMatcher):
             The trained stitching layer, or a list of them.
 
         Raises:
-            ValueError: If the task has no head, hard labels are missing, a map has nothing to train, models end in
-                different cuts, samples do not correspond, or the folder holds another training (what differs is said).
+            ValueError: If the task has no head, labels are missing or no classes of the target, a parent whose answers
+                are labels has other classes, a map has nothing to train, models end in different cuts, samples do not
+                correspond, or the folder holds another training (what differs is said). All of it is found out with
+                one batch, before the data are read.
             DivergedError: If a loss is not finite; the message names the step. The last state saved is kept.
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
@@ -234,34 +273,36 @@ class TaskLoss(TrainedMatcher):
         if save_every < 1:
             raise ValueError(f"save_every must be at least 1, got {save_every}")
         held_out = None if validation is None else Samples.of(validation)
-        if self.patience is not None and held_out is None:
-            raise ValueError("patience needs a validation: pass held-out samples as validation=")
         if target_data is not None and held_out is not None:
             raise ValueError("target_data and validation do not go together yet: leave one of them out")
         _check_models(models)
-        for shown in (samples, held_out):
-            if shown is not None:
-                self.check(shown, models[0].task)
+        self.check(samples, models[0].task, held_out)
         names = [str(i) for i in range(len(models))]
         layers = {n: trainable(m.stitch, self.orthogonal) for n, m in zip(names, models, strict=True)}
         accelerator = _default(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)
         networks = self._networks(dict(zip(names, models, strict=True)), target, source)
+        if networks.target is not None:
+            _check_same_network(networks.target, models[0])
         every = accelerator.gradient_accumulation_steps
-        steps = self.steps or math.ceil(self.epochs * math.ceil(len(samples) / self.batch_size) / every)
+        steps = self.steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
         course = Course(steps, *(getattr(self, f.name) for f in fields(Course)[1:]))
-        recipe = {
-            "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint, "target_data": others.fingerprint,
-            "validation": None if held_out is None else held_out.fingerprint, "augment": _name(augment),
-            "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
-            "networks": [_networks_of(m) for m in models], "accumulation": every, "processes": processes.count,
-            "mixed_precision": accelerator.mixed_precision, "versions": dict(versions()),
-        }  # fmt: skip
         with ExitStack() as stack:
-            temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
-            state = Checkpoint(Path(checkpoint or temporary), 0, checkpoint is not None)
-            _begin(state, json.loads(json.dumps(recipe)), processes)
             stack.enter_context(_frozen(models, accelerator.device))
+            stitches = Stitches(layers, models[0].target, self.objective, networks.last).to(accelerator.device)
+            self._rehearse(stitches, networks, samples, others, held_out, processes.count)
+            state = None
+            if checkpoint is not None:
+                recipe = {
+                    "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
+                    "target_data": others.fingerprint, "validation": held_out and held_out.fingerprint,
+                    "augment": _name(augment), "networks": [_networks_of(m) for m in models],
+                    "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
+                    "accumulation": every, "processes": processes.count,
+                    "mixed_precision": accelerator.mixed_precision, "versions": dict(versions()),
+                }  # fmt: skip
+                state = _begin(Path(checkpoint), json.loads(json.dumps(recipe)), processes)
+            temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
 
             def prepared(part: Samples, other: Samples, name: str, change: Augment | None) -> Prepared:
                 folder = temporary / name
@@ -273,16 +314,17 @@ class TaskLoss(TrainedMatcher):
 
             seen = prepared(samples, others, "preparing", augment)
             judged = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
-            stitches = Stitches(layers, models[0].target, self.objective, networks.last).to(accelerator.device)
             losses, done = train(
                 stitches, seen, course, accelerator=accelerator, processes=processes, checkpoint=state,
                 save_every=save_every, validation=judged, observe=observe, progress=progress,
             )  # fmt: skip
             accelerator.wait_for_everyone()
-        trained = [plain(layer).to(_device(model)) for layer, model in zip(stitches.trained, models, strict=True)]
-        for layer, loss in zip(trained, losses.tolist(), strict=True):
+        trained = [
+            plain(layer, model.stitch).to(_device(model)) for layer, model in zip(stitches.trained, models, strict=True)
+        ]
+        for layer, count, loss in zip(trained, done.tolist(), losses.tolist(), strict=True):
             for part in layer.parts:
-                getattr(layer, part).fitted = {"n": len(samples), "steps": done, "loss": loss}
+                getattr(layer, part).fitted = {"n": len(samples), "steps": count, "loss": loss}
         return trained[0] if isinstance(stitched, StitchedModel) else trained
 
     def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
@@ -293,7 +335,6 @@ class TaskLoss(TrainedMatcher):
         whole = own = None
         if wanted & {"target", "there", "features"}:
             whole = first.parent("target") if target is None else load(target)
-            _check_same_network(whole, first)
         if "source" in wanted:
             own = first.parent("source") if source is None else load(source)
         last = whole.layers[-1] if whole is not None and "features" in wanted else first.target.cut.layer
@@ -346,9 +387,9 @@ def _default(device: torch.device) -> Accelerator:
     return found
 
 
-def _begin(state: Checkpoint, recipe: Mapping[str, Any], processes: Processes) -> None:
+def _begin(folder: Path, recipe: Mapping[str, Any], processes: Processes) -> Checkpoint:
     """Begin or refuse: the first process does, the others hear of it."""
-    refused = None
+    state, refused = Checkpoint(folder, 0, True), None
     if processes.rank == 0:
         try:
             state.begin(recipe, dict)
@@ -356,6 +397,7 @@ def _begin(state: Checkpoint, recipe: Mapping[str, Any], processes: Processes) -
             refused = str(error)
     if (why := processes.agree(refused)) is not None:
         raise ValueError(why)
+    return state
 
 
 def _name(augment: Augment | None) -> str | None:

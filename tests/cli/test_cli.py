@@ -168,6 +168,17 @@ def test_evaluate_repeats_what_stitch_measured(stitched: tuple[Path, dict[str, A
     assert model["scores"].keys() == record["evaluation"]["scores"].keys()
 
 
+def test_evaluate_audits(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
+    arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits")
+    result = run(*arguments, "--split", "test", "--samples", 300, "--audit", "--train-split", "train", "--json")
+    record, shown = json.loads(result.stdout), result.stderr
+    assert record["evaluation"]["n"] == 300
+    assert record["control"] is not None and record["distributions"]["body"]["control"] is not None
+    assert record["verdict"] in " ".join(shown.split()) and "compensated" in shown and "mean only" in shown
+    refused = run(*arguments, "--split", "test", "--train-split", "train")
+    assert refused.exit_code == 2 and "--audit" in refused.stderr
+
+
 def test_evaluate_warns_of_samples_that_were_fitted_on(
     stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
 ) -> None:

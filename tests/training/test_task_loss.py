@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
+import random
+import re
 import signal
 import socket
+import tempfile
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +26,7 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch
 from hf_stitch.testing import check_matcher
 from hf_stitch.training import DivergedError, TaskLoss
 
-from tiny_networks import LAYERS  # isort: skip
+from tiny_networks import LAYERS, WORDS, network  # isort: skip
 
 N, SIZE = 90, 8
 
@@ -120,15 +126,58 @@ def test_accumulated_batches_are_one_batch_of_whatever_sizes() -> None:
     assert torch.allclose(weights(whole), weights(parts), atol=1e-9, rtol=0)
 
 
-def share(rank: int, count: int, port: int, folder: Path) -> None:
+def double(family: str, seed: int = 0) -> Any:
+    return network(family, seed, "float64")
+
+
+def words(count: int) -> list[dict[str, Any]]:
+    draw = random.Random(1)
+    return [
+        {"text": " ".join(draw.choices(WORDS, k=draw.randint(2, 9))), "label": draw.randrange(3)} for _ in range(count)
+    ]
+
+
+def of_texts(source: str, target: str) -> StitchedModel:
+    a, b = double(source), double(target, 1)
+    model = hf_stitch.stitch(a, LAYERS[source], b, LAYERS[target], "ridge", data=words(80), progress=False)
+    return model.to(torch.float64)
+
+
+def mixture_of_two(folder: Path | None) -> list[Any]:
+    training = matcher(labels={"hard": 0.5, "target": 0.5})
+    state = None if folder is None else folder / "state"
+    models = [stitched(), stitched(("c3", "c2"))]
+    return training.fit(models, samples(), validation=samples(31), progress=False, checkpoint=state)
+
+
+def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    training = matcher(penalties={"l1": 1e-2}, clip=0.5)
+    found = training.fit([stitched()], samples(81), accelerator=accelerator, progress=False)
+    accelerator.gradient_accumulation_steps = 1  # which all accelerators share
+    return found
+
+
+def next_tokens_after_features(folder: Path | None) -> list[Any]:
+    return matcher(feature_steps=12).fit([of_texts("gpt2", "llama")], words(65), progress=False)
+
+
+def classes_of_texts_with_patience(folder: Path | None) -> list[Any]:
+    training = matcher(feature_steps=5, steps=60, patience=2, lr=3e-2)
+    return training.fit([of_texts("bert", "bert")], words(33), validation=words(21), progress=False)
+
+
+OF_IMAGES = (mixture_of_two, accumulated_with_a_tail_of_one)
+OF_TEXTS = (next_tokens_after_features, classes_of_texts_with_patience)
+
+
+def share(rank: int, count: int, port: int, folder: Path, cases: Any) -> None:
     torch.set_num_threads(1)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
-    models = [stitched(), stitched(("c3", "c2"))]
-    layers = matcher(labels={"hard": 0.5, "target": 0.5}).fit(
-        models, samples(), validation=samples(31), progress=False, checkpoint=folder / "state"
-    )
-    torch.save([weights(layer) for layer in layers], folder / f"{rank}.pt")
+    torch.save([[weights(layer) for layer in case(folder)] for case in cases], folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -140,19 +189,21 @@ def spawn(target: Any, *arguments: Any) -> int | None:
     return process
 
 
-def test_two_processes_end_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [OF_IMAGES, pytest.param(OF_TEXTS, marks=pytest.mark.slow)], ids=["images", "texts"])
+def test_two_processes_end_as_one(cases: Any, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    started: list[Any] = [spawn(share, rank, 2, port, tmp_path) for rank in range(2)]
+    started: list[Any] = [spawn(share, rank, 2, port, tmp_path, cases) for rank in range(2)]
     for process in started:
-        process.join(90)
+        process.join(300)
         assert process.exitcode == 0
-    models = [stitched(), stitched(("c3", "c2"))]
-    alone = matcher(labels={"hard": 0.5, "target": 0.5}).fit(models, samples(), validation=samples(31), progress=False)
-    for rank in range(2):
-        for one, other in zip(torch.load(tmp_path / f"{rank}.pt"), alone, strict=True):
-            assert torch.allclose(one, weights(other), atol=1e-5, rtol=0)
+    both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for place, case in enumerate(cases):
+        for number, layer in enumerate(case(None)):
+            for rank in range(2):
+                difference = (both[rank][place][number] - weights(layer)).abs().max()
+                assert difference < 1e-6, (case.__name__, rank, difference)
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------
@@ -376,6 +427,8 @@ def test_what_contradicts_itself_is_refused() -> None:
         TaskLoss(orthogonal=True, penalties={"l1": 1.0})
     with pytest.raises(ValueError, match="differentiable metric of representations"):
         TaskLoss(penalties={"jensen_shannon": 1.0})
+    with pytest.raises(ValueError, match="no parameter that takes a gradient; stitch with another matcher"):
+        stitched(matcher="identity").freeze_networks()
     model = stitched()
     model.stitch = sparsify(model.stitch, share=0.5)
     with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is MaskedStitch"):
@@ -434,6 +487,11 @@ def test_it_keeps_the_contract_of_matchers() -> None:
     ({"temperature": 0}, "temperature must be above 0, got 0"),
     ({"penalties": {"mutual_knn": 1.0}}, "penalty 'mutual_knn' must be 'l1' or a differentiable metric"),
     ({"penalties": {"l2": 1.0}}, "no 'l2' among metrics"),
+    ({"penalties": {"l1": -1.0}}, "the weight of penalty 'l1' must be a number above 0, got -1.0"),
+    ({"penalties": {"linear_cka": float("nan")}}, "of penalty 'linear_cka' must be a finite number other than 0"),
+    ({"penalties": {"linear_cka": "much"}}, "of penalty 'linear_cka' must be a finite number other than 0, got 'much'"),
+    ({"labels": {"hard": float("inf")}}, "labels must have weights above 0"),
+    ({"orthogonal": True, "initial": {"name": "low_rank", "rank": 2}}, "an orthogonal map has full rank"),
     ({"initial": "task_loss"}, "initial must be a matcher that is fitted in closed form, got 'task_loss'"),
     ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
     ({"lr": -1}, "lr must be a number > 0, got -1"),
@@ -457,6 +515,8 @@ def test_bad_input_is_refused_before_anything_is_computed() -> None:
         matcher().fit(models, samples())
     with pytest.raises(ValueError, match="patience needs a validation"):
         matcher(patience=1).fit(models[0], samples())
+    with pytest.raises(ValueError, match="patience needs a validation"):
+        hf_stitch.stitch(a, "auto", b, "c2", matcher(patience=1), data=samples(), task="image-classification")
     with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is LowRankStitch"):
         matcher(orthogonal=True).fit(stitched(matcher=build_matcher("low_rank", rank=2)), samples())
 
@@ -477,3 +537,200 @@ def test_a_map_without_parameters_is_refused() -> None:
     model.stitch = model.stitch.with_maps(Doubling(8, 8), None)
     with pytest.raises(ValueError, match="has no parameters to train; start from another map"):
         matcher().fit(model, samples())
+
+
+REHEARSED = {
+    "labels='source': the source answers a batch with (16, 7) and the target with (16, 4)": {"labels": "source"},
+    "sample 5 has label 9, and the target predicts classes 0 to 3": {"labels": "hard"},
+    "final features are (16, 10, 1, 1) through the stitch and (16, 10, 8, 8) in the target": {"feature_steps": 1},
+    "the penalty 'cca' takes at least 10 rows, and a process has 4 of a batch": {
+        "penalties": {"cca": 1.0}, "batch_size": 4, "labels": "target",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REHEARSED)
+def test_what_training_would_stumble_over_is_refused_before_data_are_read(message: str, monkeypatch: Any) -> None:
+    example = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64)
+    a = hf_stitch.load(Net(0, classes=7).double(), example_inputs=example)
+    b = hf_stitch.load(Net(1).double(), example_inputs=example)
+    labels = [9 if place == 5 and "label 9" in message else 0 for place in range(40)]
+    data = Samples.of(torch.randn(40, 3, SIZE, SIZE, dtype=torch.float64), label=labels)
+    training = matcher(**REHEARSED[message])
+    options: dict[str, Any] = {"task": "image-classification", "rows": "mean", "progress": False}
+    model = hf_stitch.stitch(a, "c2", b, "c2", "ridge", data=data.select(range(6, 40)), **options).to(torch.float64)
+    monkeypatch.setattr("hf_stitch.models.stitching.collect", None)
+    monkeypatch.setattr("hf_stitch.training.task_loss.Prepared", None)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hf_stitch.stitch(a, "c2", b, "c2", training, data=data, test_data=data.select(range(6, 40)), **options)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        training.fit(model, data, progress=False)
+    if "label 9" in message:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            training.fit(model, data.select(range(6, 40)), validation=data, progress=False)
+
+
+def test_a_last_batch_of_one_row_goes_without_its_metrics() -> None:
+    options: dict[str, Any] = {"rows": "mean", "matcher": "ridge"}
+    training = matcher(penalties={"linear_cka": -1.0}, labels="target", steps=12)
+    with_tail = training.fit(stitched(**options), samples(33), progress=False)
+    assert bool(weights(with_tail).isfinite().all())
+
+
+def test_penalties_of_accumulated_batches_count_once() -> None:
+    from accelerate import Accelerator
+
+    training = {"shuffle": False, "steps": 6, "penalties": {"l1": 0.1}}
+    whole = matcher(batch_size=40, **training).fit(stitched(), samples(), progress=False)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    parts = matcher(batch_size=20, **training).fit(stitched(), samples(), progress=False, accelerator=accelerator)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-9, rtol=0)
+    assert whole.body.fitted["loss"] == pytest.approx(parts.body.fitted["loss"], rel=1e-6)
+
+
+def test_stitches_trained_at_once_stop_each_in_its_own_time() -> None:
+    models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
+    training = matcher(lr=0.3, steps=300, batch_size=30, patience=2, clip=1.0, weight_decay=1e-3)
+    options = {"validation": samples(40), "progress": False}
+    together = training.fit(models, samples(), **options)
+    alone = [training.fit(model, samples(), **options) for model in models]
+    for one, other in zip(together, alone, strict=True):
+        assert torch.allclose(weights(one), weights(other), atol=1e-6, rtol=0)
+        assert one.body.fitted["steps"] == other.body.fitted["steps"]
+        assert one.body.fitted["loss"] == pytest.approx(other.body.fitted["loss"], rel=1e-5)
+    assert len({layer.body.fitted["steps"] for layer in together}) > 1
+
+
+def test_patience_survives_an_interruption(tmp_path: Path) -> None:
+    """It comes when one stitch is done and the other is not."""
+    models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
+    training = matcher(lr=0.3, steps=300, batch_size=30, patience=2)
+    options: dict[str, Any] = {"validation": samples(40), "progress": False}
+    whole = training.fit(models, samples(), **options)
+    done = sorted(layer.body.fitted["steps"] for layer in whole)
+
+    def interrupt(step: int, layers: Any) -> None:
+        if step == done[0] + 1:
+            raise InterruptedError
+
+    assert done[0] + 1 < done[-1]
+    with pytest.raises(InterruptedError):
+        training.fit(models, samples(), observe=interrupt, checkpoint=tmp_path, save_every=done[0], **options)
+    resumed = training.fit(models, samples(), checkpoint=tmp_path, **options)
+    for one, other in zip(resumed, whole, strict=True):
+        assert torch.equal(weights(one), weights(other)) and one.body.fitted == other.body.fitted
+
+
+# -- precision --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> None:
+    data = samples(dtype=dtype)
+    model = stitched(data=data, dtype=dtype)
+    assert model.stitch.body.weight.dtype == model.target.model.fc.weight.dtype == dtype
+    training = matcher(lr=1e-4, steps=30)
+    half = training.fit(model, data, progress=False)
+    model.stitch.float()
+    whole = training.fit(model, data, progress=False)
+    assert (half.body.weight.dtype, whole.body.weight.dtype) == (dtype, torch.float32)
+    assert torch.equal(half.body.weight, whole.body.weight.to(dtype))
+    assert (
+        training.fit(model, data, progress=False).body.fitted["loss"]
+        < matcher(lr=1e-9, steps=30).fit(model, data, progress=False).body.fitted["loss"]
+    )
+
+
+def test_the_scale_of_gradients_is_saved() -> None:
+    from hf_stitch.training.loop import Stitches, _Run
+
+    def run(scale: float) -> Any:
+        model = stitched()
+        stitches = Stitches({"0": model.stitch}, model.target, matcher().objective, "c3")
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        return _Run(stitches, torch.optim.Adam(stitches.layers.parameters()), scaler, None)
+
+    before, after = run(8.0), run(2.0)
+    before._scaler._growth_tracker = torch.tensor(7, dtype=torch.int32)
+    before._scaler._scale = torch.tensor(8.0)
+    after.load(3, before.state())
+    assert after._scaler.state_dict() == before._scaler.state_dict()
+    assert after._scaler.get_scale() == 8.0
+
+
+# -- what is kept, and for how long -----------------------------------------------------------------------------------
+def written(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_files_are_as_large_as_what_is_written(monkeypatch: Any, tmp_path: Path) -> None:
+    """The first texts are longer than those that follow, and all are padded."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    texts = [{"text": " ".join(WORDS[: 9 if place < 64 else 3])} for place in range(200)]
+    model = of_texts("gpt2", "llama")
+    sizes: list[int] = []
+
+    def trained(cache_size: float) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return matcher(steps=2).fit(
+                model, texts, cache_size=cache_size, progress=False, observe=lambda *_: sizes.append(written(tmp_path))
+            )
+
+    kept = trained(8e9)
+    assert sizes[0] > 0 and not list(tmp_path.iterdir())
+    assert torch.equal(weights(trained(sizes[0])), weights(kept))
+    with pytest.warns(UserWarning, match="computed anew for each batch"):
+        anew = matcher(steps=2).fit(
+            model, texts, cache_size=sizes[0] - 1, progress=False, observe=lambda *_: sizes.append(written(tmp_path))
+        )
+    assert sizes[-1] == 0
+    assert torch.allclose(weights(anew), weights(kept), atol=1e-9)
+
+
+def test_files_are_gone_after_an_error(monkeypatch: Any, tmp_path: Path) -> None:
+    def fail(step: int, layers: Any) -> None:
+        assert list(tmp_path.iterdir())
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = stitched()
+    flags = [(parameter.requires_grad, parameter.device) for parameter in model.parameters()]
+    with pytest.raises(RuntimeError, match="stop"):
+        matcher().fit(model, samples(), observe=fail, progress=False)
+    assert not list(tmp_path.iterdir())
+    assert flags == [(parameter.requires_grad, parameter.device) for parameter in model.parameters()]
+
+
+def test_an_accelerator_does_not_keep_what_was_trained() -> None:
+    from accelerate import Accelerator
+
+    accelerator, seen = Accelerator(cpu=True), []
+    matcher(steps=2).fit(
+        stitched(), samples(), accelerator=accelerator, progress=False,
+        observe=lambda step, layers: seen.append(weakref.ref(layers[0])),
+    )  # fmt: skip
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_nothing_is_hashed_that_no_checkpoint_asks_for(monkeypatch: Any) -> None:
+    model = stitched()
+    monkeypatch.setattr(Samples, "fingerprint", property(lambda self: pytest.fail("was computed")))
+    matcher(steps=2).fit(model, samples(), validation=samples(20), progress=False)
+
+
+def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:
+    model = hf_stitch.stitch(
+        net("deit"), LAYERS["deit"], net("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False
+    )
+    layer = matcher(penalties={"l1": 1e-3}, lr=1e-2).fit(model, images, progress=False)
+    assert layer.parts == ("body", "prefix")
+    for part in layer.parts:
+        assert not torch.allclose(getattr(layer, part).weight, getattr(model.stitch, part).weight, atol=1e-3)
+        assert getattr(layer, part).fitted["steps"] == 20
+    assert losses_on(model, layer, images) < losses_on(model, model.stitch, images)
+
+
+@torch.no_grad()
+def losses_on(model: StitchedModel, layer: Any, images: Any) -> float:
+    inputs = model.preprocess([sample["image"] for sample in images])
+    return model.head(layer(model.source(**inputs)), torch.tensor([sample["label"] for sample in images])).loss.item()
