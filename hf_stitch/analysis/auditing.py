@@ -200,6 +200,8 @@ def audit(
     random (by the sample's id). The rows are those that the stitch maps: of others, such as means of positions, even a
     least-squares map of positions is no conditional mean.
 
+    The verdict goes into the model's recipe too, so that its card says it when it is saved or pushed.
+
     Args:
         stitched: The model, with a head.
         data: Held-out raw samples, which the stitch was not fitted on.
@@ -245,7 +247,7 @@ def audit(
         for part, of_part in found.items()
     }
     residual = registries.metrics.get("direct_matching").formula
-    return Audit(
+    audited = Audit(
         evaluate(stitched, samples, target=whole, target_data=target_data, resamples=resamples, **options),
         accurate,
         policy,
@@ -254,6 +256,9 @@ def audit(
         None if seen is None else seen.fingerprint,
         seed,
     )
+    verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
+    stitched.config.recipe = {**(stitched.config.recipe or {}), "audit": verdict}
+    return audited
 
 
 def _stitched_rows(

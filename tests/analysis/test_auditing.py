@@ -49,6 +49,16 @@ def test_least_squares_is_accurate_and_in_distribution(direct: Audit, place: Any
     assert direct.control == place.train.fingerprint
 
 
+def test_the_card_says_the_verdict(place: Any, tmp_path: Path) -> None:
+    width = place.stitched.stitch.body.in_features
+    stitched = with_map(place, torch.eye(width), torch.zeros(width))
+    stitched.stitcher.save_pretrained(tmp_path)
+    assert "**Audit**" not in (tmp_path / "README.md").read_text()
+    found = audit(stitched, place)
+    stitched.stitcher.save_pretrained(tmp_path)
+    assert f"**Audit**: {found.verdict}" in (tmp_path / "README.md").read_text()
+
+
 def test_the_residual_is_the_metric_of_the_rows(direct: Audit, place: Any) -> None:
     images = torch.stack([s for batch in place.test.batches(400) for s in batch.samples])
     with torch.no_grad():
