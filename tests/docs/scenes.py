@@ -138,21 +138,32 @@ def cut() -> Namespace:
 
 
 def relative() -> Namespace:
-    """A CNN and a ViT that take the same images, rows of theirs, and many rows in a file."""
+    """A CNN and a ViT that take the same images, rows of theirs, images made ready, and many rows in a file."""
     torch.manual_seed(0)
     deit = timm.create_model(
         "deit_tiny_patch16_224", img_size=SIZE, depth=12, embed_dim=24, num_classes=CLASSES,
         pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE), "crop_pct": 1.0},
     )  # fmt: skip
     a, b = hf_stitch.load(cnn()), hf_stitch.load(deit.eval())
-    data = Samples.of(pictures(340))
-    some = data.select(range(8))
+    train, test = Samples.of(pictures(340)), Samples.of(pictures(12, seed=1))
+    some = train.select(range(8))
+    raw = next(some.batches(8)).samples
     np.save("a_million.npy", np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32))
     rows = [
-        adapter.encode(adapter.preprocess(some.batches(8).__next__().samples), layer)[layer].rows(policy)
+        adapter.encode(adapter.preprocess(raw), layer)[layer].rows(policy)
         for adapter, layer, policy in ((a, "layer4.1", "mean"), (b, "blocks.11", "cls"))
     ]
-    return {"a": a, "b": b, "train": data, "rows_of_a": rows[0], "rows_of_b": rows[1], "my_images": data}
+    preprocessed = [
+        {"pixel_values": pixels, "labels": label}
+        for pixels, label in zip(a.preprocess(raw)["x"], some.labels, strict=True)
+    ]
+    return {
+        "a": a, "b": b, "train": train, "test": test, "my_images": train, "network": a, "rows_of_a": rows[0],
+        "rows_of_b": rows[1], "labels": some.labels, "preprocessed": preprocessed,
+        "arguments": transformers.TrainingArguments(
+            "run/trainer", max_steps=2, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no"
+        ),
+    }  # fmt: skip
 
 
 def save() -> Namespace:
