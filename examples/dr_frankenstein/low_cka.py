@@ -102,8 +102,10 @@ def _picture(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> 
             )  # fmt: skip
             if kind == "penalised":
                 for point in points:
-                    axes.annotate(f"β {point['β']:g}", (point["cka"], point["score"].value), (3, -12), fontsize=7,
-                                  textcoords="offset points")  # fmt: skip
+                    axes.annotate(  # those of two layers on either side of the lines
+                        f"β {point['β']:g}", (point["cka"], point["score"].value), (0, 7 if number else -13),
+                        fontsize=7, ha="center", color=f"C{number}", textcoords="offset points",
+                    )  # fmt: skip
     axes.set_xlabel("linear CKA with the representation itself")
     axes.set_ylabel("relative accuracy")
     axes.grid(alpha=0.25)

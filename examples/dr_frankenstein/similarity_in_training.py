@@ -76,15 +76,17 @@ def _spread(values: np.ndarray) -> str:
 def _picture(runs: Mapping[str, Mapping[str, Sequence[float]]], steps: Sequence[int]) -> Figure:
     """A panel for each figure: every pair, and their mean in bold."""
     figure = Figure(figsize=(10.0, 5.4), layout="constrained")
-    for axes, (name, label) in zip(figure.subplots(2, 3, sharex=True).flat, FIGURES.items(), strict=True):
+    panels = figure.subplots(2, 3, sharex=True)
+    for axes, (name, label) in zip(panels.flat, FIGURES.items(), strict=True):
         for number, (pair, run) in enumerate(runs.items()):
             axes.plot(steps, run[name], color=f"C{number}", linewidth=0.9, alpha=0.7, label=pair)
         axes.plot(steps, np.mean([run[name] for run in runs.values()], 0), color="black", linewidth=2, label="mean")
         axes.set_title(label, fontsize="medium")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[-1]:
+        axes.set_xlabel("step")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs) + 1, frameon=False)
-    figure.supxlabel("step", fontsize="medium")
     return figure
 
 
