@@ -169,6 +169,16 @@ class Adapter(ABC):
 
     # -- cuts ------------------------------------------------------------------------------------
     @property
+    def example(self) -> dict[str, Any]:
+        """The batch of inputs by which cuts are found and verified, as keyword arguments."""
+        return dict(self._example)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The ordered names of the blocks that everything seems to flow through, verified or not."""
+        return self._survey().blocks
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The ordered names of the cuts: outputs of blocks that everything flows through.
 
