@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from hf_stitch.adapters import Adapter
-
-MASK = "attention_mask"
+from hf_stitch.adapters.trace import Operations
 
 
 class InexactError(AssertionError):
@@ -49,7 +47,9 @@ def _texts(adapter: Adapter, batch: int, tokens: int, side: str, seed: int) -> d
     config: Any = adapter.model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     generator = torch.Generator().manual_seed(seed)
-    special = adapter.interface.special_ids
+    special, end = adapter.interface.special_ids, getattr(text, "eos_token_id", None)
+    content = adapter.interface.content[0]
+    example = adapter.example[content]
     words = torch.tensor([i for i in range(getattr(text, "vocab_size", 200)) if i not in special])
     ids = words[torch.randint(len(words), (batch, tokens), generator=generator)]
     lengths = torch.randint(2, tokens + 1, (batch, 1), generator=generator)
@@ -58,12 +58,15 @@ def _texts(adapter: Adapter, batch: int, tokens: int, side: str, seed: int) -> d
     real = real.flip(1) if side == "left" else real
     inputs: dict[str, Any] = {}
     for name, value in adapter.example.items():
-        if name == MASK:
+        if name == adapter.interface.mask:
             inputs[name] = real.long()
-        elif name == adapter.interface.content[0]:
+        elif name == content:
             inputs[name] = torch.where(real, ids, adapter.interface.pad_id or 0)
-        elif isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == adapter.example[adapter.interface.content[0]].shape[1]:
-            inputs[name] = value[:1, :1].expand(batch, tokens, *value.shape[2:]).contiguous()
+            if isinstance(end, int):  # texts end as those of a tokenizer do: heads look for that
+                last = (real * torch.arange(1, tokens + 1)).argmax(1)
+                inputs[name][torch.arange(batch), last] = end
+        elif isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == example.shape[1]:
+            inputs[name] = value[:, :1].repeat(batch, tokens)[:batch, :tokens]
         elif isinstance(value, Tensor) and value.dim():
             inputs[name] = value[torch.arange(batch) % value.shape[0]]
         else:
@@ -134,7 +137,7 @@ def cost(adapter: Adapter, layer: str) -> float | None:
     inputs = next(iter(fresh(adapter)))
     counts = []
     for run in (lambda: adapter.forward(inputs), lambda: adapter.decode(adapter.encode(inputs, layer)[layer], layer)):
-        with FlopCounterMode(display=False) as counter:
+        with Operations() as counter:
             run()
-        counts.append(counter.get_total_flops())
+        counts.append(counter.count)
     return counts[1] / counts[0] if counts[0] else None

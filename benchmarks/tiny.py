@@ -71,8 +71,11 @@ SIZES: dict[str, int] = {
         ).split(),
         16,
     ),
-    **dict.fromkeys("qk_rope_head_dim qk_nope_head_dim rotary_dim".split(), 8),
-    "qk_head_dim": 16,
+    **dict.fromkeys("qk_rope_head_dim qk_nope_head_dim".split(), 16),
+    "rotary_dim": 8,
+    "qk_head_dim": 32,
+    **dict.fromkeys("mamba_chunk_size chunk_size".split(), 8),
+    **dict.fromkeys("mamba_d_state state_size ssm_state_size".split(), 16),
     **dict.fromkeys("num_experts n_routed_experts num_local_experts moe_num_experts".split(), 4),
     **dict.fromkeys("num_experts_per_tok moe_topk moe_k moe_top_k num_experts_per_token".split(), 2),
     **dict.fromkeys("n_group topk_group num_expert_group first_k_dense_replace".split(), 1),
@@ -95,21 +98,24 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {
-        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2},
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "donut-swin": {"embed_dim": 48},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-    "esmc": {"num_key_value_heads": 4, "num_attention_heads": 4},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16},
-    "gemma3n": {"text_config": {"num_kv_shared_layers": 0, "intermediate_size": 128, "num_hidden_layers": 5}},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": 128, "num_hidden_layers": 5},
+    "gemma3n": {"text_config": {"num_kv_shared_layers": 0, "intermediate_size": 128}},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": 128},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
+    "lilt": {"hidden_size": 48},
     "mamba2": {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2},
     "ministral": {"head_dim": 16},
+    "mistral4": {"head_dim": 32},
     "nemotron": {"num_key_value_heads": 2},
     "reformer": {
         "hidden_size": 64,
@@ -120,6 +126,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "attn_layers": ("local", "lsh", "local", "lsh"),
         "hash_seed": 0,
     },
+    "xmod": {"default_language": "en_XX"},
     "swinv2": {"embed_dim": 48},
     "zamba": {
         "hidden_size": 64,
@@ -128,6 +135,17 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "mamba_dt_rank": 16,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "zamba2": {
+        "hidden_size": 64,
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "mamba_headdim": 16,
+        "n_mamba_heads": 8,
         "num_hidden_layers": 4,
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
     },
@@ -169,6 +187,12 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
     if hasattr(default, "vocab_size"):
         values |= {name: value for name, value in SPECIAL.items() if name not in exceptions and name not in keep}
     kind = type(default)
+    heads = getattr(default, "num_attention_heads", None)
+    if getattr(default, "num_key_value_heads", None) == heads and "num_attention_heads" in values:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    for name, value in vars(default).items():
+        if name == "depths" and name not in values:
+            values[name] = type(value)(min(blocks, 2) for blocks in value)
     before = {getattr(default, name) for name in COUNTS if isinstance(getattr(default, name, None), int)}
     lists = {
         name: value
@@ -210,7 +234,7 @@ def shaken(model: nn.Module) -> nn.Module:
 def attempts(suite: str, kind: str) -> Iterator[nn.Module]:
     """Models of a type, the smallest first; each may turn out not to run."""
     made: Any = getattr(transformers, types(suite)[kind])
-    for keep in ((), ("image_size",), tuple(SIZES)):
+    for keep in ((), ("image_size",)):
         small = config(kind, keep)
         if not isinstance(small, made.config_class):  # the class makes one part of the whole
             parts = [part for part in vars(small).values() if isinstance(part, made.config_class)]
@@ -222,7 +246,14 @@ def attempts(suite: str, kind: str) -> Iterator[nn.Module]:
 
 
 def example(kind: str, model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Inputs for a type that takes what an adapter cannot invent; ``None`` for all others."""
+    """Inputs for a type that takes what an adapter cannot invent, or needs less; ``None`` for all others."""
+    name = getattr(model, "main_input_name", "")
+    generator = torch.Generator().manual_seed(0)
+    if name == "pixel_values" and not hasattr(model.config, "image_size"):
+        return {name: torch.randn(2, 3, 64, 64, generator=generator)}
+    if kind == "perceiver":
+        ids = torch.randint(3, 200, (2, 6), generator=generator)
+        return {name: ids, "attention_mask": torch.ones_like(ids)}
     return None
 
 

@@ -312,9 +312,9 @@ class Adapter(ABC):
         Returns:
             What the model itself returns.
         """
-        representation = in_context(representation, self.interface)
-        survey = self._survey(representation.context)
+        survey = self._survey(representation.context or None)
         cut, plan = survey.cut(layer), survey.plan(layer)
+        representation = in_context(representation, cut, self.interface)
         if representation.layout != cut.form.layout or representation.width != cut.form.width:
             raise ValueError(
                 f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
@@ -346,7 +346,7 @@ class Adapter(ABC):
             raise TypeError(
                 f"inputs must be a tensor or a mapping of the model's arguments, got {type(inputs).__name__}"
             )
-        missing = [name for name in self.interface.content if name not in inputs]
+        missing = [name for name in (*self.interface.content, *self.interface.given) if name not in inputs]
         if missing:
             raise ValueError(
                 f"inputs of {type(self.model).__name__} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ..registry import did_you_mean
 from ..representation import Form, Layout
 from . import _tree
-from .cut import MASK, Cut, Interface, Plan, run_after, run_before
+from .cut import Cut, Interface, Plan, run_after, run_before
 from .surgery import Outline, StubReadError, outline
-from .trace import Call, Seen, Trace, trace
+from .trace import Call, Reads, Seen, Trace, readers, trace
 
 Run = Callable[[Mapping[str, Any]], Any]
 
@@ -65,7 +65,7 @@ class Survey:
                 input.
         """
         inputs = self._vary(2)
-        watched = trace(self.model, self.run, inputs, self.interface.content)
+        watched = trace(self.model, self.run, inputs, self.interface.content, self._reads)
         with torch.no_grad():
             if not same(self.run(inputs), self.run(inputs)):
                 raise ValueError(
@@ -93,7 +93,21 @@ class Survey:
         ]
 
     def _trace(self, batch: int, tokens: int | None = None) -> Trace:
-        return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content)
+        return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content, self._reads)
+
+    @cached_property
+    def _reads(self) -> Reads:
+        """The calls that read the content, where it is token ids."""
+        inputs = self._vary(2)
+        ids = {name: inputs[name] for name in self.interface.content if not inputs[name].is_floating_point()}
+        others = {name: self._mixed(value) for name, value in ids.items()}
+        return readers(self.model, self.run, inputs, {**inputs, **others}) if ids else frozenset()
+
+    def _mixed(self, ids: Tensor) -> Tensor:
+        """Token ids, those that a head may look for in their places and the others in each other's."""
+        mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(self.interface.special_ids))
+        mixed[ordinary] = ids[ordinary].roll(1)
+        return mixed
 
     @property
     def _tokens(self) -> int:
@@ -107,7 +121,9 @@ class Survey:
             if isinstance(value, Tensor) and value.dim() and value.shape[0] == old_batch:
                 value = value[torch.arange(batch, device=value.device) % old_batch]
                 if tokens is not None and value.dim() > 1 and value.shape[1] == self._tokens:
-                    value = value[:, torch.arange(tokens, device=value.device) % self._tokens]
+                    places = torch.arange(tokens, device=value.device) % max(self._tokens - 1, 1)
+                    places[-1] = self._tokens - 1  # texts may end with a token that heads look for
+                    value = value[:, places]
             varied[name] = value
         return varied
 
@@ -182,45 +198,62 @@ class Survey:
             raise NotACutError(
                 f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid"
             )
+        axes, per_token = self._axes(layer, path, seen, what)
         return Cut(
             layer,
             path,
-            self._form(call, path, seen),
+            self._form(call, seen, axes),
             str(seen.dtype).removeprefix("torch."),
             call.flops / self.trace.flops if self.trace.flops else 0.0,
+            () if axes == tuple(sorted(axes)) else axes,
+            per_token,
         )
 
-    def _form(self, call: Call, path: _tree.Path, seen: Seen) -> Form:
-        shape = seen.shape
+    def _form(self, call: Call, seen: Seen, axes: tuple[int, ...]) -> Form:
+        """The form of a tensor whose axes are in the order samples, positions, channels (or, of a grid, not yet)."""
+        shape = tuple(seen.shape[axis] for axis in axes)
         what = f"layer {call.name!r} of {type(self.model).__name__}"
-        self._check_axes(call.name, path, what)
         if len(shape) == 2:
             return Form("bd", shape[1])
-        first, last = self._channels(call.name, shape)
         if len(shape) == 4:
-            layout = self._grid_layout(shape, first, last, what)
+            layout = self._grid_layout(shape, *self._channels(call.name, shape), what)
             h = 2 if layout == "bchw" else 1
             return Form(layout, shape[1 if layout == "bchw" else 3], (shape[h], shape[h + 1]))
-        if first and not last:
-            raise NotACutError(f"{what} returns (batch, channels, length), a layout that is not supported: {shape}")
         grid = self._token_grid(call, shape[1]) if self.interface.modality == "image" else None
         return Form("bnd", shape[2], grid, shape[1] - math.prod(grid) if grid else 0)
 
-    def _check_axes(self, name: str, path: _tree.Path, what: str) -> None:
-        """Refuse a representation whose first axis is not the batch or, in a text, whose second is not the tokens."""
-        for (batch, tokens, watched), axis, size in (
-            (self._examples[1], 0, 3),
-            (self._examples[-1], 1, self._tokens + 1),
-        ):
-            shape = watched.calls[name].seen()[path].shape
-            if axis == 1 and (self.interface.modality != "text" or len(shape) < 3):
-                continue
-            if shape[axis] != size:
-                kind = "sample" if axis == 0 else "token"
+    def _axes(self, name: str, path: _tree.Path, seen: Seen, what: str) -> tuple[tuple[int, ...], bool]:
+        """The axes of a tensor in the order samples, positions, channels, and whether positions are a text's tokens.
+
+        Samples and tokens are told by what grows with them, channels by the kind of layers inside the module.
+
+        Raises:
+            NotACutError: Where no axis is the samples, or channels lie before them.
+        """
+        order = list(range(len(seen.shape)))
+        samples = self._grows(name, path, 1, 3)
+        if samples != [0]:
+            tokens = self._grows(name, path, -1, self._tokens + 1) if self.interface.modality == "text" else []
+            if len(order) != 3 or samples != [1] or tokens not in ([], [0]):
+                shape = self._examples[1][2].calls[name].seen()[path].shape
                 raise NotACutError(
-                    f"{what}: axis {axis} of its output is not the {kind}s (for {batch} samples"
-                    f"{f' of {tokens} tokens' if tokens else ''} the shape is {shape})"
+                    f"{what}: axis 0 of its output is not the samples (for 3 samples the shape is {shape})"
                 )
+            order = [1, 0, 2]
+        if len(order) != 3:
+            return tuple(order), True
+        if self.interface.modality == "text":
+            tokens = self._grows(name, path, -1, self._tokens + 1)
+            if tokens == [2]:
+                order = [0, 2, 1]
+            return tuple(order), len(tokens) == 1
+        first, last = self._channels(name, tuple(seen.shape[axis] for axis in order))
+        return (tuple(order) if last or not first else (order[0], order[2], order[1])), True
+
+    def _grows(self, name: str, path: _tree.Path, example: int, size: int) -> list[int]:
+        """The axes that are as long in another example as that has samples, or tokens, and were not before."""
+        before, after = (self._examples[n][2].calls[name].seen()[path].shape for n in (0, example))
+        return [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if b == size and a == size - 1]
 
     def _channels(self, name: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
         """Whether layers inside a module speak for channels on axis 1, and for channels on the last axis."""
@@ -384,7 +417,7 @@ class Survey:
         before = run_before(self.model, self.run, cut, plan, self.interface, inputs)
         representation = cut.represent(values, inputs, self.interface)
         after = run_after(self.model, self.run, cut, plan, self.interface, representation, poison=True)
-        return same(before.values, values) and same(after, output)
+        return same(before.values, representation.values) and same(after, output)
 
     def _probes(self) -> Iterator[dict[str, Any]]:
         """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left."""
@@ -394,16 +427,24 @@ class Survey:
             return
         n = self._tokens + 3
         full = self._vary(3, n)
+        for name in self.interface.given:  # what has a length of its own, of another one
+            if full[name].shape[1] != n:
+                full[name] = torch.cat([full[name], full[name][:, -1:]], 1)
         yield full
-        if MASK in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
+        mask = self.interface.mask
+        if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             lengths = torch.tensor([n, max(n - 2, 1), 1])
             for left in (False, True):
                 real = torch.arange(n)[None] < lengths[:, None]
-                real = (real.flip(1) if left else real).to(full[MASK].device)
+                real = (real.flip(1) if left else real).to(full[mask].device)
+                last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
                 padded = {
-                    name: torch.where(real, full[name], self.interface.pad_id or 0) for name in self.interface.content
+                    name: torch.where(
+                        real, full[name].scatter(1, last, full[name][:, -1:]), self.interface.pad_id or 0
+                    )
+                    for name in self.interface.content
                 }
-                yield {**full, **padded, MASK: real.long()}
+                yield {**full, **padded, mask: real.long()}
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
