@@ -82,7 +82,9 @@ def bits(output: Any) -> list[Tensor]:
 def agree(a: list[Tensor], b: list[Tensor]) -> bool:
     """Whether tensors are equal bit for bit, NaN equal to NaN."""
     return len(a) == len(b) > 0 and all(
-        x.shape == y.shape and x.dtype == y.dtype and torch.equal(x.isnan(), y.isnan())
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and torch.equal(x.isnan(), y.isnan())
         and torch.equal(x.nan_to_num(), y.nan_to_num())
         for x, y in zip(a, b, strict=True)
     )

@@ -27,66 +27,138 @@ SUITES = {
 """Suite -> the table of its types, and the class that makes a model of a config."""
 
 COUNTS = dict.fromkeys(
-    (
-        "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "
-        "num_decoder_layers num_blocks depth conf_num_hidden_layers num_self_attends_per_block"
-    ).split(),
+    [
+        "num_hidden_layers",
+        "num_layers",
+        "n_layer",
+        "n_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "num_blocks",
+        "depth",
+        "conf_num_hidden_layers",
+        "num_self_attends_per_block",
+    ],
     LAYERS,
 )
 """Fields that count layers. A list of as many entries as a config has layers is cut to the new number."""
 
 SIZES: dict[str, int] = {
     **dict.fromkeys(
-        (
-            "hidden_size d_model n_embd dim embed_dim projection_dim embedding_size attention_hidden_size lru_width "
-            "word_embed_proj_dim d_latents emb_dim cross_attention_hidden_size projection_size out_hidden_size "
-            "pooler_output_size input_embedding_size output_embedding_size backbone_hidden_size mamba_d_ssm "
-            "hidden_size_per_layer_input prediction_head_size classifier_proj_size"
-        ).split(),
+        [
+            "hidden_size",
+            "d_model",
+            "n_embd",
+            "dim",
+            "embed_dim",
+            "projection_dim",
+            "embedding_size",
+            "attention_hidden_size",
+            "lru_width",
+            "word_embed_proj_dim",
+            "d_latents",
+            "emb_dim",
+            "cross_attention_hidden_size",
+            "projection_size",
+            "out_hidden_size",
+            "pooler_output_size",
+            "input_embedding_size",
+            "output_embedding_size",
+            "backbone_hidden_size",
+            "mamba_d_ssm",
+            "hidden_size_per_layer_input",
+            "prediction_head_size",
+            "classifier_proj_size",
+        ],
         64,
     ),
     **dict.fromkeys(
-        (
-            "intermediate_size encoder_ffn_dim decoder_ffn_dim n_inner ffn_dim d_ff ffn_hidden_size dff dim_ff mlp_dim "
-            "hidden_dim expert_ffn_hidden_size feed_forward_size dense_intermediate_size "
-            "shared_expert_intermediate_size "
-            "shared_intermediate_size moe_shared_expert_intermediate_size intermediate_size_mlp"
-        ).split(),
+        [
+            "intermediate_size",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "n_inner",
+            "ffn_dim",
+            "d_ff",
+            "ffn_hidden_size",
+            "dff",
+            "dim_ff",
+            "mlp_dim",
+            "hidden_dim",
+            "expert_ffn_hidden_size",
+            "feed_forward_size",
+            "dense_intermediate_size",
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "intermediate_size_mlp",
+        ],
         128,
     ),
-    **dict.fromkeys("moe_intermediate_size d_inner".split(), 32),
+    **dict.fromkeys(["moe_intermediate_size", "d_inner"], 32),
     **dict.fromkeys(
-        (
-            "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
-            "num_encoder_attention_heads num_decoder_attention_heads num_self_attention_heads "
-            "num_cross_attention_heads linear_num_value_heads index_n_heads conf_num_attention_heads"
-        ).split(),
+        [
+            "num_attention_heads",
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "num_encoder_attention_heads",
+            "num_decoder_attention_heads",
+            "num_self_attention_heads",
+            "num_cross_attention_heads",
+            "linear_num_value_heads",
+            "index_n_heads",
+            "conf_num_attention_heads",
+        ],
         4,
     ),
-    **dict.fromkeys("num_key_value_heads num_kv_heads linear_num_key_heads kv_n_heads num_query_groups".split(), 2),
     **dict.fromkeys(
-        (
-            "head_dim d_kv v_head_dim linear_key_head_dim linear_value_head_dim index_head_dim q_lora_rank dim_head "
-            "kv_lora_rank attention_head_size o_lora_rank query_pre_attn_scalar global_head_dim"
-        ).split(),
+        ["num_key_value_heads", "num_kv_heads", "linear_num_key_heads", "kv_n_heads", "num_query_groups"], 2
+    ),
+    **dict.fromkeys(
+        [
+            "head_dim",
+            "d_kv",
+            "v_head_dim",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "index_head_dim",
+            "q_lora_rank",
+            "dim_head",
+            "kv_lora_rank",
+            "attention_head_size",
+            "o_lora_rank",
+            "query_pre_attn_scalar",
+            "global_head_dim",
+        ],
         16,
     ),
-    **dict.fromkeys("qk_rope_head_dim qk_nope_head_dim".split(), 16),
+    **dict.fromkeys(["qk_rope_head_dim", "qk_nope_head_dim"], 16),
     "rotary_dim": 8,
     "qk_head_dim": 32,
-    **dict.fromkeys("mamba_chunk_size chunk_size".split(), 8),
-    **dict.fromkeys("mamba_d_state state_size ssm_state_size".split(), 16),
-    **dict.fromkeys("num_experts n_routed_experts num_local_experts moe_num_experts".split(), 4),
-    **dict.fromkeys("num_experts_per_tok moe_topk moe_k moe_top_k num_experts_per_token".split(), 2),
-    **dict.fromkeys("n_group topk_group num_expert_group first_k_dense_replace".split(), 1),
+    **dict.fromkeys(["mamba_chunk_size", "chunk_size"], 8),
+    **dict.fromkeys(["mamba_d_state", "state_size", "ssm_state_size"], 16),
+    **dict.fromkeys(["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"], 4),
+    **dict.fromkeys(["num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token"], 2),
+    **dict.fromkeys(["n_group", "topk_group", "num_expert_group", "first_k_dense_replace"], 1),
     **dict.fromkeys(
-        (
-            "vocab_size vocab_size_per_layer_input entity_vocab_size decoder_vocab_size shape_vocab_size "
-            "pronunciation_vocab_size unpadded_vocab_size audio_vocab_size"
-        ).split(),
+        [
+            "vocab_size",
+            "vocab_size_per_layer_input",
+            "entity_vocab_size",
+            "decoder_vocab_size",
+            "shape_vocab_size",
+            "pronunciation_vocab_size",
+            "unpadded_vocab_size",
+            "audio_vocab_size",
+        ],
         200,
     ),
-    **dict.fromkeys("max_position_embeddings n_positions max_target_positions max_source_positions".split(), 128),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions"], 128),
     "image_size": 64,
     "num_latents": 16,
 }
@@ -106,8 +178,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16},
-    "gemma3n": {"text_config": {"num_kv_shared_layers": 0, "intermediate_size": 128}},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": 128},
+    "efficientnet": {"hidden_dim": 2560},
+    "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
@@ -117,6 +193,17 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 16},
     "mistral4": {"head_dim": 32},
     "nemotron": {"num_key_value_heads": 2},
+    **dict.fromkeys(
+        ("qwen4_exp_text",),
+        {
+            "indexer_n_heads": 4,
+            "indexer_kv_heads": 2,
+            "indexer_head_dim": 16,
+            "indexer_budget": 4,
+            "indexer_compress_ratio": 2,
+            "hc_lowrank": 16,
+        },
+    ),
     "reformer": {
         "hidden_size": 64,
         "axial_pos_embds_dim": (16, 48),
@@ -153,7 +240,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 """Type -> arguments of its config that win over the rules: sizes that hang together, or defaults that do not run."""
 
 
-
 def types(suite: str) -> dict[str, str]:
     """The types of a suite's table, each with the class that it makes."""
     table = getattr(modeling_auto, SUITES[suite][0])
@@ -176,11 +262,11 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
     """A config of the same class with smaller sizes, its parts likewise."""
     values = dict(exceptions)
     for name, value in vars(default).items():
-        if name in keep or name in exceptions or name.startswith("_"):
+        if name in keep or name.startswith("_"):
             continue
         if isinstance(value, transformers.PreTrainedConfig):
-            values[name] = _shrunk(value, keep, {})
-        elif isinstance(value, int) and not isinstance(value, bool):
+            values[name] = _shrunk(value, keep, exceptions.get(name, {}))
+        elif name not in exceptions and isinstance(value, int) and not isinstance(value, bool):
             limit = {**COUNTS, **SIZES}.get(name)
             if limit is not None and value > limit:
                 values[name] = limit
@@ -210,7 +296,7 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
 def _some(entries: Any) -> Any:
     """As many entries as there are layers now: the first, and at the end the kinds that are not among these."""
     kinds = list(dict.fromkeys(entries)) if isinstance(entries[0], (str, int, float)) else []
-    missing = [kind for kind in kinds if kind not in entries[:LAYERS]][:LAYERS - 1]
+    missing = [kind for kind in kinds if kind not in entries[:LAYERS]][: LAYERS - 1]
     return type(entries)([*entries[: LAYERS - len(missing)], *missing])
 
 
@@ -225,6 +311,8 @@ def shaken(model: nn.Module) -> nn.Module:
             if parameter.is_floating_point():
                 parameter += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         for module in model.modules():
+            if isinstance(module, nn.Conv2d):  # the signal lives through any depth
+                nn.init.kaiming_normal_(module.weight, generator=generator)
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 module.running_mean.normal_(0, 0.1, generator=generator)
                 module.running_var.uniform_(0.5, 1.5, generator=generator)
@@ -245,15 +333,12 @@ def attempts(suite: str, kind: str) -> Iterator[nn.Module]:
         yield shaken(made._from_config(small))
 
 
-def example(kind: str, model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Inputs for a type that takes what an adapter cannot invent, or needs less; ``None`` for all others."""
+def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Smaller inputs than an adapter makes, where a config does not tell the size; ``None`` for all others."""
     name = getattr(model, "main_input_name", "")
     generator = torch.Generator().manual_seed(0)
     if name == "pixel_values" and not hasattr(model.config, "image_size"):
         return {name: torch.randn(2, 3, 64, 64, generator=generator)}
-    if kind == "perceiver":
-        ids = torch.randint(3, 200, (2, 6), generator=generator)
-        return {name: ids, "attention_mask": torch.ones_like(ids)}
     return None
 
 
@@ -268,17 +353,22 @@ def smallest(module: str) -> str:
             except Exception:  # some cannot be built without memory
                 continue
     if not counts:
-        counts = {name: sum(p.numel() for p in timm.create_model(name).parameters()) for name in timm.list_models(module=module)}
+        counts = {
+            name: sum(p.numel() for p in timm.create_model(name).parameters())
+            for name in timm.list_models(module=module)
+        }
     return min(counts, key=lambda name: (counts[name], name))
 
 
-def timm_attempts(name: str, size: int = 128) -> Iterator[tuple[nn.Module, torch.Tensor | None]]:
-    """A timm model with random weights and an example input: of a small size, and of its own (``None``)."""
-    for arguments in ({"img_size": size}, {}):
-        try:
+def timm_attempts(name: str, sizes: tuple[int, ...] = (64, 128)) -> Iterator[tuple[nn.Module, torch.Tensor | None]]:
+    """A timm model with random weights and an example input: of a small size, else of its own (``None``)."""
+    for size in sizes:
+        for arguments in ({"img_size": size}, {}):
             torch.manual_seed(0)
-            yield shaken(timm.create_model(name, **arguments)), torch.randn(2, 3, size, size)
-        except (TypeError, AssertionError, ValueError):
-            continue
+            try:
+                model = timm.create_model(name, **arguments)
+            except (TypeError, AssertionError, ValueError, RuntimeError):
+                continue
+            yield shaken(model), torch.randn(2, 3, size, size)
     torch.manual_seed(0)
     yield shaken(timm.create_model(name)), None

@@ -94,7 +94,7 @@ def adapters(suite: str, family: str) -> Iterator[hf_stitch.Adapter]:
             break
         except Exception as error:
             raise failure or error from error
-        model, example = attempt if isinstance(attempt, tuple) else (attempt, tiny.example(family, attempt))
+        model, example = attempt if isinstance(attempt, tuple) else (attempt, tiny.example(attempt))
         try:
             adapter = hf_stitch.load(model, example_inputs=example)
             with torch.no_grad():

@@ -28,6 +28,10 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "torch": "hf_stitch.adapters.torch:TorchAdapter",
         "transformers": "hf_stitch.adapters.transformers:TransformersAdapter",
     },
+    "overrides": {
+        "PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:Perceiver",
+        "PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:Perceiver",
+    },
     "stitches": {
         "identity": "hf_stitch.stitches.identity:IdentityStitch",
         "linear": "hf_stitch.stitches.linear:LinearStitch",
@@ -41,6 +45,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "lasso": "hf_stitch.matchers.lasso:Lasso",
         "low_rank": "hf_stitch.matchers.low_rank:LowRank",
         "lstsq": "hf_stitch.matchers.lstsq:Lstsq",
+        "permutation": "hf_stitch.matchers.permutation:Permutation",
         "procrustes": "hf_stitch.matchers.procrustes:Procrustes",
         "random": "hf_stitch.matchers.random:Random",
         "ridge": "hf_stitch.matchers.ridge:Ridge",
@@ -264,10 +269,11 @@ class Registries:
         >>> registries["stitches"] is registries.stitches
         True
         >>> list(registries)
-        ['adapters', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors']
+        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors']
     """
 
     adapters: Registry
+    overrides: Registry
     stitches: Registry
     matchers: Registry
     metrics: Registry

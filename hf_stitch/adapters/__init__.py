@@ -9,6 +9,7 @@ from ..endpoint import Endpoint, Library
 from ..registry import registries
 from .base import Adapter, Explanation
 from .cut import Back, Cut, Front, Interface, Plan
+from .override import Override
 from .survey import NotACutError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "Front",
     "Interface",
     "NotACutError",
+    "Override",
     "Plan",
     "load",
     "load_recorded",

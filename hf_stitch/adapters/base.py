@@ -18,6 +18,7 @@ from ..endpoint import Endpoint, weights_hash
 from ..representation import Form, Representation
 from . import _tree
 from .cut import Back, Cut, Front, Interface, Plan, in_context, run_after
+from .override import override_of
 from .preprocess import preprocess
 from .surgery import CutReached, swapped
 from .survey import NotACutError, Survey
@@ -101,7 +102,8 @@ class Adapter(ABC):
     ) -> None:
         """Nothing runs yet."""
         self.model = model
-        self.interface = interface
+        self.override = override_of(model)
+        self.interface = dataclasses.replace(interface, options={**interface.options, **self.override.options})
         self.endpoint = endpoint
         self.processor = processor
         self._example = dict(example)
@@ -380,7 +382,8 @@ class Adapter(ABC):
         if size not in self._surveys:
             if len(self._surveys) > MOST_SIZES:
                 del self._surveys[list(self._surveys)[1]]  # the native size, which came first, stays
-            self._surveys[size] = Survey(self.model, self._run, self.interface, example)
+            blocks = self.override.blocks(self.model)
+            self._surveys[size] = Survey(self.model, self._run, self.interface, example, blocks)
         return self._surveys[size]
 
     def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:

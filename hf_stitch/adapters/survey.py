@@ -39,10 +39,19 @@ class Survey:
         run: Calls the model with a mapping of inputs, in eval mode.
         interface: How it takes its input.
         example: A batch of inputs (any number of samples).
+        named: The blocks, where an override names them.
     """
 
-    def __init__(self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Run,
+        interface: Interface,
+        example: Mapping[str, Any],
+        named: tuple[str, ...] | None = None,
+    ) -> None:
         """Nothing runs before it is needed."""
+        self._named = named
         self.model, self.run, self.interface = model, run, interface
         self.example = dict(example)
         self._cuts: dict[str, Cut] = {}
@@ -67,7 +76,13 @@ class Survey:
         inputs = self._vary(2)
         watched = trace(self.model, self.run, inputs, self.interface.content, self._reads)
         with torch.no_grad():
-            if not same(self.run(inputs), self.run(inputs)):
+            output = self.run(inputs)
+            if not _tree.tensors(output):
+                raise ValueError(
+                    f"{type(self.model).__name__} returns no tensor (nor a tuple, list or mapping of any) but "
+                    f"{type(output).__name__}: there is nothing to compare; wrap it in a module that returns one"
+                )
+            if not same(output, self.run(inputs)):
                 raise ValueError(
                     f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network "
                     "that is random cannot be cut exactly; switch the randomness off"
@@ -135,6 +150,8 @@ class Survey:
         Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first,
         and of stacks within stacks the innermost. A model without any has its plain layers listed.
         """
+        if self._named is not None:
+            return self._named
         listed = [name for name in self.trace.calls if name and self._dominates(name)]
         composite = [
             n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())
@@ -439,9 +456,7 @@ class Survey:
                 real = (real.flip(1) if left else real).to(full[mask].device)
                 last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
                 padded = {
-                    name: torch.where(
-                        real, full[name].scatter(1, last, full[name][:, -1:]), self.interface.pad_id or 0
-                    )
+                    name: torch.where(real, full[name].scatter(1, last, full[name][:, -1:]), self.interface.pad_id or 0)
                     for name in self.interface.content
                 }
                 yield {**full, **padded, mask: real.long()}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint
 from .base import Adapter, first_argument
 from .cut import MASK, Interface
+from .override import override_of
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 """Arguments that place the content rather than carry it."""
@@ -39,6 +40,8 @@ class TorchAdapter(Adapter):
         Raises:
             ValueError: Without ``example_inputs``: what the module takes cannot be guessed.
         """
+        if example_inputs is None:
+            example_inputs = override_of(model).example(model)
         if example_inputs is None:
             raise ValueError(
                 f"{type(model).__name__} is a class of user code: pass example_inputs, a batch of its inputs "

@@ -15,6 +15,7 @@ from torch import nn
 from ..endpoint import Endpoint
 from .base import Adapter
 from .cut import MASK, Interface
+from .override import override_of
 from .preprocess import load_processor
 
 AUTO_CLASSES = {
@@ -108,6 +109,8 @@ class TransformersAdapter(Adapter):
         config: Any = model.config
         name = content or getattr(model, "main_input_name", "input_ids")
         arguments = inspect.signature(model.forward).parameters
+        if example_inputs is None:
+            example_inputs = override_of(model).example(model)
         if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
             from .timm_images import TimmImageProcessor
 
@@ -121,7 +124,10 @@ class TransformersAdapter(Adapter):
         elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
             example = {name: dummy[name]}
         else:
-            raise ValueError(f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs")
+            raise ValueError(
+                f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
+                "override that makes one"
+            )
         parameter = next(model.parameters())
         example = {
             n: v.to(parameter.device, parameter.dtype if v.is_floating_point() else v.dtype) for n, v in example.items()
@@ -188,6 +194,8 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     options: dict[str, Any] = {}
     if "use_cache" in arguments or getattr(config, "use_cache", False):
         options["use_cache"] = False
+    if "use_mems" in arguments:  # a cache among the outputs is a way around every cut
+        options["use_mems"] = False
     options |= {flag: False for flag in ("output_hidden_states", "output_attentions") if getattr(config, flag, False)}
     value = example[name]
     if value.is_floating_point():
