@@ -26,142 +26,49 @@ SUITES = {
 }
 """Suite -> the table of its types, and the class that makes a model of a config."""
 
-COUNTS = dict.fromkeys(
-    [
-        "num_hidden_layers",
-        "num_layers",
-        "n_layer",
-        "n_layers",
-        "encoder_layers",
-        "decoder_layers",
-        "num_encoder_layers",
-        "num_decoder_layers",
-        "num_blocks",
-        "depth",
-        "conf_num_hidden_layers",
-        "num_self_attends_per_block",
-    ],
-    LAYERS,
-)
+COUNTS = """
+num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers
+num_blocks depth conf_num_hidden_layers num_self_attends_per_block
+"""
 """Fields that count layers. A list of as many entries as a config has layers is cut to the new number."""
 
-SIZES: dict[str, int] = {
-    **dict.fromkeys(
-        [
-            "hidden_size",
-            "d_model",
-            "n_embd",
-            "dim",
-            "embed_dim",
-            "projection_dim",
-            "embedding_size",
-            "attention_hidden_size",
-            "lru_width",
-            "word_embed_proj_dim",
-            "d_latents",
-            "emb_dim",
-            "cross_attention_hidden_size",
-            "projection_size",
-            "out_hidden_size",
-            "pooler_output_size",
-            "input_embedding_size",
-            "output_embedding_size",
-            "backbone_hidden_size",
-            "mamba_d_ssm",
-            "hidden_size_per_layer_input",
-            "prediction_head_size",
-            "classifier_proj_size",
-        ],
-        64,
-    ),
-    **dict.fromkeys(
-        [
-            "intermediate_size",
-            "encoder_ffn_dim",
-            "decoder_ffn_dim",
-            "n_inner",
-            "ffn_dim",
-            "d_ff",
-            "ffn_hidden_size",
-            "dff",
-            "dim_ff",
-            "mlp_dim",
-            "hidden_dim",
-            "expert_ffn_hidden_size",
-            "feed_forward_size",
-            "dense_intermediate_size",
-            "shared_expert_intermediate_size",
-            "shared_intermediate_size",
-            "moe_shared_expert_intermediate_size",
-            "intermediate_size_mlp",
-        ],
-        128,
-    ),
-    **dict.fromkeys(["moe_intermediate_size", "d_inner"], 32),
-    **dict.fromkeys(
-        [
-            "num_attention_heads",
-            "n_head",
-            "n_heads",
-            "num_heads",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-            "num_encoder_attention_heads",
-            "num_decoder_attention_heads",
-            "num_self_attention_heads",
-            "num_cross_attention_heads",
-            "linear_num_value_heads",
-            "index_n_heads",
-            "conf_num_attention_heads",
-        ],
-        4,
-    ),
-    **dict.fromkeys(
-        ["num_key_value_heads", "num_kv_heads", "linear_num_key_heads", "kv_n_heads", "num_query_groups"], 2
-    ),
-    **dict.fromkeys(
-        [
-            "head_dim",
-            "d_kv",
-            "v_head_dim",
-            "linear_key_head_dim",
-            "linear_value_head_dim",
-            "index_head_dim",
-            "q_lora_rank",
-            "dim_head",
-            "kv_lora_rank",
-            "attention_head_size",
-            "o_lora_rank",
-            "query_pre_attn_scalar",
-            "global_head_dim",
-        ],
-        16,
-    ),
-    **dict.fromkeys(["qk_rope_head_dim", "qk_nope_head_dim"], 16),
-    "rotary_dim": 8,
-    "qk_head_dim": 32,
-    **dict.fromkeys(["mamba_chunk_size", "chunk_size"], 8),
-    **dict.fromkeys(["mamba_d_state", "state_size", "ssm_state_size"], 16),
-    **dict.fromkeys(["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"], 4),
-    **dict.fromkeys(["num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token"], 2),
-    **dict.fromkeys(["n_group", "topk_group", "num_expert_group", "first_k_dense_replace"], 1),
-    **dict.fromkeys(
-        [
-            "vocab_size",
-            "vocab_size_per_layer_input",
-            "entity_vocab_size",
-            "decoder_vocab_size",
-            "shape_vocab_size",
-            "pronunciation_vocab_size",
-            "unpadded_vocab_size",
-            "audio_vocab_size",
-        ],
-        200,
-    ),
-    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions"], 128),
-    "image_size": 64,
-    "num_latents": 16,
+NAMES = {
+    64: """
+        hidden_size d_model n_embd dim embed_dim projection_dim embedding_size attention_hidden_size lru_width
+        word_embed_proj_dim d_latents emb_dim cross_attention_hidden_size projection_size out_hidden_size
+        pooler_output_size input_embedding_size output_embedding_size backbone_hidden_size mamba_d_ssm
+        hidden_size_per_layer_input prediction_head_size classifier_proj_size image_size
+    """,
+    128: """
+        intermediate_size encoder_ffn_dim decoder_ffn_dim n_inner ffn_dim d_ff ffn_hidden_size dff dim_ff mlp_dim
+        hidden_dim expert_ffn_hidden_size feed_forward_size dense_intermediate_size shared_expert_intermediate_size
+        shared_intermediate_size moe_shared_expert_intermediate_size intermediate_size_mlp
+        max_position_embeddings n_positions max_target_positions max_source_positions
+    """,
+    32: "moe_intermediate_size d_inner qk_head_dim",
+    4: """
+        num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads
+        num_encoder_attention_heads num_decoder_attention_heads num_self_attention_heads num_cross_attention_heads
+        linear_num_value_heads index_n_heads conf_num_attention_heads
+        num_experts n_routed_experts num_local_experts moe_num_experts
+    """,
+    2: """
+        num_key_value_heads num_kv_heads linear_num_key_heads kv_n_heads num_query_groups
+        num_experts_per_tok moe_topk moe_k moe_top_k num_experts_per_token
+    """,
+    16: """
+        head_dim d_kv v_head_dim linear_key_head_dim linear_value_head_dim index_head_dim q_lora_rank dim_head
+        kv_lora_rank attention_head_size o_lora_rank query_pre_attn_scalar global_head_dim
+        qk_rope_head_dim qk_nope_head_dim mamba_d_state state_size ssm_state_size num_latents
+    """,
+    8: "rotary_dim mamba_chunk_size chunk_size",
+    1: "n_group topk_group num_expert_group first_k_dense_replace",
+    200: """
+        vocab_size vocab_size_per_layer_input entity_vocab_size decoder_vocab_size shape_vocab_size
+        pronunciation_vocab_size unpadded_vocab_size audio_vocab_size
+    """,
 }
+SIZES = {name: size for size, names in {**NAMES, LAYERS: NAMES[LAYERS] + COUNTS}.items() for name in names.split()}
 """What a field is shrunk to, where its default is larger."""
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -193,17 +100,14 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 16},
     "mistral4": {"head_dim": 32},
     "nemotron": {"num_key_value_heads": 2},
-    **dict.fromkeys(
-        ("qwen4_exp_text",),
-        {
-            "indexer_n_heads": 4,
-            "indexer_kv_heads": 2,
-            "indexer_head_dim": 16,
-            "indexer_budget": 4,
-            "indexer_compress_ratio": 2,
-            "hc_lowrank": 16,
-        },
-    ),
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 2,
+        "indexer_head_dim": 16,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "hc_lowrank": 16,
+    },
     "reformer": {
         "hidden_size": 64,
         "axial_pos_embds_dim": (16, 48),
@@ -267,7 +171,7 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
         if isinstance(value, transformers.PreTrainedConfig):
             values[name] = _shrunk(value, keep, exceptions.get(name, {}))
         elif name not in exceptions and isinstance(value, int) and not isinstance(value, bool):
-            limit = {**COUNTS, **SIZES}.get(name)
+            limit = SIZES.get(name)
             if limit is not None and value > limit:
                 values[name] = limit
     if hasattr(default, "vocab_size"):
@@ -279,7 +183,7 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
     for name, value in vars(default).items():
         if name == "depths" and name not in values:
             values[name] = type(value)(min(blocks, 2) for blocks in value)
-    before = {getattr(default, name) for name in COUNTS if isinstance(getattr(default, name, None), int)}
+    before = {getattr(default, name) for name in COUNTS.split() if isinstance(getattr(default, name, None), int)}
     lists = {
         name: value
         for name, value in vars(default).items()
