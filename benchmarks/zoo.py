@@ -99,6 +99,7 @@ def adapters(suite: str, family: str) -> Iterator[hf_stitch.Adapter]:
             adapter = hf_stitch.load(model, example_inputs=example)
             with torch.no_grad():
                 adapter.forward(adapter.example)
+            tiny.calibrate(adapter.model, {**adapter.interface.options, **adapter.example})
         except Exception as error:
             failure = failure or error
             continue

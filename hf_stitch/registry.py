@@ -29,8 +29,10 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "transformers": "hf_stitch.adapters.transformers:TransformersAdapter",
     },
     "overrides": {
-        "PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:Perceiver",
-        "PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:Perceiver",
+        "PerceiverForImageClassificationLearned": "hf_stitch.adapters.overrides.perceiver:OfImages",
+        "PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:OfTexts",
+        "PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:OfTexts",
+        "Siglip2ForImageClassification": "hf_stitch.adapters.overrides.siglip2:OfPatches",
     },
     "stitches": {
         "identity": "hf_stitch.stitches.identity:IdentityStitch",

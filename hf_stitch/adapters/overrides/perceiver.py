@@ -11,7 +11,7 @@ from torch import nn
 from ..override import Override
 
 
-class Perceiver(Override):
+class OfTexts(Override):
     """The heads that take texts."""
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
@@ -19,3 +19,13 @@ class Perceiver(Override):
         config: Any = model.config
         ids = torch.randint(6, config.vocab_size, (2, 6), generator=torch.Generator().manual_seed(0))
         return {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class OfImages(Override):
+    """The head that takes images, with learned positions."""
+
+    def example(self, model: nn.Module) -> Mapping[str, Any]:
+        """Images of the size that it has positions for."""
+        config: Any = model.config
+        size = (2, 3, config.image_size, config.image_size)
+        return {"inputs": torch.randn(size, generator=torch.Generator().manual_seed(0))}
