@@ -6,8 +6,9 @@ name tells.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import timm
@@ -49,7 +50,7 @@ NAMES = {
     4: """
         num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads
         num_encoder_attention_heads num_decoder_attention_heads num_self_attention_heads num_cross_attention_heads
-        linear_num_value_heads index_n_heads conf_num_attention_heads
+        linear_num_value_heads linear_num_heads index_n_heads conf_num_attention_heads
         num_experts n_routed_experts num_local_experts moe_num_experts
     """,
     2: """
@@ -59,7 +60,7 @@ NAMES = {
     16: """
         head_dim d_kv v_head_dim linear_key_head_dim linear_value_head_dim index_head_dim q_lora_rank dim_head
         kv_lora_rank attention_head_size o_lora_rank query_pre_attn_scalar global_head_dim
-        qk_rope_head_dim qk_nope_head_dim mamba_d_state state_size ssm_state_size num_latents
+        qk_rope_head_dim qk_nope_head_dim linear_head_dim mamba_d_state state_size ssm_state_size num_latents
     """,
     8: "rotary_dim mamba_chunk_size chunk_size",
     1: "n_group topk_group num_expert_group first_k_dense_replace",
@@ -84,17 +85,18 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16},
-    "efficientnet": {"hidden_dim": 2560},
+    "efficientnet": {"hidden_dim": 1280, "width_coefficient": 1.0, "depth_coefficient": 1.0},
+    "funnel": {"block_sizes": [2, 2, 2]},
     "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}},
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
     "lilt": {"hidden_size": 48},
+    "longformer": {"attention_window": 64},
     "mamba2": {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2},
     "ministral": {"head_dim": 16},
     "mistral4": {"head_dim": 32},
@@ -232,10 +234,15 @@ def calibrate(model: nn.Module, inputs: Mapping[str, Any]) -> None:
             norm.training, norm.momentum = False, momentum
 
 
-def attempts(suite: str, kind: str) -> Iterator[nn.Module]:
-    """Models of a type, the smallest first; each may turn out not to run."""
+Attempt = Callable[[], tuple[nn.Module, Any]]
+"""Makes a model and an example of its input (``None``: what an adapter invents); it may turn out that it cannot."""
+
+
+def attempts(suite: str, kind: str) -> Iterator[Attempt]:
+    """Ways to a model of a type, the smallest first."""
     made: Any = getattr(transformers, types(suite)[kind])
-    for keep in ((), ("image_size",)):
+
+    def attempt(keep: tuple[str, ...]) -> tuple[nn.Module, Any]:
         small = config(kind, keep)
         if not isinstance(small, made.config_class):  # the class makes one part of the whole
             parts = [part for part in vars(small).values() if isinstance(part, made.config_class)]
@@ -243,7 +250,10 @@ def attempts(suite: str, kind: str) -> Iterator[nn.Module]:
         if suite == "causal" and hasattr(small, "is_decoder"):
             small.is_decoder = True
         torch.manual_seed(0)
-        yield shaken(made._from_config(small))
+        model = shaken(made._from_config(small))
+        return model, example(model)
+
+    yield from (functools.partial(attempt, keep) for keep in ((), ("image_size",)))
 
 
 def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
@@ -275,15 +285,15 @@ def smallest(module: str) -> str:
     return min(counts, key=lambda name: (counts[name], name))
 
 
-def timm_attempts(name: str, sizes: tuple[int, ...] = (64, 128)) -> Iterator[tuple[nn.Module, torch.Tensor | None]]:
-    """A timm model with random weights and an example input: of a small size, else of its own (``None``)."""
+def timm_attempts(name: str, sizes: tuple[int, ...] = (64, 128)) -> Iterator[Attempt]:
+    """Ways to a timm model with random weights and inputs of a small size, at last of its own."""
+
+    def attempt(size: int | None, **arguments: Any) -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        model = shaken(timm.create_model(name, **arguments))
+        return model, None if size is None else torch.randn(2, 3, size, size)
+
     for size in sizes:
-        for arguments in ({"img_size": size}, {}):
-            torch.manual_seed(0)
-            try:
-                model = timm.create_model(name, **arguments)
-            except (TypeError, AssertionError, ValueError, RuntimeError):
-                continue
-            yield shaken(model), torch.randn(2, 3, size, size)
-    torch.manual_seed(0)
-    yield shaken(timm.create_model(name)), None
+        yield functools.partial(attempt, size, img_size=size)
+        yield functools.partial(attempt, size)
+    yield functools.partial(attempt, None)

@@ -14,10 +14,8 @@ import multiprocessing
 import resource
 import sys
 import time
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +32,7 @@ from tqdm import tqdm
 import hf_stitch
 from benchmarks import exactness, tiny
 from benchmarks.timing import paired
+from benchmarks.zoo_report import report
 
 SUITES = ("timm", *tiny.SUITES)
 SECONDS, GIGABYTES = 180, 6
@@ -79,34 +78,25 @@ def families(suite: str) -> tuple[str, ...]:
     return tuple(timm.list_modules()) if suite == "timm" else tuple(tiny.types(suite))
 
 
-def adapters(suite: str, family: str) -> Iterator[hf_stitch.Adapter]:
-    """Adapters of a family's model, of a size in which it runs; the first is the smallest.
+def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
+    """An adapter of a family's model, of the smallest size in which it runs.
 
     Raises:
-        Exception: What the last attempt said, if no model can be made or runs.
+        Exception: What the first attempt said, if no model can be made or runs.
     """
     attempts = tiny.timm_attempts(tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
-    failure: Exception | None = None
-    while True:
+    failures = []
+    for make in attempts:
         try:
-            attempt = next(attempts)
-        except StopIteration:
-            break
-        except Exception as error:
-            raise failure or error from error
-        model, example = attempt if isinstance(attempt, tuple) else (attempt, tiny.example(attempt))
-        try:
+            model, example = make()
             adapter = hf_stitch.load(model, example_inputs=example)
             with torch.no_grad():
                 adapter.forward(adapter.example)
             tiny.calibrate(adapter.model, {**adapter.interface.options, **adapter.example})
+            return adapter
         except Exception as error:
-            failure = failure or error
-            continue
-        yield adapter
-        return
-    assert failure is not None
-    raise failure
+            failures.append(error)
+    raise failures[0]
 
 
 def examine(suite: str, family: str) -> Record:
@@ -114,12 +104,9 @@ def examine(suite: str, family: str) -> Record:
     start = time.monotonic()
     record = Record(suite, family)
     try:
-        adapter = next(adapters(suite, family))
-        record = _examined(record, adapter)
+        record = _examined(record, adapter_of(suite, family))
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        if "-v" in sys.argv:
-            traceback.print_exc()
         record = dataclasses.replace(record, reason=message)
     return dataclasses.replace(record, took=round(time.monotonic() - start, 1))
 
@@ -170,7 +157,7 @@ def _child(pipe: Connection, suite: str, family: str) -> None:
 def apart(suite: str, family: str) -> Record:
     """Examine a family in a process of its own, within limits of time and memory."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs, suite, family))
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs, suite, family), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -202,7 +189,6 @@ def main() -> None:
     parser.add_argument("--failed", action="store_true", help="examine families anew whose record has a reason")
     parser.add_argument("--records", type=Path, default=Path("build/zoo.jsonl"), help="where records are kept")
     parser.add_argument("--report", type=Path, help="where the report goes, as docs/zoo.md")
-    parser.add_argument("-v", action="store_true", help="show tracebacks")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -219,7 +205,7 @@ def main() -> None:
             or (options.failed and (done[suite, family].reason or done[suite, family].inexact))
         )
     ]
-    next(adapters("text", "llama"))  # what every process needs is imported before they part
+    adapter_of("text", "llama")  # what every process needs is imported before they part
     options.records.parent.mkdir(parents=True, exist_ok=True)
     with options.records.open("a") as file:
         for suite, family in tqdm(wanted, "families", file=sys.stderr):
@@ -232,6 +218,8 @@ def main() -> None:
                 f"{record.reason} {record.inexact} ({record.took} s)",
                 flush=True,
             )
+    if options.report:
+        options.report.write_text(report(done.values()))
 
 
 if __name__ == "__main__":
