@@ -35,7 +35,7 @@ from benchmarks.timing import paired
 from benchmarks.zoo_report import report
 
 SUITES = ("timm", *tiny.SUITES)
-SECONDS, GIGABYTES = 180, 6
+SECONDS, GIGABYTES = 900, 8
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..endpoint import Endpoint, Library
 from ..registry import registries
 from .base import Adapter, Explanation
-from .cut import Back, Cut, Front, Interface, Plan
+from .cut import Back, Cut, Front, Interface, NotACutError, Plan
 from .override import Override
-from .survey import NotACutError
 
 if TYPE_CHECKING:
     from torch import nn

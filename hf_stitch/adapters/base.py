@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint, weights_hash
 from ..representation import Form, Representation
 from . import _tree
-from .cut import Back, Cut, Front, Interface, Plan, in_context, run_after
+from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
 from .override import override_of
 from .preprocess import preprocess
 from .surgery import CutReached, swapped
-from .survey import NotACutError, Survey
+from .survey import Survey
 
 SMALL = 20_000_000
 """Models of up to this many parameters have their cuts verified when they are listed.
@@ -314,15 +314,16 @@ class Adapter(ABC):
         Returns:
             What the model itself returns.
         """
-        survey = self._survey(representation.context or None)
+        placed = in_context(representation, self.interface)
+        survey = self._survey(placed.context)
         cut, plan = survey.cut(layer), survey.plan(layer)
-        representation = in_context(representation, cut, self.interface)
+        cut.accept(representation)
         if representation.layout != cut.form.layout or representation.width != cut.form.width:
             raise ValueError(
                 f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
                 f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
             )
-        return run_after(self.model, self._run, cut, plan, self.interface, representation)
+        return run_after(self.model, self._run, cut, plan, self.interface, placed)
 
     # -- halves ------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:

@@ -16,6 +16,10 @@ from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 MASK = "attention_mask"
 
 
+class NotACutError(ValueError):
+    """A layer at which the network cannot be cut; the message says why."""
+
+
 @dataclass(frozen=True)
 class Interface:
     """How a model takes its input.
@@ -182,6 +186,21 @@ class Cut:
         """The values of a representation with their axes as the network has them at this cut."""
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
+    def accept(self, representation: Representation) -> Representation:
+        """The representation, if it can enter here.
+
+        Raises:
+            ValueError: If it comes from another network, without a context, and this place has no tokens to tell the
+                length of the text by.
+        """
+        if not (representation.context or self.per_token):
+            raise ValueError(
+                f"at {self.layer!r} this network has no tokens, so that no blank context can be made for a "
+                "representation of another one: give it a context of this network's own, "
+                "representation.replace(context=…)"
+            )
+        return representation
+
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
         """The values captured at this cut as a representation, with its mask and context."""
         values = values.permute(self.axes) if self.axes else values
@@ -199,7 +218,7 @@ class Cut:
         )
 
 
-def in_context(representation: Representation, cut: Cut, interface: Interface) -> Representation:
+def in_context(representation: Representation, interface: Interface) -> Representation:
     """The representation with a context: its own, or a blank one where it comes from another network."""
     if representation.context:
         missing = [name for name in interface.content if name not in representation.context]
@@ -210,11 +229,11 @@ def in_context(representation: Representation, cut: Cut, interface: Interface) -
                 "representation.replace(context={}), or join the networks with hf_stitch.stitch"
             )
         return representation
-    if interface.given or not cut.per_token:
-        lacks = f"also reads {', '.join(interface.given)}" if interface.given else f"has no tokens at {cut.layer!r}"
+    if interface.given:
         raise ValueError(
-            f"this network {lacks}, so that no blank context can be made for a representation of another one: give it "
-            "a context of this network's own, representation.replace(context=…)"
+            f"this network also reads {', '.join(interface.given)}, so that no blank context can be made for a "
+            "representation of another one: give it a context of this network's own, "
+            "representation.replace(context=…)"
         )
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":
@@ -339,7 +358,7 @@ class Back(nn.Module):
             representation: What enters; without a context of its own a blank one is made.
             **options: Further arguments of the network (a cache).
         """
-        representation = in_context(representation, self.cut, self.interface)
+        representation = in_context(self.cut.accept(representation), self.interface)
         fill(self._slot, self.cut.restore(representation.values), size_of(representation, self.interface))
         try:
             return self.model(**{**self.interface.options, **representation.context, **options})

@@ -309,7 +309,7 @@ def _is_values(leaf: Any) -> bool:
 def _is_source(output: Any) -> bool:
     """Whether an output holds values, none of which is known to depend on the content so far."""
     values = [leaf for _, leaf in _tree.leaves(output) if _is_values(leaf)]
-    return bool(values) and not any(leaf.requires_grad for leaf in values)
+    return bool(values) and all(leaf.grad_fn is None for leaf in values)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class TransformersAdapter(Adapter):
             ValueError: If it takes neither text nor images and no ``example_inputs`` are given.
         """
         config: Any = model.config
-        name = content or getattr(model, "main_input_name", "input_ids")
+        name: str = content or str(getattr(model, "main_input_name", "input_ids"))
         arguments = inspect.signature(model.forward).parameters
         if example_inputs is None:
             example_inputs = override_of(model).example(model)

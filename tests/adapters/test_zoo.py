@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
-from timm.models import vgg
+from timm.models import regnet, vgg
 from torch import nn
 
 import hf_stitch
@@ -31,10 +31,10 @@ AWKWARD = {
 """What is awkward -> suite and type of transformers."""
 
 TIMM: dict[str, Callable[[], nn.Module]] = {
-    "a flat list of layers": lambda: vgg.VGG([8, "M", 16, "M", 16, 16, "M"], num_features=32, num_classes=5),
+    "a flat list of layers": lambda: vgg.VGG([8, "M", 16, "M", 16, 16, "M"], mlp_ratio=0.01, num_classes=5),
     "a tree": lambda: timm.create_model("dla46_c", levels=(1, 1, 1, 2, 2, 1), channels=(8, 8, 16, 16, 32, 32)),
     "dense blocks": lambda: timm.create_model("densenet121", block_config=(2, 2, 2), growth_rate=8, num_classes=5),
-    "stages without a list": lambda: timm.create_model("regnetx_002"),
+    "stages without a list": lambda: regnet.RegNet(regnet.RegNetCfg(depth=6, w0=8, wa=8.0, wm=2.0, group_size=4)),
     "CLS enters late": lambda: timm.create_model("cait_xxs24_224", img_size=64, depth=3, embed_dim=48, num_heads=4),
     "channels last, windows": lambda: timm.create_model(
         "swinv2_cr_tiny_224", img_size=64, depths=(1, 1, 2), embed_dim=24, num_heads=(2, 2, 4)
