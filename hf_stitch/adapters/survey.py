@@ -120,8 +120,11 @@ class Survey:
 
     def _mixed(self, ids: Tensor) -> Tensor:
         """Token ids, those that a head may look for in their places and the others in each other's."""
-        mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(self.interface.special_ids))
+        special = self.interface.special_ids
+        mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(special))
         mixed[ordinary] = ids[ordinary].roll(1)
+        if torch.equal(mixed, ids):  # they are all the same: one more will do
+            mixed[ordinary] = next(i for i in range(len(special) + 2) if i not in special and i not in ids)
         return mixed
 
     @property

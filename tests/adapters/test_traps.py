@@ -346,6 +346,12 @@ def test_tokens_before_samples_are_put_in_order() -> None:
     assert torch.equal(adapter.decode(representation, "blocks.0"), adapter.forward(ids["input_ids"] % 50))
 
 
+def test_an_example_of_one_token_id_throughout_will_do() -> None:
+    ids = torch.zeros(2, 6, dtype=torch.long)
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert len(hf_stitch.load(make("bert"), example_inputs=example).layers) == 3
+
+
 def test_a_model_that_returns_no_tensor_is_refused() -> None:
     class Mute(nn.Module):
         def __init__(self) -> None:
