@@ -36,6 +36,7 @@ from benchmarks.zoo_report import report
 
 SUITES = ("timm", *tiny.SUITES)
 SECONDS, GIGABYTES = 900, 8
+LARGE, SOME = 50_000_000, 5
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Record:
         family: Module of ``timm.models``, or type of transformers.
         model: Name of the model in timm, or of its class.
         parameters: How many it has.
-        listed: Its cuts.
+        candidates: How many blocks everything seems to flow through.
+        listed: Its cuts; of networks of more than 50 million parameters, those among five candidates.
         exact: How many of these are, by :mod:`benchmarks.exactness`.
         plans: How many cuts take which plan.
         middle: The cut at the middle.
@@ -62,6 +64,7 @@ class Record:
     family: str
     model: str = ""
     parameters: int = 0
+    candidates: int = 0
     listed: tuple[str, ...] = ()
     exact: int = 0
     plans: dict[str, int] = field(default_factory=dict)
@@ -117,12 +120,19 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     record = dataclasses.replace(
         record, model=name or type(model).__name__, parameters=sum(p.numel() for p in model.parameters())
     )
-    told = {layer: adapter.explain(layer) for layer in adapter.candidates}
+    candidates = adapter.candidates
+    if record.parameters > LARGE and len(candidates) > SOME:
+        candidates = tuple(candidates[i * (len(candidates) - 1) // (SOME - 1)] for i in range(SOME))
+    told = {layer: adapter.explain(layer) for layer in candidates}
     listed = tuple(layer for layer, e in told.items() if e.status == "verified")
     refused = [e.reason for e in told.values() if e.status == "refused"]
     reason = "" if len(listed) > 1 else refused[0] if refused else f"{len(listed)} candidates"
     record = dataclasses.replace(
-        record, listed=listed, plans=dict(Counter(str(told[n].plan) for n in listed)), reason=reason[:400]
+        record,
+        candidates=len(adapter.candidates),
+        listed=listed,
+        plans=dict(Counter(str(told[n].plan) for n in listed)),
+        reason=reason[:400],
     )
     if not listed:
         return record

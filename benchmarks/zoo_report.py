@@ -26,7 +26,7 @@ For every module of `timm.models` the model with the fewest parameters; for ever
 `AutoModelFor…` lists a tiny network (four layers, width 64, as far as its config lets itself be shrunk). A *cut* is
 listed after the adapter has verified it; *exact* are those at which `decode(encode(x)[l], l)` is `model(x)` bit for bit
 by another piece of code (`benchmarks/exactness.py`), on inputs of other sizes, texts ragged and padded on either side.
-*Operations* are the floating-point operations of encode and decode at the middle cut over those of one forward; *time*
+Of networks of more than 50 million parameters five candidates are tried, evenly spaced. *Operations* are the floating-point operations of encode and decode at the middle cut over those of one forward; *time*
 is the same in seconds, on a busy machine, where the overhead of tiny networks shows.
 """
 
@@ -61,13 +61,21 @@ def _costs(records: Collection[Record]) -> str:
 def _section(suite: str, records: Sequence[Record]) -> str:
     lines = [
         f"## {TITLES[suite][0]}\n",
-        "| family | model | cuts | exact | plan | middle | operations | time | why not |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| family | model | candidates | cuts | exact | plan | middle | operations | time | why not |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in records:
         plans = ", ".join(f"{count} {plan}" if len(r.plans) > 1 else plan for plan, count in r.plans.items())
         figures = ["–" if value is None else f"{value:.2f}" for value in (r.operations, r.seconds)]
         why = (r.inexact or r.reason).replace("|", "\\|")
-        cells = [r.family, r.model, len(r.listed), r.exact, plans or "–", f"`{r.middle}`" if r.middle else "–"]
+        cells = [
+            r.family,
+            r.model,
+            r.candidates,
+            len(r.listed),
+            r.exact,
+            plans or "–",
+            f"`{r.middle}`" if r.middle else "–",
+        ]
         lines.append("| " + " | ".join(map(str, [*cells, *figures, why])) + " |")
     return "\n".join(lines) + "\n"

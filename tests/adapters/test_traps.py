@@ -347,7 +347,7 @@ def test_tokens_before_samples_are_put_in_order() -> None:
 
 
 def test_an_example_of_one_token_id_throughout_will_do() -> None:
-    ids = torch.zeros(2, 6, dtype=torch.long)
+    ids = torch.full((2, 6), 7)
     example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     assert len(hf_stitch.load(make("bert"), example_inputs=example).layers) == 3
 
