@@ -26,8 +26,9 @@ For every module of `timm.models` the model with the fewest parameters; for ever
 `AutoModelFor…` lists a tiny network (four layers, width 64, as far as its config lets itself be shrunk). A *cut* is
 listed after the adapter has verified it; *exact* are those at which `decode(encode(x)[l], l)` is `model(x)` bit for bit
 by another piece of code (`benchmarks/exactness.py`), on inputs of other sizes, texts ragged and padded on either side.
-Of networks of more than 50 million parameters five candidates are tried, evenly spaced. *Operations* are the floating-point operations of encode and decode at the middle cut over those of one forward; *time*
-is the same in seconds, on a busy machine, where the overhead of tiny networks shows.
+Of networks of more than 50 million parameters five candidates are tried, evenly spaced. *Operations* are the
+floating-point operations of encode and decode at the middle cut over those of one forward; *time* is the same in
+seconds, on a busy machine, where the overhead of tiny networks shows.
 """
 
 

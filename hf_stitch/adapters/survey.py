@@ -151,7 +151,7 @@ class Survey:
         """The outputs of blocks that everything flows through, in order.
 
         Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first,
-        and of stacks within stacks the innermost. A model without any has its plain layers listed.
+        and of stacks within stacks the innermost. A model with less than two has its other layers listed too.
         """
         if self._named is not None:
             return self._named
@@ -160,7 +160,13 @@ class Survey:
             n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())
         ]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
-        chosen = repeated or composite or [n for n in listed if not self._is_output(n)]
+        chosen = repeated or composite
+        if len(chosen) < 2:
+            inside = tuple(f"{n}." for n in chosen)
+            chosen = [
+                *chosen,
+                *(n for n in listed if n not in chosen and not n.startswith(inside) and not self._is_output(n)),
+            ]
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
