@@ -85,7 +85,7 @@ def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
     """An adapter of a family's model, of the smallest size in which it runs.
 
     Raises:
-        Exception: What the first attempt said, if no model can be made or runs.
+        Exception: What the last attempt said, if no model can be made or runs.
     """
     attempts = tiny.timm_attempts(tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
     failures = []
@@ -99,7 +99,7 @@ def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
             return adapter
         except Exception as error:
             failures.append(error)
-    raise failures[0]
+    raise failures[-1]
 
 
 def examine(suite: str, family: str) -> Record:
