@@ -262,7 +262,9 @@ def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
     generator = torch.Generator().manual_seed(0)
     config: Any = model.config
     vision = getattr(config, "vision_config", config)
-    if name == "pixel_values" and not (hasattr(vision, "image_size") or hasattr(vision, "num_patches")):
+    if name == "pixel_values" and not (
+        isinstance(getattr(vision, "image_size", None), int) or hasattr(vision, "num_patches")
+    ):
         return {name: torch.randn(2, 3, 64, 64, generator=generator)}
     return None
 
