@@ -28,6 +28,12 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "torch": "hf_stitch.adapters.torch:TorchAdapter",
         "transformers": "hf_stitch.adapters.transformers:TransformersAdapter",
     },
+    "overrides": {
+        "PerceiverForImageClassificationLearned": "hf_stitch.adapters.overrides.perceiver:OfImages",
+        "PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:OfTexts",
+        "PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:OfTexts",
+        "Siglip2ForImageClassification": "hf_stitch.adapters.overrides.siglip2:OfPatches",
+    },
     "stitches": {
         "identity": "hf_stitch.stitches.identity:IdentityStitch",
         "linear": "hf_stitch.stitches.linear:LinearStitch",
@@ -41,6 +47,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "lasso": "hf_stitch.matchers.lasso:Lasso",
         "low_rank": "hf_stitch.matchers.low_rank:LowRank",
         "lstsq": "hf_stitch.matchers.lstsq:Lstsq",
+        "permutation": "hf_stitch.matchers.permutation:Permutation",
         "procrustes": "hf_stitch.matchers.procrustes:Procrustes",
         "random": "hf_stitch.matchers.random:Random",
         "ridge": "hf_stitch.matchers.ridge:Ridge",
@@ -264,10 +271,11 @@ class Registries:
         >>> registries["stitches"] is registries.stitches
         True
         >>> list(registries)
-        ['adapters', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors']
+        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors']
     """
 
     adapters: Registry
+    overrides: Registry
     stitches: Registry
     matchers: Registry
     metrics: Registry

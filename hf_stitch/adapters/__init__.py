@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..endpoint import Endpoint, Library
 from ..registry import registries
 from .base import Adapter, Explanation
-from .cut import Back, Cut, Front, Interface, Plan
-from .survey import NotACutError
+from .cut import Back, Cut, Front, Interface, NotACutError, Plan
+from .override import Override
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +22,7 @@ __all__ = [
     "Front",
     "Interface",
     "NotACutError",
+    "Override",
     "Plan",
     "load",
     "load_recorded",
@@ -35,6 +36,7 @@ def load(
     *,
     example_inputs: Any = None,
     processor: Any = None,
+    content: str | None = None,
     **options: Any,
 ) -> Adapter:
     """A model, ready to be cut: from the Hub, a local folder, by timm's name, or live.
@@ -47,6 +49,9 @@ def load(
         example_inputs: A batch of inputs by which cuts are found and verified: needed for modules of user code, and for
             others where another size than the native one is meant.
         processor: What turns raw samples into inputs, where the model's own is not wanted or not found.
+        content: Which argument of the model is cut away from its output, where there are several: of an
+            encoder-decoder, ``input_ids`` (the default: its cuts are in the encoder) or ``decoder_input_ids`` (in the
+            decoder). The other is context: among the inputs, and known to either half.
         **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``,
             ``device_map``, ``num_classes``, …).
 
@@ -64,19 +69,20 @@ def load(
     """
     if isinstance(model, Adapter):
         return model
+    which = {} if content is None else {"content": content}
     if isinstance(model, str):
         endpoint = Endpoint.parse(model, task=task, **options)
         loaded: Adapter = registries.adapters.get(endpoint.library).load(endpoint, **options)
-        if example_inputs is None and processor is None:
+        if example_inputs is None and processor is None and content is None:
             return loaded
         chosen = loaded.processor if processor is None else processor
-        return type(loaded).of(loaded.model, loaded.endpoint, example_inputs=example_inputs, processor=chosen)
+        return type(loaded).of(loaded.model, loaded.endpoint, example_inputs=example_inputs, processor=chosen, **which)
     if options:
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = unwrap(model)
     endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
     return registries.adapters.get(endpoint.library).of(
-        module, endpoint, example_inputs=example_inputs, processor=processor
+        module, endpoint, example_inputs=example_inputs, processor=processor, **which
     )
 
 

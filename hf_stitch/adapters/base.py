@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint, weights_hash
 from ..representation import Form, Representation
 from . import _tree
-from .cut import Back, Cut, Front, Interface, Plan, in_context, run_after
+from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
+from .override import override_of
 from .preprocess import preprocess
 from .surgery import CutReached, swapped
-from .survey import NotACutError, Survey
+from .survey import Survey
 
 SMALL = 20_000_000
 """Models of up to this many parameters have their cuts verified when they are listed.
@@ -101,7 +102,8 @@ class Adapter(ABC):
     ) -> None:
         """Nothing runs yet."""
         self.model = model
-        self.interface = interface
+        self.override = override_of(model)
+        self.interface = dataclasses.replace(interface, options={**interface.options, **self.override.options})
         self.endpoint = endpoint
         self.processor = processor
         self._example = dict(example)
@@ -168,6 +170,16 @@ class Adapter(ABC):
         return None
 
     # -- cuts ------------------------------------------------------------------------------------
+    @property
+    def example(self) -> dict[str, Any]:
+        """The batch of inputs by which cuts are found and verified, as keyword arguments."""
+        return dict(self._example)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The ordered names of the blocks that everything seems to flow through, verified or not."""
+        return self._survey().blocks
+
     @property
     def layers(self) -> tuple[str, ...]:
         """The ordered names of the cuts: outputs of blocks that everything flows through.
@@ -302,15 +314,16 @@ class Adapter(ABC):
         Returns:
             What the model itself returns.
         """
-        representation = in_context(representation, self.interface)
-        survey = self._survey(representation.context)
+        placed = in_context(representation, self.interface)
+        survey = self._survey(placed.context)
         cut, plan = survey.cut(layer), survey.plan(layer)
+        cut.accept(representation)
         if representation.layout != cut.form.layout or representation.width != cut.form.width:
             raise ValueError(
                 f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
                 f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
             )
-        return run_after(self.model, self._run, cut, plan, self.interface, representation)
+        return run_after(self.model, self._run, cut, plan, self.interface, placed)
 
     # -- halves ------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:
@@ -336,7 +349,7 @@ class Adapter(ABC):
             raise TypeError(
                 f"inputs must be a tensor or a mapping of the model's arguments, got {type(inputs).__name__}"
             )
-        missing = [name for name in self.interface.content if name not in inputs]
+        missing = [name for name in (*self.interface.content, *self.interface.given) if name not in inputs]
         if missing:
             raise ValueError(
                 f"inputs of {type(self.model).__name__} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}"
@@ -370,7 +383,8 @@ class Adapter(ABC):
         if size not in self._surveys:
             if len(self._surveys) > MOST_SIZES:
                 del self._surveys[list(self._surveys)[1]]  # the native size, which came first, stays
-            self._surveys[size] = Survey(self.model, self._run, self.interface, example)
+            blocks = self.override.blocks(self.model)
+            self._surveys[size] = Survey(self.model, self._run, self.interface, example, blocks)
         return self._surveys[size]
 
     def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:

@@ -16,6 +16,10 @@ from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 MASK = "attention_mask"
 
 
+class NotACutError(ValueError):
+    """A layer at which the network cannot be cut; the message says why."""
+
+
 @dataclass(frozen=True)
 class Interface:
     """How a model takes its input.
@@ -31,6 +35,8 @@ class Interface:
         pad_id: The id of padding.
         arguments: What else a tokenizer may give that the model accepts (mask, token types).
         max_tokens: Longest text that the model takes; ``None``: no limit.
+        given: Arguments beside the content that every input must hold: what the other stack of an encoder-decoder
+            reads. They belong to the context.
     """
 
     content: tuple[str, ...]
@@ -43,6 +49,12 @@ class Interface:
     pad_id: int | None = None
     arguments: tuple[str, ...] = ()
     max_tokens: int | None = None
+    given: tuple[str, ...] = ()
+
+    @property
+    def mask(self) -> str:
+        """Name of the argument that tells real tokens of the content from padding."""
+        return "decoder_" + MASK if self.content[0].startswith("decoder_") else MASK
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -51,7 +63,7 @@ class Interface:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Interface:
         """Read :meth:`to_dict`."""
-        lists = {key: tuple(config[key]) for key in ("content", "special_ids", "arguments")}
+        lists = {key: tuple(config.get(key, ())) for key in ("content", "special_ids", "arguments", "given")}
         return cls(**{**config, **lists, "shapes": {name: tuple(shape) for name, shape in config["shapes"].items()}})
 
     def erase(self, inputs: Mapping[str, Any], *, poison: bool = False) -> dict[str, Any]:
@@ -81,7 +93,7 @@ class Interface:
             ids = torch.full(mask.shape, self.filler_id, device=device)
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
-            return {**dict.fromkeys(self.content, ids), MASK: mask.long()}
+            return {**dict.fromkeys(self.content, ids), self.mask: mask.long()}
         return {
             name: torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(
                 batch, *self.shapes[name]
@@ -147,6 +159,9 @@ class Cut:
         form: Layout, width, grid and prefix tokens there.
         dtype: dtype of the representation.
         cost: Share of the network's floating-point operations up to here.
+        axes: Which axes of the tensor there are those of the form's layout, in its order: (1, 0, 2) for tokens before
+            samples, (0, 2, 1) for channels before positions. Empty: they are in order.
+        per_token: Whether, in a text, the positions are its tokens, and not latents or tokens merged or padded.
     """
 
     layer: str
@@ -154,6 +169,8 @@ class Cut:
     form: Form
     dtype: str
     cost: float
+    axes: tuple[int, ...] = ()
+    per_token: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -162,12 +179,33 @@ class Cut:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Cut:
         """Read :meth:`to_dict`."""
-        return cls(**{**config, "path": tuple(config["path"]), "form": Form(**config["form"])})
+        lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
+        return cls(**{**config, **lists, "form": Form(**config["form"])})
+
+    def restore(self, values: Tensor) -> Tensor:
+        """The values of a representation with their axes as the network has them at this cut."""
+        return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
+
+    def accept(self, representation: Representation) -> Representation:
+        """The representation, if it can enter here.
+
+        Raises:
+            ValueError: If it comes from another network, without a context, and this place has no tokens to tell the
+                length of the text by.
+        """
+        if not (representation.context or self.per_token):
+            raise ValueError(
+                f"at {self.layer!r} this network has no tokens, so that no blank context can be made for a "
+                "representation of another one: give it a context of this network's own, "
+                "representation.replace(context=…)"
+            )
+        return representation
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
         """The values captured at this cut as a representation, with its mask and context."""
-        text = interface.modality == "text" and self.form.layout == "bnd"
-        mask = inputs[MASK].bool() if text and MASK in inputs else None
+        values = values.permute(self.axes) if self.axes else values
+        text = interface.modality == "text" and self.form.layout == "bnd" and self.per_token
+        mask = inputs[interface.mask].bool() if text and interface.mask in inputs else None
         if mask is not None and mask.shape != values.shape[:2]:
             mask = mask[:, -values.shape[1] :]  # with a cache, the mask covers the past too
         return Representation(
@@ -191,6 +229,12 @@ def in_context(representation: Representation, interface: Interface) -> Represen
                 "representation.replace(context={}), or join the networks with hf_stitch.stitch"
             )
         return representation
+    if interface.given:
+        raise ValueError(
+            f"this network also reads {', '.join(interface.given)}, so that no blank context can be made for a "
+            "representation of another one: give it a context of this network's own, "
+            "representation.replace(context=…)"
+        )
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":
         mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
@@ -253,7 +297,7 @@ def run_after(
     Nothing before it is computed, and the model is as it was afterwards.
     """
     slot = Slot()
-    fill(slot, representation.values, size_of(representation, interface), poison)
+    fill(slot, cut.restore(representation.values), size_of(representation, interface), poison)
     context = representation.context
     with swapped(model, plan.after_cut(model, cut, slot)):
         return run(interface.erase(context, poison=poison) if poison else context)
@@ -314,8 +358,8 @@ class Back(nn.Module):
             representation: What enters; without a context of its own a blank one is made.
             **options: Further arguments of the network (a cache).
         """
-        representation = in_context(representation, self.interface)
-        fill(self._slot, representation.values, size_of(representation, self.interface))
+        representation = in_context(self.cut.accept(representation), self.interface)
+        fill(self._slot, self.cut.restore(representation.values), size_of(representation, self.interface))
         try:
             return self.model(**{**self.interface.options, **representation.context, **options})
         finally:

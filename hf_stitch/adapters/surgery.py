@@ -199,12 +199,12 @@ class CutReached(Exception):
         self.values = values
 
 
-class Exit(nn.Module):
+class Exit(_StandIn):
     """Stands in for the cut in the front half: computes it and keeps the representation."""
 
     def __init__(self, inner: nn.Module, path: _tree.Path, slot: Slot) -> None:
         """Keep the tensor at ``path`` of the output of ``inner`` in ``slot``."""
-        super().__init__()
+        super().__init__(inner)
         self.inner = inner
         self._path, self._slot = path, slot
 

@@ -18,17 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import did_you_mean
-from ..representation import Form, Layout
 from . import _tree
-from .cut import MASK, Cut, Interface, Plan, run_after, run_before
+from .cut import Cut, Interface, NotACutError, Plan, run_after, run_before
+from .shapes import Shapes
 from .surgery import Outline, StubReadError, outline
-from .trace import Call, Seen, Trace, trace
+from .trace import Reads, Seen, Trace, readers, trace
 
 Run = Callable[[Mapping[str, Any]], Any]
-
-
-class NotACutError(ValueError):
-    """A layer at which the network cannot be cut; the message says why."""
 
 
 class Survey:
@@ -39,10 +35,19 @@ class Survey:
         run: Calls the model with a mapping of inputs, in eval mode.
         interface: How it takes its input.
         example: A batch of inputs (any number of samples).
+        named: The blocks, where an override names them.
     """
 
-    def __init__(self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Run,
+        interface: Interface,
+        example: Mapping[str, Any],
+        named: tuple[str, ...] | None = None,
+    ) -> None:
         """Nothing runs before it is needed."""
+        self._named = named
         self.model, self.run, self.interface = model, run, interface
         self.example = dict(example)
         self._cuts: dict[str, Cut] = {}
@@ -65,9 +70,15 @@ class Survey:
                 input.
         """
         inputs = self._vary(2)
-        watched = trace(self.model, self.run, inputs, self.interface.content)
+        watched = trace(self.model, self.run, inputs, self.interface.content, self._reads)
         with torch.no_grad():
-            if not same(self.run(inputs), self.run(inputs)):
+            output = self.run(inputs)
+            if not _tree.tensors(output):
+                raise ValueError(
+                    f"{type(self.model).__name__} returns no tensor (nor a tuple, list or mapping of any) but "
+                    f"{type(output).__name__}: there is nothing to compare; wrap it in a module that returns one"
+                )
+            if not same(output, self.run(inputs)):
                 raise ValueError(
                     f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network "
                     "that is random cannot be cut exactly; switch the randomness off"
@@ -92,8 +103,29 @@ class Survey:
             (3, n + 1, self._trace(3, n + 1)),
         ]
 
+    @cached_property
+    def _shapes(self) -> Shapes:
+        return Shapes(self.model, [watched for _, _, watched in self._examples], self._tokens, self.interface.modality)
+
     def _trace(self, batch: int, tokens: int | None = None) -> Trace:
-        return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content)
+        return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content, self._reads)
+
+    @cached_property
+    def _reads(self) -> Reads:
+        """The calls that read the content, where it is token ids."""
+        inputs = self._vary(2)
+        ids = {name: inputs[name] for name in self.interface.content if not inputs[name].is_floating_point()}
+        others = {name: self._mixed(value) for name, value in ids.items()}
+        return readers(self.model, self.run, inputs, {**inputs, **others}) if ids else frozenset()
+
+    def _mixed(self, ids: Tensor) -> Tensor:
+        """Token ids, those that a head may look for in their places and the others in each other's."""
+        special = self.interface.special_ids
+        mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(special))
+        mixed[ordinary] = ids[ordinary].roll(1)
+        if torch.equal(mixed, ids):  # they are all the same: one more will do
+            mixed[ordinary] = next(i for i in range(len(special) + 2) if i not in special and i not in ids)
+        return mixed
 
     @property
     def _tokens(self) -> int:
@@ -107,7 +139,9 @@ class Survey:
             if isinstance(value, Tensor) and value.dim() and value.shape[0] == old_batch:
                 value = value[torch.arange(batch, device=value.device) % old_batch]
                 if tokens is not None and value.dim() > 1 and value.shape[1] == self._tokens:
-                    value = value[:, torch.arange(tokens, device=value.device) % self._tokens]
+                    places = torch.arange(tokens, device=value.device) % max(self._tokens - 1, 1)
+                    places[-1] = self._tokens - 1  # texts may end with a token that heads look for
+                    value = value[:, places]
             varied[name] = value
         return varied
 
@@ -117,14 +151,22 @@ class Survey:
         """The outputs of blocks that everything flows through, in order.
 
         Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first,
-        and of stacks within stacks the innermost. A model without any has its plain layers listed.
+        and of stacks within stacks the innermost. A model with less than two has its other layers listed too.
         """
+        if self._named is not None:
+            return self._named
         listed = [name for name in self.trace.calls if name and self._dominates(name)]
         composite = [
             n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())
         ]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
-        chosen = repeated or composite or [n for n in listed if not self._is_output(n)]
+        chosen = repeated or composite
+        if len(chosen) < 2:
+            inside = tuple(f"{n}." for n in chosen)
+            chosen = [
+                *chosen,
+                *(n for n in listed if n not in chosen and not n.startswith(inside) and not self._is_output(n)),
+            ]
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
@@ -182,83 +224,16 @@ class Survey:
             raise NotACutError(
                 f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid"
             )
+        axes, per_token = self._shapes.axes(layer, path, seen, what)
         return Cut(
             layer,
             path,
-            self._form(call, path, seen),
+            self._shapes.form(call, seen, axes, what),
             str(seen.dtype).removeprefix("torch."),
             call.flops / self.trace.flops if self.trace.flops else 0.0,
+            () if axes == tuple(sorted(axes)) else axes,
+            per_token,
         )
-
-    def _form(self, call: Call, path: _tree.Path, seen: Seen) -> Form:
-        shape = seen.shape
-        what = f"layer {call.name!r} of {type(self.model).__name__}"
-        self._check_axes(call.name, path, what)
-        if len(shape) == 2:
-            return Form("bd", shape[1])
-        first, last = self._channels(call.name, shape)
-        if len(shape) == 4:
-            layout = self._grid_layout(shape, first, last, what)
-            h = 2 if layout == "bchw" else 1
-            return Form(layout, shape[1 if layout == "bchw" else 3], (shape[h], shape[h + 1]))
-        if first and not last:
-            raise NotACutError(f"{what} returns (batch, channels, length), a layout that is not supported: {shape}")
-        grid = self._token_grid(call, shape[1]) if self.interface.modality == "image" else None
-        return Form("bnd", shape[2], grid, shape[1] - math.prod(grid) if grid else 0)
-
-    def _check_axes(self, name: str, path: _tree.Path, what: str) -> None:
-        """Refuse a representation whose first axis is not the batch or, in a text, whose second is not the tokens."""
-        for (batch, tokens, watched), axis, size in (
-            (self._examples[1], 0, 3),
-            (self._examples[-1], 1, self._tokens + 1),
-        ):
-            shape = watched.calls[name].seen()[path].shape
-            if axis == 1 and (self.interface.modality != "text" or len(shape) < 3):
-                continue
-            if shape[axis] != size:
-                kind = "sample" if axis == 0 else "token"
-                raise NotACutError(
-                    f"{what}: axis {axis} of its output is not the {kind}s (for {batch} samples"
-                    f"{f' of {tokens} tokens' if tokens else ''} the shape is {shape})"
-                )
-
-    def _channels(self, name: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
-        """Whether layers inside a module speak for channels on axis 1, and for channels on the last axis."""
-        first = last = False
-        for module in self.model.get_submodule(name).modules():
-            if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-                first |= module.out_channels == shape[1]
-            elif isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.InstanceNorm2d)):
-                first |= module.num_features == shape[1]
-            elif isinstance(module, nn.Linear):
-                last |= module.out_features == shape[-1]
-            elif isinstance(module, nn.LayerNorm):
-                last |= module.normalized_shape == (shape[-1],)
-        return first, last
-
-    def _grid_layout(self, shape: tuple[int, ...], first: bool, last: bool, what: str) -> Layout:
-        """Channels first or last: by the kind of layers in the block, or where that does not tell, by the square."""
-        _, i, j, k = shape
-        if first != last:
-            return "bchw" if first else "bhwc"
-        if (i == j) != (j == k):
-            return "bhwc" if i == j else "bchw"
-        if first:  # a cube, with layers of both kinds: those around a convolution are mostly channels first
-            return "bchw"
-        raise NotACutError(f"{what} returns four axes, {shape}, and nothing tells where its channels are")
-
-    def _token_grid(self, call: Call, tokens: int) -> tuple[int, int] | None:
-        """The grid that tokens form: that of the last 4-d output before which fits, else a square."""
-        for earlier in sorted(self.trace.calls.values(), key=lambda c: -c.exited):
-            if earlier.exited > call.exited:
-                continue
-            for seen in earlier.seen().values():
-                if len(seen.shape) == 4 and seen.depends:
-                    for h, w in (seen.shape[2:], seen.shape[1:3]):
-                        if 0 <= tokens - h * w <= 16 and h * w > 1:
-                            return (h, w)
-        side = math.isqrt(tokens)
-        return (side, side) if side * side == tokens else None
 
     # -- how the rest runs alone ------------------------------------------------------------------------------------
     def plan(self, layer: str) -> Plan:
@@ -384,7 +359,7 @@ class Survey:
         before = run_before(self.model, self.run, cut, plan, self.interface, inputs)
         representation = cut.represent(values, inputs, self.interface)
         after = run_after(self.model, self.run, cut, plan, self.interface, representation, poison=True)
-        return same(before.values, values) and same(after, output)
+        return same(before.values, representation.values) and same(after, output)
 
     def _probes(self) -> Iterator[dict[str, Any]]:
         """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left."""
@@ -394,16 +369,22 @@ class Survey:
             return
         n = self._tokens + 3
         full = self._vary(3, n)
+        for name in self.interface.given:  # what has a length of its own, of another one
+            if full[name].shape[1] != n:
+                full[name] = torch.cat([full[name], full[name][:, -1:]], 1)
         yield full
-        if MASK in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
+        mask = self.interface.mask
+        if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             lengths = torch.tensor([n, max(n - 2, 1), 1])
             for left in (False, True):
                 real = torch.arange(n)[None] < lengths[:, None]
-                real = (real.flip(1) if left else real).to(full[MASK].device)
+                real = (real.flip(1) if left else real).to(full[mask].device)
+                last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
                 padded = {
-                    name: torch.where(real, full[name], self.interface.pad_id or 0) for name in self.interface.content
+                    name: torch.where(real, full[name].scatter(1, last, full[name][:, -1:]), self.interface.pad_id or 0)
+                    for name in self.interface.content
                 }
-                yield {**full, **padded, MASK: real.long()}
+                yield {**full, **padded, mask: real.long()}
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:

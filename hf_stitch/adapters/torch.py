@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint
 from .base import Adapter, first_argument
 from .cut import MASK, Interface
+from .override import override_of
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 """Arguments that place the content rather than carry it."""
@@ -27,13 +28,20 @@ class TorchAdapter(Adapter):
 
     @classmethod
     def of(
-        cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None
+        cls,
+        model: nn.Module,
+        endpoint: Endpoint,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
     ) -> TorchAdapter:
         """Wrap a live module.
 
         Raises:
             ValueError: Without ``example_inputs``: what the module takes cannot be guessed.
         """
+        if example_inputs is None:
+            example_inputs = override_of(model).example(model)
         if example_inputs is None:
             raise ValueError(
                 f"{type(model).__name__} is a class of user code: pass example_inputs, a batch of its inputs "
@@ -44,7 +52,7 @@ class TorchAdapter(Adapter):
             example = {first_argument(model): example}
         elif isinstance(example, (tuple, list)):
             example = dict(zip(inspect.signature(model.forward).parameters, example, strict=False))
-        return cls(model, interface_of(example), example, endpoint, processor)
+        return cls(model, interface_of(example, content), example, endpoint, processor)
 
     @property
     def task(self) -> str | None:
@@ -63,9 +71,10 @@ class TorchAdapter(Adapter):
         )
 
 
-def interface_of(example: Mapping[str, Any]) -> Interface:
-    """How a module takes its input, read off an example."""
-    content = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
+def interface_of(example: Mapping[str, Any], only: str | None = None) -> Interface:
+    """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given."""
+    tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
+    content = tuple(n for n in tensors if only in (None, n))
     if not content:
         raise ValueError(f"example_inputs must hold at least one tensor of content, got {', '.join(example) or 'none'}")
     first = example[content[0]]
@@ -76,4 +85,5 @@ def interface_of(example: Mapping[str, Any]) -> Interface:
         modality,
         shapes={n: tuple(v.shape[1:]) for n, v in values.items()},
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
+        given=tuple(n for n in tensors if n not in content),
     )

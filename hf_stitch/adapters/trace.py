@@ -10,6 +10,7 @@ What autograd does not see (a path through integers) is left to the verification
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from . import _tree
 
@@ -124,6 +126,32 @@ def _topological(roots: Iterator[Node]) -> list[Node]:
     return order
 
 
+class Operations(TorchDispatchMode):
+    """Counts floating-point operations; unlike torch's own counter it needs no hooks on modules.
+
+    Attributes:
+        count: Operations so far.
+
+    Example:
+        >>> with Operations() as counted:
+        ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
+        >>> counted.count
+        48
+    """
+
+    def __init__(self) -> None:
+        """None so far."""
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count it, if there is a formula for it."""
+        out = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
 def _nothing(saved: Tensor) -> Tensor:
     """What is kept of an activation: the graph is read, never run backward."""
     return torch.empty(0)
@@ -142,8 +170,60 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             p.requires_grad_(True)
 
 
+Reads = frozenset[tuple[str, int]]
+"""Calls, by module and number."""
+
+
+def readers(
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], other: Mapping[str, Any]
+) -> Reads:
+    """The calls of modules that are given other integers where the input has other token ids.
+
+    Two forwards tell, whatever became of the ids on the way (padded, transposed, hashed). What is made of the places of
+    padding alone, such as position ids, stays the same.
+
+    Args:
+        model: The model whose modules are watched.
+        run: Calls the model with the inputs.
+        inputs: Its keyword arguments.
+        other: The same with other token ids in the same places.
+    """
+    given: tuple[dict[tuple[str, int], list[Tensor]], ...] = ({}, {})
+
+    def note(name: str, seen: dict[tuple[str, int], list[Tensor]], count: Counter[str]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            integers = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not a.is_floating_point()]
+            seen[name, count[name]] = [a.clone() for a in integers if a.dtype != torch.bool]
+            count[name] += 1
+
+        return hook
+
+    for seen, values in zip(given, (inputs, other), strict=True):
+        count: Counter[str] = Counter()
+        handles = [
+            module.register_forward_pre_hook(note(name, seen, count), with_kwargs=True)
+            for name, module in model.named_modules()
+        ]
+        try:
+            with torch.no_grad():
+                run(values)
+        finally:
+            for handle in handles:
+                handle.remove()
+    first, second = given
+    return frozenset(
+        call
+        for call, tensors in first.items()
+        if not all(map(torch.equal, tensors, second.get(call, ()))) or len(tensors) != len(second.get(call, ()))
+    )
+
+
 def trace(
-    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], content: tuple[str, ...]
+    model: nn.Module,
+    run: Callable[[Mapping[str, Any]], Any],
+    inputs: Mapping[str, Any],
+    content: tuple[str, ...],
+    reads: Reads = frozenset(),
 ) -> Trace:
     """Run a model once and watch it.
 
@@ -152,6 +232,7 @@ def trace(
         run: Calls the model with the inputs.
         inputs: Its keyword arguments.
         content: Which of them are the content (pixels, token ids), the others being masks and positions.
+        reads: Where the content is token ids: the calls that read them (:func:`readers`).
 
     Returns:
         The watched forward.
@@ -160,14 +241,12 @@ def trace(
     sources: list[str] = []
     sprouts: list[Tensor] = []
     clock = 0
-    counter = FlopCounterMode(display=False)
+    counter = Operations()
 
     def sprout(values: Tensor) -> Tensor:
         leaf = values.detach().clone().requires_grad_()
         sprouts.append(leaf)
         return leaf.clone()  # so that an in-place operation does not meet a leaf
-
-    ids = {inputs[name].untyped_storage().data_ptr() for name in content if not inputs[name].is_floating_point()}
 
     def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -178,19 +257,15 @@ def trace(
         return hook
 
     def leave(name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
             nonlocal clock
             clock += 1
             replaced = output
-            reads_ids = any(
-                isinstance(a, Tensor) and not a.is_floating_point() and a.untyped_storage().data_ptr() in ids
-                for a in (*args, *kwargs.values())
-            )
-            if reads_ids and isinstance(output, Tensor) and output.is_floating_point() and output.grad_fn is None:
-                sources.append(name)
-                replaced = sprout(output)
             call = calls[name]
-            call.exited, call.flops = clock, counter.get_total_flops()
+            if name and (name, len(call.outputs)) in reads and _is_source(output):
+                sources.append(name)
+                replaced = _tree.transform(output, lambda leaf: sprout(leaf) if _is_values(leaf) else leaf)
+            call.exited, call.flops = clock, counter.count
             call.outputs.append(_tree.transform(replaced, _place))
             return replaced
 
@@ -200,7 +275,7 @@ def trace(
     try:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(leave(name)))
         with (
             torch.inference_mode(False),
             _frozen(model),
@@ -224,7 +299,17 @@ def trace(
 
     for call in calls.values():
         call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
-    return Trace(calls, sources, bool(sprouts), counter.get_total_flops())
+    return Trace(calls, sources, bool(sprouts), counter.count)
+
+
+def _is_values(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _is_source(output: Any) -> bool:
+    """Whether an output holds values, none of which is known to depend on the content so far."""
+    values = [leaf for _, leaf in _tree.leaves(output) if _is_values(leaf)]
+    return bool(values) and all(leaf.grad_fn is None for leaf in values)
 
 
 @dataclass(frozen=True)
@@ -239,5 +324,5 @@ class _Place:
 def _place(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    edge = get_gradient_edge(leaf) if leaf.requires_grad else None
+    edge = get_gradient_edge(leaf) if leaf.grad_fn is not None else None
     return _Place(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None)

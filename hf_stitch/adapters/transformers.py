@@ -15,6 +15,7 @@ from torch import nn
 from ..endpoint import Endpoint
 from .base import Adapter
 from .cut import MASK, Interface
+from .override import override_of
 from .preprocess import load_processor
 
 AUTO_CLASSES = {
@@ -32,6 +33,9 @@ HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_fi
 
 OWN_CLASSES = {"Head": "hf_stitch.models.head:Head"}
 """Classes of this package that are built and loaded as those of transformers are."""
+
+IDS = ("input_ids", "decoder_input_ids")
+"""Arguments that are token ids: what the encoder reads, or the only stack; and what the decoder reads beside one."""
 
 HEADS = {
     "ForImageClassification": "image-classification",
@@ -87,40 +91,49 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def of(
-        cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None
+        cls,
+        model: nn.Module,
+        endpoint: Endpoint,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
     ) -> TransformersAdapter:
         """Wrap a live transformers model.
 
+        An encoder-decoder reads two texts. The encoder's is the content, what the decoder reads belongs to the context
+        and is among the inputs; with ``content="decoder_input_ids"`` it is the other way round.
+
         Raises:
-            ValueError: If it takes neither text nor images and no ``example_inputs`` are given, or is an
-                encoder-decoder.
+            ValueError: If it takes neither text nor images and no ``example_inputs`` are given.
         """
         config: Any = model.config
-        name = getattr(model, "main_input_name", "input_ids")
+        name: str = content or str(getattr(model, "main_input_name", "input_ids"))
         arguments = inspect.signature(model.forward).parameters
-        if "decoder_input_ids" in arguments:
-            raise ValueError(
-                f"{type(model).__name__} has an encoder and a decoder with an input each; load its encoder: "
-                "task='text-encoding'"
-            )
+        if example_inputs is None:
+            example_inputs = override_of(model).example(model)
         if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
             from .timm_images import TimmImageProcessor
 
             processor = TimmImageProcessor(**processor.data_config)
         if example_inputs is not None:
             example = dict(example_inputs) if isinstance(example_inputs, Mapping) else {name: example_inputs}
-        elif name == "input_ids":
-            example = _text_example(config, arguments)
+        elif name in IDS:
+            example = _text_example(model, arguments)
         elif name == "pixel_values":
             example = {name: _image_example(config, processor)}
         elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
             example = {name: dummy[name]}
         else:
-            raise ValueError(f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs")
+            raise ValueError(
+                f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
+                "override that makes one"
+            )
         parameter = next(model.parameters())
         example = {
             n: v.to(parameter.device, parameter.dtype if v.is_floating_point() else v.dtype) for n, v in example.items()
         }
+        if name not in example:
+            raise ValueError(f"example_inputs of {type(model).__name__} must hold {name!r}, got {', '.join(example)}")
         return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
 
     @property
@@ -181,9 +194,11 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     options: dict[str, Any] = {}
     if "use_cache" in arguments or getattr(config, "use_cache", False):
         options["use_cache"] = False
+    if "use_mems" in arguments:  # a cache among the outputs is a way around every cut
+        options["use_mems"] = False
     options |= {flag: False for flag in ("output_hidden_states", "output_attentions") if getattr(config, flag, False)}
-    if name != "input_ids":
-        value = example[name]
+    value = example[name]
+    if value.is_floating_point():
         dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
         return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
     special = _special_ids(config)
@@ -197,6 +212,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
         pad_id=_text(config).pad_token_id,
         arguments=tuple(n for n in (MASK, "token_type_ids") if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
+        given=tuple(other for other in IDS if other != name and "decoder_input_ids" in example and other in example),
     )
 
 
@@ -252,12 +268,26 @@ def _special_ids(config: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _text_example(config: Any, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    special = _special_ids(config)
-    ordinary = torch.tensor([i for i in range(min(_text(config).vocab_size, 1000)) if i not in special])
+def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Token ids and mask; for an encoder-decoder also what the decoder reads: as many tokens where a head compares.
+
+    Texts end as those of a tokenizer do: heads look for that.
+    """
+    config: Any = model.config
+    special, end = _special_ids(config), getattr(_text(config), "eos_token_id", None)
+    vocabulary = getattr(_text(config), "vocab_size", 1000)  # models of characters have none
+    ordinary = torch.tensor([i for i in range(min(vocabulary, 1000)) if i not in special])
     generator = torch.Generator().manual_seed(0)
-    ids = ordinary[torch.randint(len(ordinary), (2, 6), generator=generator)]
-    return {"input_ids": ids, MASK: torch.ones_like(ids)} if MASK in arguments else {"input_ids": ids}
+
+    def text(tokens: int) -> torch.Tensor:
+        return ordinary[torch.randint(len(ordinary), (2, tokens), generator=generator)]
+
+    example = {"input_ids": text(6)}
+    if "decoder_input_ids" in arguments:
+        example["decoder_input_ids"] = text(6 if type(model).__name__.endswith("ForSequenceClassification") else 4)
+        if isinstance(end, int):
+            example["input_ids"][:, -1] = end
+    return {**example, MASK: torch.ones_like(example["input_ids"])} if MASK in arguments else example
 
 
 def _image_example(config: Any, processor: Any) -> torch.Tensor:

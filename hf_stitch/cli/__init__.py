@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import compare, evaluate, info, layers, listing, pull, push, quickstart, stitch, swap
+from . import compare, doctor, evaluate, info, layers, listing, pull, push, quickstart, stitch, swap
 
 __all__ = ["app", "main"]
 
@@ -48,6 +48,7 @@ def hf_stitch(
 
 app.command("quickstart")(quickstart.quickstart)
 app.command("layers")(layers.layers)
+app.command("doctor")(doctor.doctor)
 app.command("compare")(compare.compare)
 app.command("stitch")(stitch.stitch)
 app.command("swap")(swap.swap)

@@ -6,6 +6,7 @@ from hf_stitch.matchers.inverse_relative import InverseRelative
 from hf_stitch.matchers.lasso import Lasso
 from hf_stitch.matchers.low_rank import LowRank
 from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.matchers.permutation import Permutation
 from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.matchers.random import Random
 from hf_stitch.matchers.ridge import Ridge
@@ -18,6 +19,7 @@ __all__ = [
     "LowRank",
     "Lstsq",
     "Matcher",
+    "Permutation",
     "Procrustes",
     "Random",
     "Ridge",

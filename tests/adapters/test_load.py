@@ -8,10 +8,11 @@ import pytest
 import timm
 import torch
 import transformers as hf
-from families import BERT, VIT, images, make
+from families import BERT, VIT, images, make, texts
 from PIL import Image
 
 import hf_stitch
+from hf_stitch.testing import check_adapter
 
 
 def test_a_live_module_of_user_code_asks_for_example_inputs() -> None:
@@ -70,12 +71,20 @@ def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, lib
         hf_stitch.load(str(tmp_path))
 
 
-def test_an_encoder_decoder_says_how_to_load_its_encoder() -> None:
+@pytest.mark.parametrize(("content", "stack"), [(None, "encoder"), ("decoder_input_ids", "decoder")])
+def test_an_encoder_decoder_has_cuts_in_either_stack(content: str | None, stack: str) -> None:
+    torch.manual_seed(0)
     model = hf.T5ForConditionalGeneration(
-        hf.T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, d_kv=8, vocab_size=50)
-    )
-    with pytest.raises(ValueError, match="task='text-encoding'"):
-        hf_stitch.load(model)
+        hf.T5Config(d_model=16, num_layers=2, num_heads=2, d_ff=16, d_kv=8, vocab_size=100, decoder_start_token_id=0)
+    ).eval()
+    adapter = hf_stitch.load(model, content=content)
+    assert adapter.layers == (f"{stack}.block.0", f"{stack}.block.1")
+    decoder = {f"decoder_{name}": value for name, value in texts(4, 5, "right", seed=3).items()}
+    check_adapter(adapter, {**texts(4, 9, "left"), **decoder})
+    given = "decoder_input_ids" if stack == "encoder" else "input_ids"
+    lacking = {name: value for name, value in {**texts(4, 9), **decoder}.items() if name != given}
+    with pytest.raises(ValueError, match=f"lack {given}"):
+        adapter.encode(lacking, adapter.layers[0])
 
 
 def test_loading_options_go_with_names_only() -> None:

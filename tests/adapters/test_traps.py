@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.adapters.survey import same
+from hf_stitch.representation import Form
 
 
 class Block(nn.Module):
@@ -304,26 +305,64 @@ def test_channels_are_told_from_height_by_the_layers_not_by_the_shape(size: tupl
 
 
 def test_a_first_axis_that_is_not_the_batch_is_refused() -> None:
-    class Transposed(nn.Module):
+    class Folded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.Sequential(Block(), Block())
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.blocks(x.transpose(0, 1)).mean(0)
+            return self.blocks(x.flatten(0, 1)).view_as(x).mean(1)
 
-    adapter = hf_stitch.load(Transposed(), example_inputs=torch.randn(2, 5, 8))
+    adapter = hf_stitch.load(Folded(), example_inputs=torch.randn(2, 5, 8))
     assert adapter.layers == ()
     with pytest.raises(hf_stitch.NotACutError, match="axis 0 of its output is not the samples"):
         adapter.encode(torch.randn(2, 5, 8), "blocks.0")
 
 
-def test_channels_before_length_are_refused_and_sequences_form_no_grid() -> None:
+def test_channels_before_length_are_positions_with_channels_and_sequences_form_no_grid() -> None:
     conv = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 6, 3), nn.Flatten())
-    with pytest.raises(hf_stitch.NotACutError, match=r"\(batch, channels, length\)"):
-        hf_stitch.load(conv, example_inputs=torch.randn(2, 3, 20)).encode(torch.randn(2, 3, 20), "0")
+    adapter, x = hf_stitch.load(conv, example_inputs=torch.randn(2, 3, 20)), torch.randn(5, 3, 20)
+    representation = adapter.encode(x, "0")["0"]
+    assert representation.form == adapter.form("0") == Form("bnd", 4)
+    assert torch.equal(representation.values, conv[0](x).transpose(1, 2))
+    assert torch.equal(adapter.decode(representation, "0"), conv(x))
+    assert torch.equal(adapter.back("0")(adapter.front("0")(input=x)), conv(x))
     sequence = nn.Sequential(Block(), Block(), nn.Flatten())
     assert hf_stitch.load(sequence, example_inputs=torch.randn(2, 9, 8)).form("0").grid is None
+
+
+def test_tokens_before_samples_are_put_in_order() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.blocks = nn.Embedding(50, 8), nn.Sequential(Block(), Block())
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.blocks(self.embedding(ids.T)).transpose(0, 1)
+
+    adapter, ids = hf_stitch.load(Transposed(), example_inputs={"ids": torch.arange(12).view(2, 6)}), texts(4, 9)
+    representation = adapter.encode(ids["input_ids"] % 50, "blocks.0")["blocks.0"]
+    assert representation.values.shape == (4, 9, 8)
+    assert torch.equal(adapter.decode(representation, "blocks.0"), adapter.forward(ids["input_ids"] % 50))
+
+
+def test_an_example_of_one_token_id_throughout_will_do() -> None:
+    ids = torch.full((2, 6), 7)
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert len(hf_stitch.load(make("bert"), example_inputs=example).layers) == 3
+
+
+def test_a_model_that_returns_no_tensor_is_refused() -> None:
+    class Mute(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> str:
+            return f"{self.inner(x).sum():.3f}"
+
+    with pytest.raises(ValueError, match=r"returns no tensor .* but str"):
+        _ = hf_stitch.load(Mute(), example_inputs=torch.randn(2, 4)).layers
 
 
 def test_a_hook_that_changes_the_function_is_not_dropped_silently() -> None:

@@ -266,3 +266,20 @@ def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[
         "swap", stitched[0] / "model", folders["cnn"], "--layer", "layer4.0", *DIGITS[:4], "--out", tmp_path / "x"
     )
     assert "keeps no anchors" in line
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_tells_what_is_found(folders: dict[str, Path]) -> None:
+    record = recorded("doctor", folders["vit"])
+    assert record["kind"] == "ViTForImageClassification"
+    assert {e["status"] for e in record["layers"]} == {"verified"}
+    shown = run("doctor", folders["vit"]).stdout
+    assert "takes image pixel_values" in shown
+
+
+def test_doctor_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
+    result = run("doctor", tmp_path / "nothing")
+    assert result.exit_code == 1
+    assert "could not be loaded" in result.stdout

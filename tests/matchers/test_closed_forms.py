@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from sklearn.linear_model import Lasso as SklearnLasso
 from sklearn.linear_model import Ridge as SklearnRidge
 
-from hf_stitch.matchers import Lasso, LowRank, Lstsq, Procrustes, Ridge
+from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Ridge
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 if TYPE_CHECKING:
@@ -260,3 +261,53 @@ def test_lasso_of_a_large_penalty_is_the_mean(rows: Rows) -> None:
     stitch = Lasso(alpha=1e6).fit(rows.moments, DOUBLE)
     assert stitch.fitted["zeros"] == 1.0
     np.testing.assert_allclose(weights(stitch)[1], rows.y.mean(0), rtol=1e-12)
+
+
+# -- permutation
+
+
+@pytest.mark.parametrize("compare", ["correlation", "distance"])
+def test_permutation_finds_what_was_permuted(compare: str, paired: type[Rows]) -> None:
+    x, _ = paired.draw(100, 7, 7)
+    order = np.random.default_rng(2).permutation(7)
+    stitch = Permutation(compare=compare).fit(paired(x, x[:, order] + 3).moments, DOUBLE)
+    matrix, bias = weights(stitch)
+    np.testing.assert_array_equal(matrix, np.eye(7)[:, order])
+    np.testing.assert_allclose(bias, 3, atol=1e-12)
+    assert stitch.fitted["r2"] == pytest.approx(1)
+    assert stitch.fitted["correlation"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("compare", ["correlation", "distance"])
+def test_permutation_is_the_best_of_all(compare: str, paired: type[Rows]) -> None:
+    rows = paired.draw(60, 5, 5)
+    x, y = rows.centred
+    corr = np.corrcoef(rows.x.T, rows.y.T)[:5, 5:]
+    costs = -corr if compare == "correlation" else ((x[:, :, None] - y[:, None]) ** 2).sum(0)
+    best = min(itertools.permutations(range(5)), key=lambda order: sum(costs[i, j] for j, i in enumerate(order)))
+    matrix, _ = weights(Permutation(compare=compare).fit(rows.moments, DOUBLE))
+    np.testing.assert_array_equal(matrix, np.eye(5)[:, list(best)])
+
+
+def test_semi_matching_takes_the_best_for_each(paired: type[Rows]) -> None:
+    rows = paired.draw(60, 4, 6)
+    corr = np.corrcoef(rows.x.T, rows.y.T)[:4, 4:]
+    stitch = Permutation(semi=True).fit(rows.moments, DOUBLE)
+    np.testing.assert_array_equal(weights(stitch)[0], np.eye(4)[:, corr.argmax(0)])
+    assert stitch.fitted["matched"] == 6
+    assert stitch.fitted["correlation"] == pytest.approx(corr.max(0).mean())
+
+
+@pytest.mark.parametrize(("dx", "dy"), [(3, 5), (5, 3)])
+def test_of_unequal_widths_as_many_are_matched_as_the_narrower_has(dx: int, dy: int, paired: type[Rows]) -> None:
+    matrix, _ = weights(Permutation().fit(paired.draw(50, dx, dy).moments, DOUBLE))
+    assert (matrix.sum(0) <= 1).all() and (matrix.sum(1) <= 1).all() and matrix.sum() == 3
+
+
+def test_a_constant_feature_is_matched_last(paired: type[Rows]) -> None:
+    x, _ = paired.draw(50, 4, 4)
+    x[:, 1] = 7
+    stitch = Permutation(semi=True).fit(paired(x, x[:, [0, 2, 3]]).moments, DOUBLE)
+    np.testing.assert_array_equal(weights(stitch)[0], np.eye(4)[:, [0, 2, 3]])
+    with pytest.raises(ValueError, match="compare must be one of correlation, distance, got 'cosine'"):
+        Permutation(compare="cosine")  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from hf_stitch.matchers import (
     LowRank,
     Lstsq,
     Matcher,
+    Permutation,
     Procrustes,
     Random,
     Ridge,
@@ -42,6 +43,9 @@ MATCHERS = [
     Procrustes(center=False, scale=True),
     LowRank(rank=4),
     Lasso(alpha=0.1),
+    Permutation(),
+    Permutation(compare="distance"),
+    Permutation(semi=True),
     Random(seed=3),
     Random(rank=4),
     InverseRelative(),
@@ -95,7 +99,9 @@ def test_rows_that_do_not_vary_are_refused(matcher: ClosedFormMatcher, side: str
         matcher.fit(rows.moments)
 
 
-@pytest.mark.parametrize("matcher", [m for m in MATCHERS if not isinstance(m, (Identity, Lasso, Random))], ids=str)
+@pytest.mark.parametrize(
+    "matcher", [m for m in MATCHERS if not isinstance(m, (Identity, Lasso, Permutation, Random))], ids=str
+)
 def test_a_failing_decomposition_raises(
     monkeypatch: pytest.MonkeyPatch, matcher: ClosedFormMatcher, paired: type[Rows]
 ) -> None:

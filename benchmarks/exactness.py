@@ -1,0 +1,145 @@
+"""Whether cuts are exact, found out without the means by which an adapter verifies them.
+
+The model is called as it is; inputs are drawn anew, in other sizes than an adapter tries; the outputs are compared bit
+for bit by code of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.trace import Operations
+
+
+class InexactError(AssertionError):
+    """A listed cut is none; the message says on which inputs."""
+
+
+def fresh(adapter: Adapter) -> Iterator[dict[str, Any]]:
+    """Inputs of other sizes than those that an adapter verifies with; texts also ragged, padded on either side."""
+    example = adapter.example
+    if adapter.interface.modality != "text":
+        for seed, batch in ((11, 5), (12, 3)):
+            yield {name: _drawn(value, batch, seed, adapter) for name, value in example.items()}
+        return
+    tokens = example[adapter.interface.content[0]].shape[1]
+    for seed, (batch, longer, side) in enumerate(((2, 5, ""), (4, 7, "right"), (4, 7, "left")), 21):
+        yield _texts(adapter, batch, tokens + longer, side, seed)
+
+
+def _drawn(value: Any, batch: int, seed: int, adapter: Adapter) -> Any:
+    """Values of another batch and of other content; what is the same for each sample is repeated."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    generator = torch.Generator().manual_seed(seed)
+    if value.is_floating_point():
+        return torch.randn(batch, *value.shape[1:], generator=generator).to(value.dtype)
+    return value[torch.arange(batch) % value.shape[0]]
+
+
+def _texts(adapter: Adapter, batch: int, tokens: int, side: str, seed: int) -> dict[str, Any]:
+    config: Any = adapter.model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    generator = torch.Generator().manual_seed(seed)
+    special, end = adapter.interface.special_ids, getattr(text, "eos_token_id", None)
+    content = adapter.interface.content[0]
+    example = adapter.example[content]
+    words = torch.tensor([i for i in range(getattr(text, "vocab_size", 200)) if i not in special])
+    ids = words[torch.randint(len(words), (batch, tokens), generator=generator)]
+    lengths = torch.randint(2, tokens + 1, (batch, 1), generator=generator)
+    lengths[0 if side else slice(None)] = tokens
+    real = torch.arange(tokens) < lengths
+    real = real.flip(1) if side == "left" else real
+    inputs: dict[str, Any] = {}
+    for name, value in adapter.example.items():
+        if name == adapter.interface.mask:
+            inputs[name] = real.long()
+        elif name == content:
+            inputs[name] = torch.where(real, ids, adapter.interface.pad_id or 0)
+            if isinstance(end, int):  # texts end as those of a tokenizer do: heads look for that
+                last = (real * torch.arange(1, tokens + 1)).argmax(1)
+                inputs[name][torch.arange(batch), last] = end
+        elif isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == example.shape[1]:
+            inputs[name] = value[:, :1].repeat(batch, tokens)[:batch, :tokens]
+        elif isinstance(value, Tensor) and value.dim():
+            inputs[name] = value[torch.arange(batch) % value.shape[0]]
+        else:
+            inputs[name] = value
+    return inputs
+
+
+def bits(output: Any) -> list[Tensor]:
+    """The tensors of an output, in order."""
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def agree(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Whether tensors are equal bit for bit, NaN equal to NaN."""
+    return len(a) == len(b) > 0 and all(
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and torch.equal(x.isnan(), y.isnan())
+        and torch.equal(x.nan_to_num(), y.nan_to_num())
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@torch.no_grad()
+def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
+    """Check that ``decode(encode(x)[l], l)`` is ``model(x)`` at some layers, on inputs that decode never sees.
+
+    Raises:
+        InexactError: At a layer it is not, or the context holds the content.
+        ValueError: The model tells no inputs apart, so that nothing would be checked.
+    """
+    outputs = []
+    for number, inputs in enumerate(fresh(adapter)):
+        expected = [t.clone() for t in bits(adapter.model(**{**adapter.interface.options, **inputs}))]
+        outputs.append(expected)
+        for layer, representation in adapter.encode(inputs, layers).items():
+            _check_context(adapter, representation.context, inputs, layer)
+            got = bits(adapter.decode(representation, layer))
+            if not agree(got, expected):
+                raise InexactError(f"{layer!r}: decode(encode(x)) is not model(x) on inputs {number}")
+    if not any(bool(t.isfinite().any()) for t in outputs[-1] if t.is_floating_point()):
+        raise ValueError("the model returns no finite number")
+    _check_that_inputs_matter(adapter)
+
+
+def _check_context(adapter: Adapter, context: Any, inputs: Any, layer: str) -> None:
+    for name in adapter.interface.content:
+        value, erased = inputs[name], context[name]
+        if value.is_floating_point():
+            kept = bool(erased.any())
+        else:
+            allowed = torch.tensor([*adapter.interface.special_ids, adapter.interface.filler_id])
+            kept = not bool(torch.isin(erased, allowed).all())
+        if kept:
+            raise InexactError(f"{layer!r}: the context holds {name}")
+
+
+def _check_that_inputs_matter(adapter: Adapter) -> None:
+    inputs = next(iter(fresh(adapter)))
+    name = adapter.interface.content[0]
+    other = {**inputs, name: inputs[name].flip(0)}
+    options = adapter.interface.options
+    if agree(bits(adapter.model(**{**options, **inputs})), bits(adapter.model(**{**options, **other}))):
+        raise ValueError("the model gives the same output for different inputs")
+
+
+@torch.no_grad()
+def cost(adapter: Adapter, layer: str) -> float | None:
+    """Floating-point operations of encode and decode at a layer over those of one forward; ``None`` if none count."""
+    inputs = next(iter(fresh(adapter)))
+    counts = []
+    for run in (lambda: adapter.forward(inputs), lambda: adapter.decode(adapter.encode(inputs, layer)[layer], layer)):
+        with Operations() as counter:
+            run()
+        counts.append(counter.count)
+    return counts[1] / counts[0] if counts[0] else None

@@ -1,0 +1,1 @@
+"""Overrides of networks of transformers and timm: a file for each family."""

@@ -1,0 +1,33 @@
+"""A made-up family with its override: an input that cannot be invented, and blocks that do not look like blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.adapters import Override
+from hf_stitch.registry import registries
+
+
+class MadeUp(nn.Module):
+    """Two layers, one with a branch inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch, self.second = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(self.second(x + self.branch(x)).relu())
+
+
+@registries.overrides.register("MadeUp")
+class ForMadeUp(Override):
+    """What to run it with, and where to look."""
+
+    def example(self, model: nn.Module) -> dict[str, Tensor]:
+        return {"x": torch.randn(2, 4)}
+
+    def blocks(self, model: nn.Module) -> tuple[str, ...]:
+        return ("first", "second")

@@ -1,0 +1,61 @@
+"""Overrides: a family is one file and one row here; the documentation's examples run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import made_up
+import pytest
+import torch
+import transformers as hf
+
+import hf_stitch
+from hf_stitch.adapters.diagnosis import diagnose
+from hf_stitch.registry import registries
+from hf_stitch.testing import check_adapter
+
+SIGLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4}
+FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "made-up": (made_up.MadeUp, ("first", "second")),
+    "siglip2": (
+        lambda: hf.Siglip2ForImageClassification(hf.Siglip2Config(vision_config=SIGLIP)),
+        tuple(f"vision_model.encoder.layers.{i}" for i in range(3)),
+    ),
+}
+"""Family -> how to make a network, and its cuts."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_with_an_override(name: str) -> None:
+    make, layers = FAMILIES[name]
+    torch.manual_seed(0)
+    adapter = hf_stitch.load(make().eval())
+    assert adapter.layers == layers
+    check_adapter(adapter, {n: v.flip(0) if v.is_floating_point() else v for n, v in adapter.example.items()})
+
+
+def test_an_override_cannot_make_a_cut_of_what_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: ("branch", "second"))
+    adapter = hf_stitch.load(made_up.MadeUp().eval())
+    assert adapter.layers == ("second",)
+    found = diagnose(adapter)
+    assert [e.status for e in found.layers] == ["refused", "verified"]
+    assert "bypasses" in found.layers[0].reason
+    assert any("cannot be overridden" in line for line in found.advice)
+
+
+def test_what_is_no_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registries.overrides._registered, "MadeUp", dict)
+    with pytest.raises(TypeError, match="the override of MadeUp must be an Override, got dict"):
+        hf_stitch.load(made_up.MadeUp())
+
+
+def test_the_examples_of_the_documentation_run() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()
+    examples = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "assert" in code]
+    assert len(examples) == 3
+    for code in examples:
+        torch.manual_seed(0)
+        exec(compile(code, "docs/adapters.md", "exec"), {})

@@ -1,0 +1,108 @@
+"""Exact cuts in families that are awkward each in its own way; in all families by ``-m slow``."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from timm.models import regnet, vgg
+from torch import nn
+
+import hf_stitch
+from benchmarks import exactness, tiny, zoo
+
+AWKWARD = {
+    "a layer shared by all": ("text", "albert"),
+    "two texts": ("text", "bart"),
+    "padded to a multiple inside": ("text", "longformer"),
+    "tokens before samples": ("causal", "xlnet"),
+    "several streams for each token": ("causal", "prophetnet"),
+    "latents instead of tokens": ("masked", "perceiver"),
+    "tokens pooled and brought back": ("masked", "funnel"),
+    "embeddings in a tuple": ("masked", "ibert"),
+    "an attribute read of the cut": ("masked", "modernbert"),
+    "layers of two kinds, one a state space": ("causal", "jamba"),
+    "experts": ("causal", "mixtral"),
+    "patches padded to one length": ("image", "siglip2"),
+}
+"""What is awkward -> suite and type of transformers."""
+
+TIMM: dict[str, Callable[[], nn.Module]] = {
+    "a flat list of layers": lambda: vgg.VGG([8, "M", 16, "M", 16, 16, "M"], mlp_ratio=0.01, num_classes=5),
+    "a tree": lambda: timm.create_model("dla46_c", levels=(1, 1, 1, 2, 2, 1), channels=(8, 8, 16, 16, 32, 32)),
+    "dense blocks": lambda: timm.create_model("densenet121", block_config=(2, 2, 2), growth_rate=8, num_classes=5),
+    "stages without a list": lambda: regnet.RegNet(regnet.RegNetCfg(depth=6, w0=8, wa=8.0, wm=2.0, group_size=4)),
+    "CLS enters late": lambda: timm.create_model("cait_xxs24_224", img_size=64, depth=3, embed_dim=48, num_heads=4),
+    "channels last, windows": lambda: timm.create_model(
+        "swinv2_cr_tiny_224", img_size=64, depths=(1, 1, 2), embed_dim=24, num_heads=(2, 2, 4)
+    ),
+}
+"""What is awkward -> a model of timm."""
+
+
+@pytest.mark.parametrize("awkward", AWKWARD)
+def test_awkward_families_of_transformers(awkward: str) -> None:
+    adapter = zoo.adapter_of(*AWKWARD[awkward])
+    layers = adapter.layers
+    assert len(layers) > 1
+    exactness.check(adapter, layers)
+
+
+@pytest.mark.parametrize("awkward", TIMM)
+def test_awkward_families_of_timm(awkward: str) -> None:
+    torch.manual_seed(0)
+    model, example = tiny.shaken(TIMM[awkward]()), torch.randn(2, 3, 64, 64)
+    tiny.calibrate(model, {"x": example})
+    adapter = hf_stitch.load(model, example_inputs=example)
+    layers = adapter.layers
+    assert len(layers) > 2
+    exactness.check(adapter, layers)
+
+
+def test_the_check_finds_what_is_inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = zoo.adapter_of("text", "bert")
+    decode = adapter.decode
+    monkeypatch.setattr(adapter, "decode", lambda r, layer: decode(r.replace(values=r.values + 1e-6), layer))
+    with pytest.raises(exactness.InexactError, match=r"'bert\.encoder\.layer\.1': decode\(encode\(x\)\) is not model"):
+        exactness.check(adapter, ("bert.encoder.layer.1",))
+
+
+def test_a_model_that_tells_no_inputs_apart_proves_nothing() -> None:
+    class Deaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks(x) * 0
+
+    adapter = hf_stitch.load(Deaf(), example_inputs=torch.randn(2, 4))
+    with pytest.raises(ValueError, match="the same output for different inputs"):
+        exactness.check(adapter, ("blocks.0",))
+
+
+def test_a_family_that_dies_or_hangs_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("the sweep forks, which this system does not")
+
+    def examined(act: Callable[[], object]) -> zoo.Record:
+        monkeypatch.setattr(zoo, "examine", lambda suite, family: act())
+        monkeypatch.setattr(zoo, "SECONDS", 1)
+        return zoo.apart("text", "bert")
+
+    assert "the process died (exit code 3)" in examined(lambda: __import__("os")._exit(3)).reason
+    assert "took more than 1 s" in examined(lambda: __import__("time").sleep(60)).reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", zoo.SUITES)
+def test_no_family_lists_an_inexact_cut_and_enough_have_two(suite: str) -> None:
+    from benchmarks.zoo_report import TITLES
+
+    found = [zoo.apart(suite, family) for family in zoo.families(suite)]
+    assert [record for record in found if record.inexact] == []
+    assert sum(record.exact > 1 for record in found) >= TITLES[suite][1]
+    assert all(record.reason for record in found if record.exact < 2)
