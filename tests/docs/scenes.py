@@ -255,6 +255,7 @@ def nothing() -> Namespace:
 
 PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
+    "docs/adapters.md": nothing,
     "docs/how-to/compare.md": compare,
     "docs/how-to/cut.md": cut,
     "docs/how-to/extend.md": nothing,
@@ -284,7 +285,7 @@ def folders() -> dict[str, str]:
     hf_stitch.stitch(a, "layer2.0", b, "vit.layers.3", data=pictures(60), progress=False).save_pretrained("FOLDER")
     source, target = "timm/resnet18.a1_in1k", "google/vit-base-patch16-224"
     return {
-        "A": source, "B": target, "SOURCE": source, "TARGET": target,
+        "A": source, "B": target, "org/name": target, "SOURCE": source, "TARGET": target,
         "uoft-cs/cifar10": "images", "stanfordnlp/imdb": "texts",
         "google-bert/bert-base-uncased": "bert", "openai-community/gpt2": "gpt2",
     }  # fmt: skip

@@ -35,7 +35,13 @@ def every_page() -> list[str]:
 
 
 COMMANDS = {
-    page: [line for _, text in snippets(page, "") for line in text.splitlines() if line.startswith("hf-stitch ")]
+    page: [
+        line
+        for language in ("", "bash")
+        for _, text in snippets(page, language)
+        for line in text.splitlines()
+        if line.startswith("hf-stitch ")
+    ]
     for page in every_page()
 }
 
