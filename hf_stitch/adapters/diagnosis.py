@@ -128,6 +128,11 @@ def _advice_on(error: Exception) -> Iterator[str]:
 def _advice(kind: str, layers: tuple[Explanation, ...]) -> Iterator[str]:
     """What to do about candidates that are refused, or that there are none."""
     verified = [e for e in layers if e.status == "verified"]
+    if not layers:
+        yield (
+            f"Everything flows through no single module of {kind}: two ways or more run side by side from its input to "
+            "its output."
+        )
     if len(verified) < 2:
         yield (
             f"There are fewer than two cuts. If you know a module of {kind} that everything flows through, ask for it "

@@ -44,6 +44,20 @@ def test_an_override_cannot_make_a_cut_of_what_is_none(monkeypatch: pytest.Monke
     assert any("cannot be overridden" in line for line in found.advice)
 
 
+def test_two_ways_side_by_side_are_told() -> None:
+    class Sides(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.left(x) * self.right(x)
+
+    found = diagnose(Sides(), example_inputs=torch.randn(2, 4))
+    assert (found.cuts, found.error) == ((), "")
+    assert "side by side" in found.advice[0]
+
+
 def test_what_is_no_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.overrides._registered, "MadeUp", dict)
     with pytest.raises(TypeError, match="the override of MadeUp must be an Override, got dict"):
