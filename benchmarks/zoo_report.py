@@ -29,6 +29,11 @@ by another piece of code (`benchmarks/exactness.py`), on inputs of other sizes, 
 Of networks of more than 50 million parameters five candidates are tried, evenly spaced. *Operations* are the
 floating-point operations of encode and decode at the middle cut over those of one forward; *time* is the same in
 seconds, on a busy machine, where the overhead of tiny networks shows.
+
+What to know when reading it: where less than two blocks qualify, other layers that everything flows through are listed
+(the first and last of HRNet, TNT, LiLT, NeoMME, Zamba, Zaya, Gemma 3n, whose blocks are bypassed). Of encoder–decoders
+the encoder's text is cut away, and the decoder's ids are context. Gemma 4 is examined without per-layer inputs, which
+bypass every layer but the last.
 """
 
 
@@ -48,15 +53,27 @@ def _summary(suite: str, records: Sequence[Record]) -> str:
 
 
 def _costs(records: Collection[Record]) -> str:
-    ratios = sorted(r.operations for r in records if r.operations is not None and r.plans)
+    ratios = [r.operations for r in records if r.operations is not None]
     if not ratios:
         return ""
     above = [f"{r.family} ({r.suite}, {r.operations:.2f})" for r in records if (r.operations or 0) > 1.25]
-    within = sum(ratio <= 1.25 for ratio in ratios) / len(ratios)
-    return (
+    lines = [
         f"Encode + decode at the middle cut take {statistics.median(ratios):.3f} of the operations of one forward in "
-        f"the median family; {within:.1%} of {len(ratios)} are at 1.25 or below. Above: {', '.join(above) or 'none'}.\n"
-    )
+        f"the median family (matrix products and convolutions are counted); {_within(ratios)} are at 1.25 or below. Above: "
+        f"{', '.join(above) or 'none'}.\n"
+    ]
+    for suite in TITLES:
+        seconds = [r.seconds for r in records if r.suite == suite and r.seconds is not None]
+        if seconds:
+            median = statistics.median(seconds)
+            lines.append(
+                f"- In seconds, {suite}: {median:.2f} in the median family, {_within(seconds)} at 1.25 or below."
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _within(ratios: Sequence[float]) -> str:
+    return f"{sum(ratio <= 1.25 for ratio in ratios) / len(ratios):.0%} of {len(ratios)}"
 
 
 def _section(suite: str, records: Sequence[Record]) -> str:
@@ -69,10 +86,11 @@ def _section(suite: str, records: Sequence[Record]) -> str:
         plans = ", ".join(f"{count} {plan}" if len(r.plans) > 1 else plan for plan, count in r.plans.items())
         figures = ["–" if value is None else f"{value:.2f}" for value in (r.operations, r.seconds)]
         why = (r.inexact or r.reason).replace("|", "\\|")
+        why = why if r.model else f"not examined, for no network was made or ran in time: {why}"
         cells = [
             r.family,
             r.model,
-            r.candidates,
+            r.candidates or len(r.listed),
             len(r.listed),
             r.exact,
             plans or "–",
