@@ -31,7 +31,7 @@ floating-point operations of encode and decode at the middle cut over those of o
 seconds, on a busy machine, where the overhead of tiny networks shows.
 
 What to know when reading it: where less than two blocks qualify, other layers that everything flows through are listed
-(the first and last of HRNet, TNT, LiLT, NeoMME, Zamba, Zaya, Gemma 3n, whose blocks are bypassed). Of encoder–decoders
+(the first and last of HRNet, TNT, LiLT, NeoMME, Reformer, Zamba, Zaya, Gemma 3n, whose blocks are bypassed). Of encoder–decoders
 the encoder's text is cut away, and the decoder's ids are context. Gemma 4 is examined without per-layer inputs, which
 bypass every layer but the last.
 """
@@ -59,7 +59,7 @@ def _costs(records: Collection[Record]) -> str:
     above = [f"{r.family} ({r.suite}, {r.operations:.2f})" for r in records if (r.operations or 0) > 1.25]
     lines = [
         f"Encode + decode at the middle cut take {statistics.median(ratios):.3f} of the operations of one forward in "
-        f"the median family (matrix products and convolutions are counted); {_within(ratios)} are at 1.25 or below. Above: "
+        f"the median family (matrix products and convolutions are counted); {_within(ratios)} at most 1.25. Above: "
         f"{', '.join(above) or 'none'}.\n"
     ]
     for suite in TITLES:
