@@ -32,8 +32,8 @@ seconds, on a busy machine, where the overhead of tiny networks shows.
 
 What to know when reading it: where less than two blocks qualify, other layers that everything flows through are listed
 (the first and last of HRNet, TNT, LiLT, NeoMME, Reformer, Zamba, Zaya, Gemma 3n, whose blocks are bypassed). Of
-encoder–decoders the encoder's text is cut away, and the decoder's ids are context. Gemma 4 is examined without per-layer inputs, which
-bypass every layer but the last.
+encoder–decoders the encoder's text is cut away, and the decoder's ids are context. Gemma 4 is
+examined without per-layer inputs, which bypass every layer but the last.
 """
 
 
