@@ -169,7 +169,9 @@ class TransformersAdapter(Adapter):
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
         values = _own_code_only(blueprint["config"])
-        attention = _own_code_only({"attn_implementation": blueprint.get("attention")})["attn_implementation"]
+        attention = blueprint.get("attention")
+        if attention and not (isinstance(attention, str) and attention.replace("|", "_").isidentifier()):
+            raise _foreign("attention", attention)
         config = kind.config_class.from_dict(values)
         if attention:
             config._attn_implementation = attention
@@ -235,24 +237,30 @@ def _without(values: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _own_code_only(values: Any, key: str = "") -> Any:
-    """A copy of a config by which no constructor fetches weights, opens files or runs code from elsewhere.
+    """A copy of a config by which no constructor fetches weights or configs, opens files or runs code from elsewhere.
 
     Raises:
-        ValueError: If it names an attention of a repository, or a checkpoint.
+        ValueError: If it names an attention, a checkpoint, or a network that timm does not have. (The attention of a
+            blueprint is beside its config.)
     """
+    if values and ("attn_implementation" in key or key in ("checkpoint_path", "pretrained_cfg_overlay")):
+        raise _foreign(key, values)
     if isinstance(values, Mapping):
         return {name: _own_code_only(value, name) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [_own_code_only(value, key) for value in values]
     if key == "use_pretrained_backbone":
         return False
-    fetched = isinstance(values, str) and (
-        ("attn_implementation" in key and not values.replace("|", "_").isidentifier())
-        or (key in ("architecture", "backbone") and (":" in values or values.startswith((".", "/"))))
-    )
-    if fetched or (values and key in ("checkpoint_path", "pretrained_cfg_overlay")):
-        raise ValueError(f"a config may name what transformers and timm have themselves only, got {key}={values!r}")
+    if isinstance(values, str) and key in ("architecture", "backbone"):
+        import timm
+
+        if not timm.is_model(values.split(".")[0]):
+            raise _foreign(key, values)
     return copy.deepcopy(values)
+
+
+def _foreign(key: str, value: Any) -> ValueError:
+    return ValueError(f"a config may name what transformers and timm have themselves only, got {key}={value!r}")
 
 
 def _text(config: Any) -> Any:

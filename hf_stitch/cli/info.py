@@ -36,7 +36,8 @@ def info(
 
 def _record(folder: Path) -> dict[str, Any]:
     """What either artefact says, in one form."""
-    from ..models.files import damaged, read_config, read_record
+    from ..models.files import read_config
+    from ..models.record import damaged, read_record
     from .artefacts import is_stitcher
 
     small = is_stitcher(folder)

@@ -7,6 +7,21 @@ from typing import Any
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from ..adapters.timm_images import TimmImageProcessor
+from .record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, known_half
+
+BESIDES = (
+    CHECKSUM,
+    HASH,
+    "_name_or_path",
+    "num_labels",
+    "use_cache",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+)
+"""Keys that a saved config has beside its own: what vouches for it, and what transformers and its users set on it."""
 
 
 class StitchConfig(PreTrainedConfig):
@@ -51,15 +66,39 @@ class StitchConfig(PreTrainedConfig):
     checksum: str | None = None
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> StitchConfig:
-        """From the values in a file. How attention is computed is up to who loads: a file could name foreign code."""
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """From the values in a file, which may come from anyone: the one way in, for Auto classes and pipelines too.
+
+        How attention is computed is up to who loads: a file could name foreign code.
+
+        Args:
+            config_dict: The values.
+            **kwargs: As of transformers' own; ``name_or_path`` says in messages where the values come from.
+
+        Raises:
+            ValueError: If they make no sense, or ask for an absurdly deep network or absurdly many classes.
+        """
+        place = kwargs.get("name_or_path")
+        where = f"config.json of {place}" if place else "the config"
         values = {key: value for key, value in config_dict.items() if "attn_implementation" not in key}
-        return super().from_dict(values, **kwargs)
+        check_counts(values, where)
+        try:
+            known(values, {*cls().to_dict(), *BESIDES}, where)
+            for side in ("source", "target"):
+                if values.get(side):
+                    values[side] = known_half(values[side], f"{side} of {where}")
+            if values.get("stitch"):
+                values["stitch"] = known_forms(values["stitch"], f"stitch of {where}")
+            return super().from_dict(values, **kwargs)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise damaged(where, error) from error
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; what vouches for files on disk is left out, as it is written anew with these."""
         values = super().to_dict()
-        return {key: value for key, value in values.items() if key not in ("weights_hash", "checksum")}
+        return {key: value for key, value in values.items() if key not in (HASH, CHECKSUM)}
 
 
 # So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.

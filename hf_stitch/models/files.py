@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +16,16 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..adapters import Cut, Interface, Plan
 from ..endpoint import weights_hash
 from ..relative import AnchorSet
-from ..representation import Form
 from .configuration import StitchConfig
+from .record import AGAIN, CHECKSUM, HASH, read_record
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS = "model*.safetensors"
-CHECKSUM, HASH = "checksum", "weights_hash"
-COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000), (re.compile("num_labels$"), 10**6))
-"""Numbers by which lists as long are made before any weight is looked at, and the most that any network has."""
-
 ANCHORS = ("anchors.json", "anchors.safetensors")
 """Where anchors are, beside an artefact that has some."""
-
-AGAIN = "save or download it again"
-
-HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint"))
-"""Keys of ``source`` and ``target`` in a config."""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -87,36 +74,6 @@ def _digest(folder: Path) -> str:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-def read_record(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        ValueError: If it is none, or asks for an absurdly deep network.
-    """
-    try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no valid JSON ({error}); the folder is damaged: {AGAIN}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}; {AGAIN}")
-    _check_counts(values, path)
-    return values
-
-
-def _check_counts(value: Any, path: Path, key: str = "") -> None:
-    """Refuse a number of layers or classes that no network has."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _check_counts(item, path, name)
-    elif isinstance(value, list):
-        for item in value:
-            _check_counts(item, path, key)
-    elif isinstance(value, (int, float)):
-        for names, most in COUNTS:
-            if value > most and names.search(key):
-                raise ValueError(f"{path} is damaged: {key} is {value}, and no network has more than {most}; {AGAIN}")
-
-
 def read_config(folder: Path) -> StitchConfig:
     """The config in a folder; a warning names keys of a newer version.
 
@@ -130,51 +87,8 @@ def read_config(folder: Path) -> StitchConfig:
     values = read_record(path)
     if values.get("model_type") != StitchConfig.model_type:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
-    try:
-        known(values, StitchConfig().to_dict() | dict.fromkeys((CHECKSUM, HASH, "num_labels", "use_cache")), str(path))
-        for side in ("source", "target"):
-            if values.get(side):
-                values[side] = _known_half(values[side], f"{side} of {path}")
-        if values.get("stitch"):
-            values["stitch"] = known_forms(values["stitch"], f"stitch of {path}")
-        return StitchConfig.from_dict(values)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise damaged(path, error) from error
-
-
-def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
-    """The keys of a record that this version knows; a warning names the others."""
-    names = set(names)
-    unknown = sorted(set(record) - names)
-    if unknown:
-        warnings.warn(
-            f"{where} has {', '.join(unknown)}, which this version does not know and does not use; it was probably "
-            "written by a newer version",
-            stacklevel=4,
-        )
-    return {key: value for key, value in record.items() if key in names}
-
-
-def known_forms(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The record of a stitching layer without unknown keys, but in its maps, which take none besides their own."""
-    values = known(stitch, ("source", "target", "rows", "body", "prefix"), where)
-    return values | {side: _fields_of(Form, values[side], where) for side in ("source", "target")}
-
-
-def _known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
-    values = known(half, HALF, where)
-    cut = _fields_of(Cut, values["cut"], where)
-    return values | {
-        "cut": cut | {"form": _fields_of(Form, cut["form"], where)},
-        "plan": _fields_of(Plan, values["plan"], where),
-        "interface": _fields_of(Interface, values["interface"], where),
-    }
-
-
-def _fields_of(kind: Any, record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return known(record, (field.name for field in fields(kind)), f"{kind.__name__.lower()} in the {where}")
+    config: StitchConfig = StitchConfig.from_dict(values, name_or_path=str(folder))
+    return config
 
 
 def load_strictly(model: nn.Module, files: list[Path]) -> None:
@@ -262,8 +176,3 @@ def check_unchanged(path: Path, model: nn.Module) -> None:
             f"{path} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it and mean it, remove "
             f"its {CHECKSUM!r}"
         )
-
-
-def damaged(path: Path, error: BaseException) -> ValueError:
-    """The error for a record from which nothing could be built."""
-    return ValueError(f"{path} is damaged or was written by another version ({type(error).__name__}: {error}); {AGAIN}")

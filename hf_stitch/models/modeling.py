@@ -34,21 +34,19 @@ from .cache import decoder_layers, layer_types, shown, sliding_window, takes
 from .card import card, write_card
 from .configuration import StitchConfig
 from .files import (
-    AGAIN,
     ANCHORS,
     CONFIG,
     SHARDS,
     WEIGHTS,
     check_unchanged,
-    damaged,
     load_anchors,
     load_strictly,
     read_config,
-    read_record,
     save_anchors,
     save_weights,
     write_record,
 )
+from .record import AGAIN, damaged, read_record
 from .skeleton import weightless
 from .stitcher import Stitcher
 

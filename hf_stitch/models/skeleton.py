@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LARGEST = 2**26
-"""Bytes of the largest tensor that is made while building: what is larger has no memory."""
+ROOM = 2**26
+"""Bytes of the tensors that are there at once while building; once they are more, no further one has memory."""
+
+SMALL = 2**10
+"""Bytes of a tensor that does not count: constructors read numbers off such (drop rates, layer by layer)."""
 
 MOST = 200_000
 """Operations on tensors while building, by which a config that asks for a billion layers is noticed."""
@@ -20,7 +24,9 @@ MOST = 200_000
 
 @contextmanager
 def weightless() -> Iterator[None]:
-    """What is built inside has parameters on the meta device and no large tensor at all; no random number is drawn.
+    """What is built inside has parameters on the meta device, and so has all else once 64 MiB are full.
+
+    No random number is drawn.
 
     Raises:
         ValueError: If more is built than any network needs.
@@ -38,25 +44,53 @@ def weightless() -> Iterator[None]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Lets an operation run on the meta device where its result would be large."""
+    """Lets an operation run on the meta device where there is no room for its result."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count, self.full = 0, False
+        self.made: list[tuple[StorageWeakRef, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         if self.count > MOST:
             raise ValueError(f"the config asks for a network of more than {MOST} tensors: it is damaged")
+        mixed = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in _pytree.tree_leaves((args, kwargs)))
         if func._schema.is_mutable:  # nothing new is made
+            if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # from values that were never made
+                return args[0].fill_(torch.nan) if args[0].is_floating_point() else args[0]
             return func(*args, **(kwargs or {}))
         try:
             planned = func(*_on_meta(args), **_on_meta({**(kwargs or {}), **_device(func)}))
         except (NotImplementedError, RuntimeError):  # it looks at values
             return func(*args, **(kwargs or {}))
-        large = any(_size(leaf) > LARGEST for leaf in _pytree.tree_leaves(planned))
-        mixed = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in _pytree.tree_leaves((args, kwargs)))
-        return planned if large or mixed else func(*args, **(kwargs or {}))
+        if mixed:
+            return planned
+        size = 0 if _is_view(func) else sum(_size(leaf) for leaf in _pytree.tree_leaves(planned))
+        if size <= SMALL:
+            return func(*args, **(kwargs or {}))
+        if not self._room(size):
+            return planned
+        result = func(*args, **(kwargs or {}))
+        self.made += [
+            (StorageWeakRef(leaf.untyped_storage()), _size(leaf))
+            for leaf in _pytree.tree_leaves(result)
+            if isinstance(leaf, Tensor)
+        ]
+        return result
+
+    def _room(self, size: int) -> bool:
+        """Whether there is room for so many bytes more; if not now, never again."""
+        if self.full or size > ROOM:
+            return False
+        if size + sum(each for _, each in self.made) > ROOM:
+            self.made = [(memory, each) for memory, each in self.made if not memory.expired()]
+            self.full = size + sum(each for _, each in self.made) > ROOM
+        return not self.full
+
+
+def _is_view(func: Any) -> bool:
+    return any(result.alias_info is not None for result in func._schema.returns)
 
 
 def _on_meta(tree: Any) -> Any:

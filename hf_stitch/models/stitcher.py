@@ -20,18 +20,13 @@ from ..stitches import StitchingLayer
 from .card import card, write_card
 from .files import (
     ANCHORS,
-    CHECKSUM,
-    HASH,
     check_unchanged,
-    damaged,
-    known,
-    known_forms,
     load_anchors,
     load_strictly,
-    read_record,
     save_anchors,
     write_record,
 )
+from .record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, read_record
 from .skeleton import weightless
 
 if TYPE_CHECKING:
@@ -208,6 +203,7 @@ class Stitcher:
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it is no saved stitcher, or an incomplete one")
         record = read_record(folder / CONFIG)
+        check_counts(record, str(folder / CONFIG))
         try:
             if record["format"] != FORMAT:
                 raise ValueError(

@@ -19,11 +19,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import hf_stitch
+import hf_stitch.auto
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.adapters import load_recorded
 from hf_stitch.endpoint import Endpoint
 
-from tiny_networks import LAYERS, network  # isort: skip
+from tiny_networks import LAYERS, network, plain_tokenizer  # isort: skip
 
 CLEAR = (ValueError, OSError)
 
@@ -48,6 +49,10 @@ def copied(originals: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
 RECORD = {"model": "config.json", "stitcher": "stitcher.json"}
 WEIGHTS = {"model": "model.safetensors", "stitcher": "stitch.safetensors"}
 LOAD: dict[str, Callable[[Path], Any]] = {"model": StitchedModel.from_pretrained, "stitcher": Stitcher.from_pretrained}
+MODEL_BY: dict[str, Callable[[Path], Any]] = {
+    "StitchedModel": StitchedModel.from_pretrained,
+    "an Auto class": transformers.AutoModelForImageClassification.from_pretrained,
+}
 
 
 def content(kind: str, loaded: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -192,6 +197,20 @@ def widen(stitch: dict[str, Any]) -> None:
         stitch[part] |= {"in_features": 10**9, "out_features": 10**9}
 
 
+def forget_labels(record: dict[str, Any]) -> dict[str, Any]:
+    """Names of classes win over their number."""
+    return {} if record.pop("id2label") is record.pop("label2id") else record
+
+
+MANY_MASKS = {
+    "class": "GPTNeoForCausalLM",
+    "config": {
+        "vocab_size": 8, "hidden_size": 8, "num_layers": 8, "num_heads": 1, "intermediate_size": 8,
+        "max_position_embeddings": 8191, "attention_types": [[["global"], 8]],
+    },
+}  # fmt: skip
+"""Masks of 64 MiB, each of which is small by itself."""
+
 HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "width of a stitcher": ("stitcher", lambda r: widen(r["stitch"])),
     "width of a model's stitch": ("model", lambda r: widen(r["stitch"])),
@@ -199,20 +218,55 @@ HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "feed-forward": ("model", lambda r: r["source"]["blueprint"]["config"].update(intermediate_size=10**9)),
     "picture": ("model", lambda r: r["target"]["blueprint"]["config"].update(image_size=10**7)),
     "layers": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_hidden_layers=10**9)),
-    "classes": ("model", lambda r: r.update(num_labels=10**9)),
+    "classes": ("model", lambda r: forget_labels(r).update(num_labels=10**9)),
+    "buffers of many layers": ("model", lambda r: r["target"]["blueprint"].update(MANY_MASKS)),
     "classes of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_labels=10**9)),
 }
 
 
-@pytest.mark.parametrize("what", HUGE)
-def test_a_size_of_a_billion_takes_no_memory(what: str, copied: Any) -> None:
+@pytest.mark.parametrize(
+    ("what", "load"),
+    [
+        (what, load)
+        for what, (kind, _) in HUGE.items()
+        for load in (MODEL_BY.values() if kind == "model" else [LOAD[kind]])
+    ],
+)
+def test_a_size_of_a_billion_takes_no_memory(what: str, load: Any, copied: Any) -> None:
     kind, change = HUGE[what]
     folder = copied(kind)
     rewrite(folder, kind, change)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"disagree|damaged|must map"):
-        LOAD[kind](folder)
+        load(folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+def test_labels_may_be_called_anything(copied: Any) -> None:
+    """Also what counts layers elsewhere."""
+    folder = copied("model")
+    labels = {"bricklayer": 12_000, "LABEL_0": 0}
+    rewrite(folder, "model", lambda r: r["target"]["blueprint"]["config"].update(label2id=labels))
+    rewrite(folder, "model", lambda r: r["recipe"].update(blocks=10**6))
+    StitchedModel.from_pretrained(folder)
+
+
+def test_a_network_with_more_buffers_than_there_is_room_for_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that get no memory while building come from the file, and so do those that are computed from them."""
+    monkeypatch.setattr("hf_stitch.models.skeleton.ROOM", 2**14)
+    kind = transformers.GPTNeoForCausalLM
+    size = {"vocab_size": 80, "hidden_size": 8, "num_layers": 3, "num_heads": 1, "intermediate_size": 8}
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.GPTNeoConfig(**size, **ends, attention_types=[[["global"], 3]], max_position_embeddings=100)
+    texts = [{"text": " ".join(f"w{(7 * i + j) % 40}" for j in range(5))} for i in range(20)]
+    a = hf_stitch.load(kind(config).eval(), processor=plain_tokenizer())
+    made = hf_stitch.stitch(a, a.layers[1], a, a.layers[0], "identity", data=texts, task=None, progress=False)
+    made.save_pretrained(tmp_path)
+    words = made.preprocess(["w1 w2 w3"])
+    with torch.no_grad():
+        assert torch.equal(StitchedModel.from_pretrained(tmp_path)(**words).logits, made(**words).logits)
 
 
 # -- harm --------------------------------------------------------------------------------------------------------------
@@ -245,29 +299,43 @@ def test_a_record_that_names_a_folder_is_not_followed(copied: Any, tmp_path: Pat
         Stitcher.from_pretrained(folder).attach()
 
 
+BACKBONE = {"backbone": "someone/network", "use_timm_backbone": False}
+"""By which transformers would look for a config on the Hub."""
+
+
+@pytest.mark.parametrize("load", MODEL_BY.values(), ids=MODEL_BY)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda b: b.update(attention="someone/kernels"), "what transformers and timm have themselves only"),
+        (lambda b: b.update(attention={"": "someone/kernels"}), "have themselves only"),
         (lambda b: b["config"].update(attn_implementation="someone/kernels:run"), "have themselves only"),
+        (lambda b: b["config"].update(attn_implementation={"": "someone/kernels"}), "have themselves only"),
+        (lambda b: b["config"].update(sub={"_attn_implementation": {"": "someone/kernels"}}), "have themselves only"),
         (lambda b: b["config"].update(checkpoint_path="/tmp/weights.pth"), "have themselves only"),
+        (lambda b: b.update({"class": "DPTForDepthEstimation", "config": BACKBONE}), "have themselves only"),
+        (lambda b: b["config"].update(sub={**BACKBONE, "backbone": "gpt2"}), "have themselves only"),
         (lambda b: b.update({"class": "AutoModel"}), "transformers has no model class 'AutoModel'"),
         (lambda b: b.update({"class": "pipeline"}), "transformers has no model class"),
         (lambda b: b.update(library="os"), "no 'os' among adapters"),
         (lambda b: b.update(library="torch"), "cannot be rebuilt from a config"),
     ],
 )
-def test_a_config_names_what_is_registered_only(change: Any, message: str, copied: Any) -> None:
+def test_a_config_names_what_is_registered_only(
+    change: Any, message: str, load: Any, copied: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr("transformers.backbone_utils.hf_api", ask)
     folder = copied("model")
     rewrite(folder, "model", lambda r: change(r["target"]["blueprint"]))
     with pytest.raises(ValueError, match=message):
-        StitchedModel.from_pretrained(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
 def test_a_config_does_not_choose_the_attention_of_who_loads(key: str, copied: Any) -> None:
-    import hf_stitch.auto  # noqa: F401
-
     folder = copied("model")
     rewrite(folder, "model", lambda r: r.update({key: "someone/kernels"}))
     with warnings.catch_warnings():
