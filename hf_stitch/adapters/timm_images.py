@@ -69,31 +69,41 @@ class TimmImageProcessor(BaseImageProcessor):
         """Images as ``pixel_values``.
 
         Args:
-            images: One or several: PIL images, arrays (height, width[, channels]) of bytes, or tensors (channels,
-                height, width) of bytes.
-            return_tensors: ``"pt"`` stacks them; ``None`` gives a list of tensors.
+            images: One or several (a list, or a batch in one array): PIL images, arrays (height, width[, channels]) of
+                bytes, or tensors (channels, height, width) of bytes.
+            return_tensors: ``"pt"`` or ``"np"`` stacks them; ``None`` gives a list of tensors.
             **kwargs: None known.
 
         Raises:
+            ValueError: For values that are no bytes, or a model that takes neither 1 nor 3 channels.
             TypeError: For options that this transform does not have.
         """
         import timm.data
 
         if kwargs:
             raise TypeError(f"{type(self).__name__} has no option {next(iter(kwargs))!r}: its transform is timm's own")
-        several = images if isinstance(images, (list, tuple)) else [images]
+        if self.input_size[0] not in (1, 3):
+            raise ValueError(
+                f"the model takes {self.input_size[0]} channels, and images give 1 (grey) or 3 (RGB): pass processor=, "
+                "a function from one sample to one tensor, to hf_stitch.load, or give preprocessed tensors"
+            )
+        batch = isinstance(images, (list, tuple)) or getattr(images, "ndim", 0) == 4
+        several = list(images) if batch else [images]
         transform = timm.data.create_transform(**self.data_config(), is_training=False)
         mode = "L" if self.input_size[0] == 1 else "RGB"
         pixels = [transform(_as_image(image).convert(mode)) for image in several]
-        return BatchFeature({"pixel_values": torch.stack(pixels) if return_tensors else pixels})
+        if return_tensors is None:
+            return BatchFeature({"pixel_values": pixels})
+        return BatchFeature({"pixel_values": torch.stack(pixels).numpy()}, tensor_type=return_tensors)
 
 
 def _as_image(image: Any) -> Image.Image:
     if isinstance(image, Image.Image):
         return image
     if isinstance(image, Tensor):
-        image = image.permute(1, 2, 0).squeeze(-1).numpy()
+        image = image.permute(1, 2, 0).numpy()
     array = np.asarray(image)
+    array = array.squeeze(-1) if array.ndim == 3 and array.shape[-1] == 1 else array
     if array.dtype != np.uint8:
         raise ValueError(
             f"{TimmImageProcessor.__name__} takes images, or arrays and tensors of bytes (uint8); got {array.dtype}. "

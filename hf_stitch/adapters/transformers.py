@@ -246,7 +246,7 @@ def _own_code_only(values: Any, key: str = "") -> Any:
     if values and ("attn_implementation" in key or key in ("checkpoint_path", "pretrained_cfg_overlay")):
         raise _foreign(key, values)
     if isinstance(values, Mapping):
-        return {name: _own_code_only(value, name) for name, value in values.items()}
+        return {name: _own_code_only(value, str(name)) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [_own_code_only(value, key) for value in values]
     if key == "use_pretrained_backbone":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from .options import AsJson
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..analysis.evaluation import Evaluation
+    from ..stitches import Stitch, StitchingLayer
 
 
 def info(
@@ -24,50 +28,60 @@ def info(
     folder = Path(place)
     if not folder.is_dir():
         folder = hub.download(place, files=["stitcher.json", "config.json"], revision=revision)
-    record = _record(folder)
-    output.say(_table(place, record))
-    if record["scores"].get("scores"):
-        from ..analysis.evaluation import Evaluation
-
-        scores = {key: record["scores"][key] for key in ("task", "n", "data", "scores")}
-        output.say(Evaluation.from_dict(scores))
+    record, layer, evaluation = _record(folder)
+    output.say(_table(place, record, layer.body))
+    if evaluation is not None:
+        output.say(evaluation)
     output.record(record)
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    """What either artefact says, in one form."""
+def _record(folder: Path) -> tuple[dict[str, Any], StitchingLayer, Evaluation | None]:
+    """What either artefact says, in one form; its stitch, without weights; its scores, if it has any."""
+    from ..analysis.evaluation import Evaluation
     from ..models.files import read_config
-    from ..models.record import damaged, read_record
+    from ..models.record import check_counts, damaged, known_forms, read_record
+    from ..models.skeleton import weightless
+    from ..registry import PluginError
+    from ..stitches import StitchingLayer
     from .artefacts import is_stitcher
 
     small = is_stitcher(folder)
     path = folder / ("stitcher.json" if small else "config.json")
     said = read_record(path) if small else read_config(folder).to_dict()
+    check_counts(said, str(path))
     try:
         ends = {
             side: {**said[side]["endpoint"], "layer": said[side]["layer"] if small else said[side]["cut"]["layer"]}
             for side in ("source", "target")
         }
-        return {
+        record = {
             "kind": "stitcher" if small else "stitched model",
             **ends,
             "stitch": said["stitch"],
             "recipe": said["recipe"] or {},
             "scores": said["scores"] or {},
         }
-    except (KeyError, TypeError, AttributeError) as error:
+        with weightless():
+            layer = StitchingLayer.from_dict(known_forms(said["stitch"], f"the stitch of {path}"))
+        if not record["scores"].get("scores"):
+            return record, layer, None
+        scores = {key: record["scores"][key] for key in ("task", "n", "data", "scores")}
+        return record, layer, Evaluation.from_dict(scores)
+    except PluginError:
+        raise
+    except Exception as error:
         raise damaged(path, error) from error
 
 
-def _table(place: str, record: dict[str, Any]) -> Table:
+def _table(place: str, record: dict[str, Any], body: Stitch) -> Table:
     table = Table("", "", title=f"{place}: a {record['kind']}", title_justify="left", show_header=False)
     for side in ("source", "target"):
         end = record[side]
         name = end["id"] or "a network that is not on the Hub"
         table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
         table.add_row("", f"cut behind {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
-    body, recipe = record["stitch"]["body"], dict(record["recipe"])
-    table.add_row("map", f"{body['type']}, {body['in_features']} → {body['out_features']}; {_pairs(body['fitted'])}")
+    recipe = dict(record["recipe"])
+    table.add_row("map", f"{body.type}, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}".strip("; "))
     matcher = dict(recipe.pop("matcher", None) or {})
     table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
     for key, value in recipe.items():

@@ -11,34 +11,28 @@ import typer
 from .options import AsJson
 from .output import Output
 
-FILES = [
-    "README.md",
-    "stitcher.json",
-    "stitch.safetensors",
-    "*.json",
-    "model*.safetensors",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-]
-
 
 def pull(
     repo_id: Annotated[str, typer.Argument(metavar="ID", help="A stitcher or stitched model on the Hub.")],
-    out: Annotated[Path, typer.Option(help="Folder for it; files of the same name are replaced.", file_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder for it; an artefact that is there is replaced.", file_okay=False)],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. [default: main]")] = None,
     json: AsJson = False,
 ) -> None:
     """Download a stitcher or stitched model, check that it is whole, and put it into a folder."""
     from .. import hub
+    from ..models.files import ANCHORS, CONFIG, FILES, INDEX, SHARDS, STITCH, STITCHER
     from .artefacts import read
 
     output = Output(json)
-    folder = hub.download(repo_id, files=FILES, revision=revision)
+    folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *FILES], revision=revision)
     read(folder)
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(path for path in folder.iterdir() if path.is_file())
+    replaced = (STITCHER, STITCH, *ANCHORS, *((SHARDS, INDEX) if (folder / CONFIG).is_file() else ()))
+    for path in [path for pattern in replaced for path in out.glob(pattern)]:
+        path.unlink()
     for path in files:
         shutil.copyfile(path, out / path.name)
+    read(out)
     output.say(f"pulled {repo_id} at commit {folder.name} into {out}")
     output.record({"commit": folder.name, "files": [path.name for path in files], "folder": str(out)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,13 +27,14 @@ def push(
 
     output = Output(json)
     card = folder / "README.md"
+    options: dict[str, Any] = {"commit_message": message} if message else {}
     commit = read(folder).push_to_hub(
         repo_id,
         private=private,
         revision=revision,
         create_pr=create_pr,
         present=card.read_text(encoding="utf-8") if card.is_file() else None,
-        **({"commit_message": message} if message else {}),
+        **options,
     )
     output.say(f"pushed {commit.pr_url or commit.commit_url}")
     output.record({"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url})

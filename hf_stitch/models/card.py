@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from ..endpoint import Endpoint
 from ..hub import CARD
@@ -57,6 +58,8 @@ PREDICTORS = ("stitched", "identity", "mean only", "target", "chance")
 FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
 LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
 TASKS = ("image-classification", "text-classification", "text-generation")
+TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
+HELD_OUT = "held-out"
 SAMPLES = {
     "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # a picture of yours'),
     "text": ("", '"A text of yours."'),
@@ -117,15 +120,40 @@ def card(
     return str(made) if present is None else _merged(made, present)
 
 
+def united(there: str | None, here: str | None) -> str | None:
+    """Two cards of one artefact, of which :func:`card` keeps what a person wrote.
+
+    Args:
+        there: That of the Hub.
+        here: That of a folder. Where a person wrote into it, its text is taken, else the Hub's; metadata are joined.
+
+    Returns:
+        The card to go on from; ``None`` where there is neither. A warning tells where words of the Hub's get lost.
+
+    Raises:
+        ValueError: If the metadata of either cannot be read.
+    """
+    if there is None or here is None:
+        return there if here is None else here
+    cards = _read(there), _read(here)
+    said = [_words(each) for each in cards]
+    if said[0] and said[1] and said[0] != said[1]:
+        warnings.warn(
+            "what a person wrote into the card on the Hub is replaced by what is written in the card here; an earlier "
+            "commit has it",
+            stacklevel=2,
+        )
+    known = [_by_hand(each) for each in cards]
+    metadata = {**known[0], **known[1], "tags": _tags(*known)}
+    return f"---\n{CardData(**metadata).to_yaml()}\n---\n{cards[1 if said[1] else 0].text}"
+
+
 def _merged(made: ModelCard, present: str) -> str:
     """The present card with its generated part and metadata refreshed."""
-    try:
-        kept = ModelCard(present)
-    except Exception as error:
-        raise ValueError(f"the metadata of the card that is there cannot be read ({error}); repair it first") from error
-    new, old = made.data.to_dict(), kept.data.to_dict()
-    merged = {**old, **new, "tags": list(dict.fromkeys([*(old.get("tags") or ()), *new["tags"]]))}
-    if others := [entry for entry in old.get("model-index", ()) if entry["name"] not in _names(new)]:
+    kept = _read(present)
+    new, old = made.data.to_dict(), _by_hand(kept)
+    merged = {**old, **new, "tags": _tags(old, new)}
+    if others := old.get("model-index"):
         merged["model-index"] = [*new.get("model-index", ()), *others]
     part = GENERATED.search(str(made))
     assert part is not None
@@ -134,21 +162,57 @@ def _merged(made: ModelCard, present: str) -> str:
     text = (
         GENERATED.sub(lambda _: part[0], text, count=1) if GENERATED.search(text) else f"{text.rstrip()}\n\n{part[0]}\n"
     )
-    head = ModelCard("---\n---\n").data
-    head.__dict__.update(merged)
-    return f"---\n{head.to_yaml()}\n---\n{text}"
+    return f"---\n{CardData(**merged).to_yaml()}\n---\n{text}"
 
 
-def _names(metadata: Mapping[str, Any]) -> list[str]:
-    return [entry["name"] for entry in metadata.get("model-index", ())]
+def _read(text: str) -> RepoCard:
+    # Not as a ModelCard, which would take all results for those of one model.
+    try:
+        return RepoCard(text)
+    except Exception as error:
+        raise ValueError(f"the metadata of the card that is there cannot be read ({error}); repair it first") from error
+
+
+def _words(card: RepoCard) -> str:
+    """What a person wrote into the text; a title alone is none."""
+    return re.sub(r"\A# .*", "", GENERATED.sub("", card.text).strip()).strip()
+
+
+def _by_hand(card: RepoCard) -> dict[str, Any]:
+    """The metadata that a person wrote: those that the generated part of the card does not tell of."""
+    data: dict[str, Any] = card.data.to_dict()
+    found = GENERATED.search(card.text)
+    if found is None:
+        return data
+    told = found[0]
+    for key in ("library_name", *(["pipeline_tag"] if data.get("pipeline_tag") in TASKS else [])):
+        data.pop(key, None)
+    parents = data.get("base_model") or ()
+    if all(
+        f"[{id}](https://huggingface.co/{id}" in told for id in ([parents] if isinstance(parents, str) else parents)
+    ):
+        data.pop("base_model", None), data.pop("base_model_relation", None)
+    data["tags"] = [tag for tag in data.get("tags") or () if tag not in TAGS and f"| matcher | `{tag}` |" not in told]
+    data["model-index"] = [entry for entry in data.get("model-index") or () if not _is_own(entry, told)]
+    return {key: value for key, value in data.items() if value or key not in ("tags", "model-index")}
+
+
+def _is_own(entry: Mapping[str, Any], told: str) -> bool:
+    """Whether results are those that the generated part of a card tells of."""
+    data = [result.get("dataset") or {} for result in entry.get("results") or ()]
+    return all(d.get("type") == HELD_OUT and str((d.get("args") or {}).get("fingerprint")) in told for d in data)
+
+
+def _tags(*metadata: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(tag for each in metadata for tag in each.get("tags") or ()))
 
 
 def _metadata(stitcher: Stitcher, whole: bool, name: str | None, tags: list[str]) -> dict[str, Any]:
     parents = [end.id for end in (stitcher.source, stitcher.target) if _on_hub(end)]
-    kind = "stitched-model" if whole else "stitcher"
+    kind = TAGS[-1] if whole else TAGS[-2]
     data: dict[str, Any] = {
         "library_name": "hf_stitch",
-        "tags": list(dict.fromkeys(["hf_stitch", "model-stitching", kind, *tags])),
+        "tags": list(dict.fromkeys([*TAGS[:2], kind, *tags])),
     }
     if parents:
         data["base_model"] = list(dict.fromkeys(parents))
@@ -175,7 +239,7 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     if not metrics:
         return []
-    dataset = {"type": "held-out", "name": f"{scores['n']} held-out samples", "args": {"fingerprint": scores["data"]}}
+    dataset = {"type": HELD_OUT, "name": f"{scores['n']} held-out samples", "args": {"fingerprint": scores["data"]}}
     return [{"task": {"type": scores["task"]}, "dataset": dataset, "metrics": metrics}]
 
 

@@ -38,6 +38,7 @@ class StitchConfig(PreTrainedConfig):
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
         scores: What was measured on held-out samples, as :meth:`hf_stitch.analysis.Evaluation.to_dict` gives it.
         anchors: Hash of the anchors that are saved beside the weights; ``None`` where there are none.
+        files: Of the processor and of generation that are saved beside the weights: name -> hash.
         vocab_size: Of language models: number of tokens that the target knows.
         num_hidden_layers: Of language models: attention layers that run, those of the source first.
         layer_types: Of language models: the kind of each of these layers, in transformers' terms.
@@ -58,6 +59,7 @@ class StitchConfig(PreTrainedConfig):
     recipe: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None
     anchors: str | None = None
+    files: dict[str, str] | None = None
     vocab_size: int | None = None
     num_hidden_layers: int | None = None
     layer_types: list[str] | None = None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,17 @@ from ..relative import AnchorSet
 from .configuration import StitchConfig
 from .record import AGAIN, CHECKSUM, HASH, read_record
 
+STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS = "model*.safetensors"
 ANCHORS = ("anchors.json", "anchors.safetensors")
 """Where anchors are, beside an artefact that has some."""
+
+
+INDEX = "model.safetensors.index.json"
+FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
+"""What a stitched model consists of on the Hub: the last few are of processors and of generation."""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -66,11 +74,25 @@ def save_anchors(anchors: AnchorSet | None, folder: Path) -> str | None:
             (folder / name).unlink(missing_ok=True)
         return None
     anchors.save_pretrained(folder)
-    return _digest(folder)
+    return _digest(folder, ANCHORS)
 
 
-def _digest(folder: Path) -> str:
-    return f"sha256:{hashlib.sha256(b''.join((folder / name).read_bytes() for name in ANCHORS)).hexdigest()}"
+def save_beside(saves: Iterable[Any], folder: Path) -> dict[str, str]:
+    """Save what lies beside the weights (processor, generation config).
+
+    Returns:
+        What the record says of each file that was written.
+    """
+    with tempfile.TemporaryDirectory() as fresh:  # in which nothing else is
+        for each in saves:
+            each.save_pretrained(fresh)
+        written = sorted(path.name for path in Path(fresh).iterdir() if path.is_file())
+        shutil.copytree(fresh, folder, dirs_exist_ok=True)
+    return {name: _digest(folder, [name]) for name in written}
+
+
+def _digest(folder: Path, names: Iterable[str]) -> str:
+    return f"sha256:{hashlib.sha256(b''.join((folder / name).read_bytes() for name in names)).hexdigest()}"
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -83,7 +105,14 @@ def read_config(folder: Path) -> StitchConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no {CONFIG}: it is no saved stitched model")
+        raise FileNotFoundError(
+            f"{folder} has no {CONFIG}: "
+            + (
+                "it holds a stitcher, which hf_stitch.Stitcher.from_pretrained loads"
+                if (folder / STITCHER).is_file()
+                else "it is no saved stitched model"
+            )
+        )
     values = read_record(path)
     if values.get("model_type") != StitchConfig.model_type:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
@@ -139,9 +168,27 @@ def load_anchors(record: str | None, folder: Path) -> AnchorSet | None:
     if record is None:
         return None
     anchors = AnchorSet.from_pretrained(folder)
-    if _digest(folder) != record:
+    if _digest(folder, ANCHORS) != record:
         raise ValueError(f"the anchors in {folder} are not those that it was saved with, or are damaged; {AGAIN}")
     return anchors
+
+
+def check_beside(record: Mapping[str, str] | None, folder: Path) -> None:
+    """Make sure that the files of the processor and of generation are those that were saved; old records name none.
+
+    Raises:
+        FileNotFoundError: If one is missing.
+        ValueError: If one is another.
+    """
+    there = {path.name for path in folder.iterdir()}  # no name of a record is opened that is not one of these
+    for name, digest in (record or {}).items():
+        if name not in there:
+            raise FileNotFoundError(f"{folder} has no {name}, which was saved with it; {AGAIN}")
+        if _digest(folder, [name]) != digest:
+            raise ValueError(
+                f"{folder / name} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it and "
+                f"mean it, remove it from the 'files' in {CONFIG}, and the {CHECKSUM!r} there"
+            )
 
 
 def _check_header(file: Path, name: str, expected: Tensor | None, header: Any) -> None:

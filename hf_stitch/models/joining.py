@@ -41,9 +41,11 @@ def join(
         stitch=layer.to_dict(),
         recipe=dict(recipe or {}),
     )
-    labels = getattr(getattr(target.model, "config", None), "id2label", None)
+    known = getattr(target.model, "config", None)
+    labels = getattr(known, "id2label", None)
     if labels and task in ("image-classification", "text-classification"):
         config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
+        config.problem_type = getattr(known, "problem_type", None)
     elif task == "image-classification" and (classes := getattr(target.model, "num_classes", None)):
         config.num_labels = int(classes)
     stitched = kind(config, front, layer, back, processor=source.processor)

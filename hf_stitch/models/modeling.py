@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,34 +22,52 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .. import hub
-from ..adapters import load_recorded
 from ..adapters.base import Adapter
 from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
 from ..endpoint import Endpoint
-from ..registry import PluginError, UnknownNameError, registries
+from ..registry import PluginError, UnknownNameError, did_you_mean, registries
 from ..relative import AnchorSet
 from ..representation import Representation
 from ..stitches import StitchingLayer
 from .cache import decoder_layers, layer_types, shown, sliding_window, takes
-from .card import card, write_card
+from .card import card, united, write_card
+from .casting import cast, dtype_of
 from .configuration import StitchConfig
 from .files import (
     ANCHORS,
     CONFIG,
+    FILES,
+    INDEX,
     SHARDS,
     WEIGHTS,
+    check_beside,
     check_unchanged,
     load_anchors,
     load_strictly,
     read_config,
     save_anchors,
+    save_beside,
     save_weights,
     write_record,
 )
+from .parents import load_parent
 from .record import AGAIN, damaged, read_record
 from .skeleton import weightless
 from .stitcher import Stitcher
+
+PASSED = (
+    "_commit_hash",
+    "_from_auto",
+    "_from_pipeline",
+    "adapter_kwargs",
+    "code_revision",
+    "low_cpu_mem_usage",
+    "trust_remote_code",
+    "use_safetensors",
+    "weights_only",
+)
+"""What Auto classes, pipelines and their users pass to any model, and what is so here anyway, or means nothing."""
 
 
 class StitchedModel(PreTrainedModel):
@@ -151,8 +170,9 @@ class StitchedModel(PreTrainedModel):
             token_type_ids: For text sources that have them.
             pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them;
                 for sources of tensors, the tensor.
-            labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, or token
-                ids (batch, tokens) with -100 where none is asked for.
+            labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, of
+                multi-label targets (``config.problem_type``) 0 or 1 (batch, classes), or token ids (batch, tokens) with
+                -100 where none is asked for.
             **inputs: Arguments of sources of user code, by their own names; ``return_dict=False`` for a tuple.
         """
         named = {
@@ -230,18 +250,21 @@ class StitchedModel(PreTrainedModel):
                 half.eval()
         return self
 
-    def parent(self, side: Literal["source", "target"]) -> Adapter:
+    def parent(self, side: Literal["source", "target"], **options: Any) -> Adapter:
         """A whole network that this model was made of: the live one, or the one that the config names.
 
+        Args:
+            side: Which.
+            **options: Passed on to :func:`hf_stitch.load` for one that is loaded (``token``, ``cache_dir``, …).
+
         Raises:
-            ValueError: If it was a live module, or in a local folder, and is not here any more.
+            ValueError: If it was a live module, or in a local folder, and is not here any more; if what the Hub has
+                under its name has other weights.
+            OSError: If it or its revision is not there, or the Hub cannot be reached.
         """
         if self.parents is not None:
             return self.parents[("source", "target").index(side)]
-        endpoint = Endpoint.from_dict(getattr(self.config, side)["endpoint"])
-        if endpoint.public.id is None:
-            raise ValueError(f"the {side} was a live module or in a local folder: pass it, as {side}=…")
-        return load_recorded(endpoint)
+        return load_parent(side, Endpoint.from_dict(getattr(self.config, side)["endpoint"]), options=options)
 
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
@@ -292,23 +315,23 @@ class StitchedModel(PreTrainedModel):
         write_card(self.stitcher, Path(save_directory), whole=True, sample=self._sample_code())
         if push_to_hub:
             written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
-            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **{"present": written, **kwargs})
+            name = kwargs.pop("repo_id", Path(save_directory).name)
+            options = {"present": written, "state_dict": state_dict, "max_shard_size": max_shard_size, **kwargs}
+            self.push_to_hub(name, **options)
 
     def _write(self, folder: Path, weights: Mapping[str, Tensor], max_shard_size: str | int) -> None:
         for half in (self.config.source, self.config.target):
             if half["blueprint"] is None:
                 raise ValueError(half["why"])
-        folder.mkdir(parents=True, exist_ok=True)
+        beside = [self.generation_config] if self.can_generate() else []
+        beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
+        self.config.files = save_beside(beside, folder)
         self.config.architectures = [type(self).__name__]
         self.config.stitch = self.stitch.to_dict()
         self.config.anchors = save_anchors(self.anchors, folder)
         self.config.save_pretrained(folder)
         write_record(read_record(folder / CONFIG), folder / CONFIG, weights)
         save_weights(weights, folder, max_shard_size)
-        if self.can_generate():
-            self.generation_config.save_pretrained(folder)
-        if hasattr(self.processor, "save_pretrained"):
-            self.processor.save_pretrained(folder)
 
     def _sample_code(self) -> str | None:
         """Python for a sample, where it is neither an image nor a text."""
@@ -327,6 +350,7 @@ class StitchedModel(PreTrainedModel):
         commit_message: str = "Upload stitched model",
         create_pr: bool = False,
         max_shard_size: str | int = "5GB",
+        state_dict: Mapping[str, Tensor] | None = None,
         tags: Sequence[str] = (),
         present: str | None = None,
     ) -> CommitInfo:
@@ -340,8 +364,9 @@ class StitchedModel(PreTrainedModel):
             commit_message: Its message.
             create_pr: Open a pull request instead of committing.
             max_shard_size: Size at which the weights are split into several files.
+            state_dict: Other weights than the model's own (what a trainer gathered).
             tags: More tags for the card.
-            present: A card whose hand-written part is kept, where the Hub has none yet.
+            present: A card of it that is here: what a person wrote there is kept, and wins over what the Hub's says.
 
         Returns:
             The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
@@ -351,13 +376,18 @@ class StitchedModel(PreTrainedModel):
             OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
         """
         with tempfile.TemporaryDirectory() as folder:
-            self._write(Path(folder), self.state_dict(), max_shard_size)
+            self._write(Path(folder), state_dict or self.state_dict(), max_shard_size)
             return hub.upload(
                 Path(folder),
                 repo_id,
-                replaces=[SHARDS, f"{WEIGHTS}.index.json", *ANCHORS],
+                replaces=[SHARDS, INDEX, *ANCHORS],
                 card=lambda id, there: card(
-                    self.stitcher, whole=True, name=id, present=there or present, tags=tags, sample=self._sample_code()
+                    self.stitcher,
+                    whole=True,
+                    name=id,
+                    present=united(there, present),
+                    tags=tags,
+                    sample=self._sample_code(),
                 ),
                 private=private,
                 token=token,
@@ -378,6 +408,7 @@ class StitchedModel(PreTrainedModel):
         local_files_only: bool = False,
         force_download: bool = False,
         dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         attn_implementation: str | None = None,
         **kwargs: Any,
@@ -393,27 +424,37 @@ class StitchedModel(PreTrainedModel):
             cache_dir: Where downloads are kept.
             local_files_only: Use what is cached only.
             force_download: Download again.
-            dtype: Cast all weights; default: each as saved.
+            dtype: Cast all weights; default: each as saved. Buffers that a network computes for itself are not cast.
+            torch_dtype: The older name of ``dtype``.
             device_map: A device for the whole model.
             attn_implementation: Attention of both networks, by transformers' name; default: each as it was.
-            **kwargs: Options of transformers' loaders that change nothing here.
+            **kwargs: What Auto classes and pipelines pass and changes nothing here.
 
         Raises:
+            TypeError: For an option that there is not.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
-            ValueError: If weights and config disagree (the message names the weights), either was changed since it was
-                saved, or another class was saved.
+            ValueError: If weights and config disagree (the message names the weights), they or the files beside them
+                were changed since they were saved, another class was saved, or an option makes no sense.
             OSError: If the Hub cannot be reached or refuses.
         """
         if args:
             raise TypeError(
                 f"a stitched model is built from its config alone, got {len(args)} more positional arguments"
             )
+        for name in kwargs:
+            if name not in PASSED:
+                hint = did_you_mean(name, [*inspect.signature(StitchedModel.from_pretrained).parameters])
+                raise TypeError(
+                    f"from_pretrained of a stitched model has no option {name!r}"
+                    + (f"; did you mean {hint!r}?" if hint else "")
+                )
+        wanted, device = dtype_of(torch_dtype if dtype is None else dtype), _device(device_map)
         place = str(pretrained_model_name_or_path)
         folder = Path(place)
         if not folder.is_dir():
             folder = hub.download(
                 place,
-                files=["*.json", SHARDS, *ANCHORS, "*.txt", "*.model", "*.jinja"],
+                files=FILES,
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
@@ -436,20 +477,20 @@ class StitchedModel(PreTrainedModel):
         if (folder / CONFIG).is_file():
             check_unchanged(folder / CONFIG, model)
         model.anchors = load_anchors(config.anchors, folder)
-        blueprint = (config.source or {})["blueprint"]
-        model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
-        if dtype is not None and dtype != "auto":
-            nn.Module.to(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        check_beside(config.files, folder)
+        try:
+            blueprint = (config.source or {})["blueprint"]
+            model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
+            if model.can_generate() and (folder / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
+        except Exception as error:  # of whatever the libraries stumble over
+            raise damaged(f"what lies beside the weights in {folder}", error) from error
+        if wanted is not None:
+            cast(model, wanted)
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
-        if isinstance(device_map, dict) and list(device_map) == [""]:
-            device_map = device_map[""]
-        if device_map not in (None, "cpu"):
-            if device_map == "auto" or isinstance(device_map, dict):
-                raise ValueError(f"device_map must name one device for a stitched model, got {device_map!r}")
-            model.to(device_map)
-        if model.can_generate() and (folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        if device is not None:
+            nn.Module.to(model, device)
         model.config.name_or_path = place
         return model.eval()
 
@@ -461,7 +502,7 @@ class StitchedModelForImageClassification(StitchedModel):
 
     def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
         logits = logits_of(output)
-        return ImageClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
+        return ImageClassifierOutput(loss=_class_loss(logits, labels, self.config.problem_type), logits=logits)
 
 
 class StitchedModelForSequenceClassification(StitchedModel):
@@ -471,7 +512,7 @@ class StitchedModelForSequenceClassification(StitchedModel):
 
     def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
         logits = logits_of(output)
-        return SequenceClassifierOutput(loss=_class_loss(logits, labels), logits=logits)
+        return SequenceClassifierOutput(loss=_class_loss(logits, labels, self.config.problem_type), logits=logits)
 
 
 class StitchedModelForCausalLM(StitchedModel, GenerationMixin):
@@ -638,12 +679,29 @@ def logits_of(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
 
 
-def _class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+def _device(given: Any) -> torch.device | None:
+    """The one device that a ``device_map`` names."""
+    if isinstance(given, dict) and list(given) == [""]:
+        given = given[""]
+    try:
+        return None if given is None else torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device_map must name one device for a stitched model, got {given!r}") from None
+
+
+def _class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
+    """The loss of a head, as its target was trained for."""
     if labels is None:
         return None
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = labels.to(logits.device)
-    return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
+    match problem_type:
+        case "multi_label_classification":
+            return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        case "regression":
+            return functional.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
+        case _:
+            return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
 
 
 def _class_of(config: StitchConfig) -> type[StitchedModel]:

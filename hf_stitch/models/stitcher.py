@@ -12,30 +12,34 @@ from huggingface_hub import CommitInfo
 from safetensors.torch import save_file
 
 from .. import hub
-from ..adapters import Adapter, load, load_recorded
+from ..adapters import Adapter
 from ..endpoint import Endpoint
 from ..registry import PluginError
 from ..relative import AnchorSet
 from ..stitches import StitchingLayer
-from .card import card, write_card
+from .card import card, united, write_card
+from .casting import cast, dtype_of
 from .files import (
     ANCHORS,
+    CONFIG,
+    STITCH,
+    STITCHER,
     check_unchanged,
     load_anchors,
     load_strictly,
     save_anchors,
     write_record,
 )
+from .parents import load_parent
 from .record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, read_record
 from .skeleton import weightless
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from .modeling import StitchedModel
 
-CONFIG = "stitcher.json"
-WEIGHTS = "stitch.safetensors"
 FORMAT = 1
 KEYS = ("format", "source", "target", "stitch", "task", "recipe", "scores", "anchors", CHECKSUM, HASH)
 
@@ -105,7 +109,7 @@ class Stitcher:
     def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor.contiguous() for name, tensor in self.stitch.state_dict().items()}
-        save_file(weights, folder / WEIGHTS)
+        save_file(weights, folder / STITCH)
         record = {
             "format": FORMAT,
             "source": {"endpoint": self.source.public.to_dict(), "layer": self.source_layer},
@@ -116,7 +120,7 @@ class Stitcher:
             "scores": self.scores,
             "anchors": save_anchors(self.anchors, folder),
         }
-        write_record(record, folder / CONFIG, weights)
+        write_record(record, folder / STITCHER, weights)
 
     def push_to_hub(
         self,
@@ -140,7 +144,7 @@ class Stitcher:
             commit_message: Its message.
             create_pr: Open a pull request instead of committing.
             tags: More tags for the card.
-            present: A card whose hand-written part is kept, where the Hub has none yet.
+            present: A card of it that is here: what a person wrote there is kept, and wins over what the Hub's says.
 
         Returns:
             The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
@@ -154,7 +158,7 @@ class Stitcher:
                 Path(folder),
                 repo_id,
                 replaces=list(ANCHORS),
-                card=lambda id, there: card(self, whole=False, name=id, present=there or present, tags=tags),
+                card=lambda id, there: card(self, whole=False, name=id, present=united(there, present), tags=tags),
                 private=private,
                 token=token,
                 revision=revision,
@@ -192,45 +196,52 @@ class Stitcher:
         if not folder.is_dir():
             folder = hub.download(
                 str(id_or_folder),
-                files=[CONFIG, WEIGHTS, *ANCHORS],
+                files=[STITCHER, STITCH, CONFIG, *ANCHORS],
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
                 local_files_only=local_files_only,
                 force_download=force_download,
             )
-        for name in (CONFIG, WEIGHTS):
+        if not (folder / STITCHER).is_file() and (folder / CONFIG).is_file():
+            raise FileNotFoundError(
+                f"{folder} has no {STITCHER}: it holds a whole model; if that is a stitched one, "
+                "hf_stitch.StitchedModel.from_pretrained loads it"
+            )
+        for name in (STITCHER, STITCH):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it is no saved stitcher, or an incomplete one")
-        record = read_record(folder / CONFIG)
-        check_counts(record, str(folder / CONFIG))
+        record = read_record(folder / STITCHER)
+        check_counts(record, str(folder / STITCHER))
         try:
             if record["format"] != FORMAT:
                 raise ValueError(
-                    f"{folder / CONFIG} has format {record['format']!r}, and this version reads {FORMAT}; a newer one "
-                    "may read it"
+                    f"{folder / STITCHER} has format {record['format']!r}, and this version reads {FORMAT}; a newer "
+                    "one may read it"
                 )
-            record = known(record, KEYS, str(folder / CONFIG))
+            record = known(record, KEYS, str(folder / STITCHER))
             with weightless():
-                stitch = StitchingLayer.from_dict(known_forms(record["stitch"], f"the stitch of {folder / CONFIG}"))
+                stitch = StitchingLayer.from_dict(known_forms(record["stitch"], f"the stitch of {folder / STITCHER}"))
             ends = {
                 side: (Endpoint.from_dict(record[side]["endpoint"]), record[side]["layer"])
                 for side in ("source", "target")
             }
             found = {key: record[key] for key in ("task", "recipe", "scores")}
-            load_strictly(stitch, [folder / WEIGHTS])
-            check_unchanged(folder / CONFIG, stitch)
+            load_strictly(stitch, [folder / STITCH])
+            check_unchanged(folder / STITCHER, stitch)
             anchors = load_anchors(record.get("anchors"), folder)
             return cls(stitch.eval(), *ends["source"], *ends["target"], **found, anchors=anchors)
         except (ValueError, PluginError, FileNotFoundError):
             raise
         except Exception as error:
-            raise damaged(folder / CONFIG, error) from error
+            raise damaged(folder / STITCHER, error) from error
 
     def attach(
         self,
         source: str | nn.Module | Adapter | None = None,
         target: str | nn.Module | Adapter | None = None,
+        *,
+        dtype: torch.dtype | str | None = None,
         **options: Any,
     ) -> StitchedModel:
         """The runnable model: both parents cut, with this stitch between.
@@ -241,9 +252,10 @@ class Stitcher:
         Args:
             source: The source network, live or by name; default: the one that the stitcher names, at its revision.
             target: The target network likewise.
+            dtype: Cast all weights, once the parents' were compared; default: each as it was.
             **options: Passed on to :func:`hf_stitch.load` for parents given by name (``token``, ``cache_dir``,
-                ``local_files_only``, ``force_download``, ``trust_remote_code``, ``dtype``, …). Code of a parent's
-                repository runs only with ``trust_remote_code=True`` here: a stitcher cannot ask for it.
+                ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code of a parent's repository runs
+                only with ``trust_remote_code=True`` here: a stitcher cannot ask for it.
 
         Returns:
             The stitched model.
@@ -255,8 +267,9 @@ class Stitcher:
         """
         from .joining import join
 
+        wanted = dtype_of(dtype)
         parents = [
-            self._parent(side, given, endpoint, options)
+            load_parent(side, endpoint, given, options)
             for side, given, endpoint in (("source", source, self.source), ("target", target, self.target))
         ]
         stitched = join(
@@ -269,40 +282,6 @@ class Stitcher:
             recipe=self.recipe,
         )
         stitched.config.scores, stitched.anchors = self.scores, self.anchors
+        if wanted is not None:
+            cast(stitched, wanted)
         return stitched
-
-    def _parent(self, side: str, given: Any, endpoint: Endpoint, options: Mapping[str, Any]) -> Adapter:
-        if given is None and endpoint.public.id is None:
-            raise ValueError(f"the {side} was a live module or in a local folder: pass it, as in attach({side}=…)")
-        if given is None or isinstance(given, str):
-            adapter = self._named(side, endpoint if given is None else given, endpoint, options)
-        else:
-            adapter = load(given, task=endpoint.task)
-        found = adapter.pinned.weights_hash
-        if endpoint.weights_hash is not None and found != endpoint.weights_hash:
-            moved = adapter.endpoint.revision not in (None, endpoint.revision)
-            raise ValueError(
-                f"the {side} {endpoint} has other weights than the stitch was fitted to (hash {found}, expected "
-                f"{endpoint.weights_hash})"
-                + (f"; it is now at revision {adapter.endpoint.revision}" if moved else "")
-                + "; attach the network of that revision, or fit a new stitch"
-            )
-        return adapter
-
-    def _named(self, side: str, name: str | Endpoint, endpoint: Endpoint, options: Mapping[str, Any]) -> Adapter:
-        """A parent by the name that the stitcher or the user gives."""
-        try:
-            if isinstance(name, Endpoint):
-                return load_recorded(name, **options)
-            return load(name, task=endpoint.task, **options)
-        except OSError as error:
-            kind = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
-            raise kind(
-                f"the {side} {name} is not to be had: {error}\nIf its history was rewritten, or it is here under "
-                f"another name, pass it: attach({side}=…); its weights are compared with those that the stitch was "
-                "fitted to"
-            ) from error
-        except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # from the library that loads it
-            raise ValueError(
-                f"the {side} {name} cannot be loaded: its files make no network ({type(error).__name__}: {error})"
-            ) from error

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import CardData, ModelCard, RepoCard
 from server import Hub
 
 import hf_stitch
 from hf_stitch import Endpoint, StitchedModel, Stitcher
-from hf_stitch.models.card import BEGIN, END, card
+from hf_stitch.models.card import BEGIN, END, card, united
 
 from tiny_networks import LAYERS, build, network  # isort: skip
 
@@ -165,6 +166,54 @@ def test_saving_into_the_same_folder_keeps_it_too(stitcher: Stitcher, tmp_path: 
     Stitcher.from_pretrained(tmp_path).save_pretrained(tmp_path)
     assert path.read_text().endswith("\nMine.\n")
     assert path.read_text().count(BEGIN) == 1
+
+
+def metadata(text: str) -> Any:
+    return RepoCard(text).data.to_dict()
+
+
+def test_what_an_earlier_push_measured_and_called_it_goes(stitcher: Stitcher, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a person: everything that the generated part of the card does not tell of."""
+    first = card(stitcher, whole=False, name="alice/link", tags=["mine"])
+    theirs = {"name": "link", "results": [{"task": {"type": "x"}, "dataset": {"type": "y", "name": "Y"},
+                                           "metrics": [{"type": "accuracy", "value": 0.5}]}]}  # fmt: skip
+    head = {**metadata(first), "license": "mit"}
+    head["model-index"].append(theirs)
+    first = f"---\n{CardData(**head).to_yaml()}\n---\n{RepoCard(first).text}"
+    parts = stitcher.stitch, Endpoint(None, "torch"), "a", Endpoint(None, "torch"), "b"
+    bare = Stitcher(*parts, recipe={"matcher": {"name": "ridge"}})
+    found = metadata(card(bare, whole=True, name="alice/link", present=first))
+    assert not {"pipeline_tag", "base_model", "base_model_relation"} & found.keys()
+    assert found["tags"] == ["mine", "hf_stitch", "model-stitching", "stitched-model", "ridge"]
+    assert found["model-index"] == [theirs]
+    assert found["license"] == "mit"
+    named = first.replace(f"- {stitcher.source.id}\n", "- someone/else\n")
+    assert metadata(card(bare, whole=True, present=named))["base_model"] == ["someone/else", "alice/vit"]
+    again = metadata(card(stitcher, whole=False, name="bob/renamed", present=first))
+    assert [entry["name"] for entry in again["model-index"]] == ["renamed", "link"]
+    assert not caplog.records
+
+
+def test_saved_and_then_pushed_there_is_one_entry(stitcher: Stitcher) -> None:
+    local = card(stitcher, whole=False)
+    pushed = metadata(card(stitcher, whole=False, name="alice/link", present=local))
+    assert [entry["name"] for entry in pushed["model-index"]] == ["link"]
+
+
+def test_of_two_cards_the_words_here_win_and_metadata_are_joined(stitcher: Stitcher) -> None:
+    plain = card(stitcher, whole=False)
+    there = plain.replace("# Stitcher", "# Link").replace("tags:\n", "license: mit\ntags:\n- theirs\n") + "\nTheirs.\n"
+    here = plain.replace("tags:\n", "language: de\ntags:\n- ours\n")
+    assert united(there, None) == united(None, there) == there
+    assert united(None, None) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = united(there, here)
+        assert kept is not None and kept.endswith("\nTheirs.\n")
+        assert metadata(kept) == {"license": "mit", "language": "de", "tags": ["theirs", "ours"]}
+        assert str(united(plain, here + "\nOurs.\n")).endswith("\nOurs.\n")
+    with pytest.warns(UserWarning, match="the card on the Hub is replaced"):
+        assert str(united(there, here + "\nOurs.\n")).endswith("\nOurs.\n")
 
 
 def test_a_model_pulled_and_saved_again_has_one_card(hub: Hub, images: Any, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from parents import files_of, serve
 from server import Hub
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
+from hf_stitch.cli import app
 
 from tiny_networks import LAYERS  # isort: skip
 
@@ -66,6 +68,15 @@ def test_shards_of_an_earlier_push_go(hub: Hub, model: StitchedModel) -> None:
     assert sorted(n for n in hub.files("alice/new") if n.startswith("model")) == ["model.safetensors"]
     again = StitchedModel.from_pretrained("alice/new")
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+def test_what_is_saved_is_what_is_pushed(hub: Hub, model: StitchedModel, tmp_path: Path) -> None:
+    weights = {name: value * 2 for name, value in model.state_dict().items()}
+    how = {"state_dict": weights, "max_shard_size": "20KB"}
+    model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/new", **how)
+    there = hub.files("alice/new")
+    for path in tmp_path.iterdir():
+        assert path.name == "README.md" or there[path.name] == path.read_bytes(), path.name
 
 
 @pytest.mark.parametrize(
@@ -152,8 +163,11 @@ def test_what_is_not_there_is_told(hub: Hub, model: StitchedModel) -> None:
         Stitcher.from_pretrained("alice/new", revision="old")
     with pytest.raises(FileNotFoundError, match="there is no such folder here"):
         Stitcher.from_pretrained("./no/such/folder")
-    with pytest.raises(FileNotFoundError, match=r"has no config.json: it is no saved stitched model"):
+    with pytest.raises(FileNotFoundError, match=r"holds a stitcher, which hf_stitch.Stitcher.from_pretrained loads"):
         StitchedModel.from_pretrained("alice/new")
+    model.push_to_hub("alice/whole")
+    with pytest.raises(FileNotFoundError, match=r"hf_stitch.StitchedModel.from_pretrained loads it"):
+        Stitcher.from_pretrained("alice/whole")
 
 
 def test_private_models_need_a_token(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +193,15 @@ def test_without_network_a_cold_cache_says_so(hub: Hub, stitcher: Stitcher, tmp_
     hub.fail("", status=503)
     with pytest.raises(OSError, match=r"the source alice/vit@.* is not to be had"):
         stitcher.attach(cache_dir=tmp_path / "cold")
+
+
+def test_of_what_was_only_looked_at_the_cache_has_a_part(hub: Hub, model: StitchedModel) -> None:
+    model.stitcher.push_to_hub("alice/link")
+    model.push_to_hub("alice/whole")
+    for id, load in (("alice/link", Stitcher.from_pretrained), ("alice/whole", StitchedModel.from_pretrained)):
+        assert CliRunner().invoke(app, ["info", id]).exit_code == 0
+        with pytest.raises(FileNotFoundError, match=f"{id} could not be downloaded: .*not whole.*connect"):
+            load(id, local_files_only=True)
 
 
 # -- parents -----------------------------------------------------------------------------------------------------------
@@ -208,6 +231,34 @@ def test_a_parent_that_is_gone_is_told(hub: Hub, stitcher: Stitcher, tmp_path: P
     del hub.models["alice/vit-2"]
     with pytest.raises(OSError, match=r"(?s)the target alice/vit-2@.* is not to be had"):
         stitcher.attach(cache_dir=tmp_path / "cold")
+
+
+def test_a_model_compares_its_parents_too(hub: Hub, stitcher: Stitcher) -> None:
+    model = stitcher.attach()
+    model.parents = None
+    assert model.parent("source").pinned.weights_hash == stitcher.source.weights_hash
+    model.config.source["endpoint"]["revision"] = hub.put("alice/vit", files_of("vit", 7))
+    with pytest.raises(ValueError, match=r"the source .* has other weights"):
+        model.parent("source")
+    with pytest.raises(OSError, match=r"the target .* is not to be had"):
+        model.parent("target", cache_dir="nowhere", local_files_only=True)
+
+
+def test_parents_are_compared_as_they_were_and_cast_then(hub: Hub, stitcher: Stitcher) -> None:
+    live = hf_stitch.load("alice/vit")
+    for model in (stitcher.attach(dtype="bfloat16"), stitcher.attach(source=live, dtype=torch.bfloat16)):
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert next(live.model.parameters()).dtype == torch.float32
+    with pytest.raises(ValueError, match="dtype must be"):
+        stitcher.attach(dtype="bf16")
+
+
+def test_a_parent_loaded_with_options_is_found_under_another_name(hub: Hub, images: Any) -> None:
+    serve(hub, "alice/vit")
+    hub.put("alice/moved", files_of("vit", 0))
+    a = hf_stitch.load("alice/vit", dtype="bfloat16")
+    made = hf_stitch.stitch(a, LAYERS["vit"], a, LAYERS["vit"], data=images, progress=False).stitcher
+    assert made.attach(source="alice/moved").dtype == torch.bfloat16
 
 
 def test_a_parent_with_other_layers_is_refused(hub: Hub, stitcher: Stitcher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from make_fixtures import FIXTURES
 from server import Hub
 from typer.testing import CliRunner, Result
 
+from hf_stitch import Endpoint, StitchedModel, Stitcher
 from hf_stitch.cli import app
+from hf_stitch.relative import RelativeProjection
+from hf_stitch.representation import Form
+from hf_stitch.stitches import StitchingLayer
 
 NEWEST = sorted(FIXTURES.iterdir())[-1]
 
@@ -33,8 +38,12 @@ def test_pushed_and_pulled_it_is_the_same(kind: str, hub: Hub, tmp_path: Path) -
     pulled = recorded("pull", "alice/one", "--out", tmp_path / "here")
     assert pulled["commit"] == pushed["commit"] == hub.models["alice/one"].refs["main"]
     for path in (NEWEST / kind).iterdir():
-        if path.name != "README.md":
-            assert (tmp_path / "here" / path.name).read_bytes() == path.read_bytes()
+        here = (tmp_path / "here" / path.name).read_bytes()
+        assert here == hub.files("alice/one")[path.name]
+        if path.suffix == ".safetensors":
+            assert here == path.read_bytes()
+    before, after = (recorded("info", folder) for folder in (NEWEST / kind, tmp_path / "here"))
+    assert before == after
     assert recorded("info", "alice/one") == recorded("info", tmp_path / "here")
     assert "alice/one" in (tmp_path / "here" / "README.md").read_text()
 
@@ -44,6 +53,40 @@ def test_info_shows_parents_map_and_scores(hub: Hub) -> None:
     for word in ("source", "target", "cut behind vit.layers.0", "lstsq", "linear, 8 → 8", "stitched", "chance"):
         assert word in shown
     assert "ridge" in run("info", NEWEST / "stitcher").stdout
+
+
+def test_what_was_written_into_the_card_here_reaches_the_hub(hub: Hub, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(NEWEST / "stitcher", tmp_path / "stitcher"))
+    recorded("push", folder, "alice/one")
+    path = folder / "README.md"
+    path.write_text(path.read_text() + "\nMy note.\n")
+    recorded("push", folder, "alice/one")
+    assert b"My note." in hub.files("alice/one")["README.md"]
+
+
+def test_pulled_over_another_artefact_it_is_the_one_that_was_asked_for(hub: Hub, tmp_path: Path) -> None:
+    model = StitchedModel.from_pretrained(NEWEST / "model")
+    old = model.push_to_hub("alice/one", max_shard_size="2KB").oid
+    model.push_to_hub("alice/one")
+    Stitcher.from_pretrained(NEWEST / "stitcher").push_to_hub("alice/two")
+    for id, *options in (("alice/two",), ("alice/one", "--revision", old), ("alice/one",)):
+        recorded("pull", id, "--out", tmp_path, *options)
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == ["model.safetensors"]
+    assert recorded("info", tmp_path)["kind"] == "stitched model"
+
+
+def test_info_of_a_map_that_keeps_no_widths_and_of_scores_that_lack(hub: Hub, tmp_path: Path) -> None:
+    form, end = Form("bnd", 8), Endpoint("alice/a", "torch")
+    layer = StitchingLayer(form, Form("bnd", 6), "positions", RelativeProjection(8, 6))
+    Stitcher(layer, end, "x", end, "y").save_pretrained(tmp_path)
+    assert "relative, 8 → 6" in run("info", tmp_path).stdout
+    record = json.loads((NEWEST / "model" / "config.json").read_text())
+    del record["scores"]["n"]
+    (tmp_path / "stitcher.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    result = run("info", tmp_path)
+    assert result.exit_code == 1
+    assert "config.json is damaged" in result.stderr
 
 
 def test_what_is_missing_or_wrong_is_told(hub: Hub, tmp_path: Path) -> None:

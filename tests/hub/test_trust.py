@@ -360,6 +360,60 @@ def test_two_files_with_one_weight_are_refused(copied: Any) -> None:
         StitchedModel.from_pretrained(folder)
 
 
+@pytest.fixture(scope="module")
+def spoken(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("spoken")
+    a = network("llama")
+    made = hf_stitch.stitch(a, LAYERS["llama"], a, LAYERS["llama"], "identity", data=texts, progress=False)
+    made.config.pad_token_id, made.config.eos_token_id = 0, 2  # as one does for pipelines
+    made.save_pretrained(folder)
+    return folder
+
+
+BESIDE: dict[str, Callable[[str], str]] = {
+    "tokenizer.json": lambda text: text.replace('"w1"', '"w-"').replace('"w2"', '"w1"').replace('"w-"', '"w2"'),
+    "tokenizer_config.json": lambda text: "[1]",
+    "generation_config.json": lambda text: "[1]",
+}
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_lies_beside_the_weights_is_checked(name: str, hashed: bool, spoken: Path, tmp_path: Path) -> None:
+    """Artefacts of the first version have no hashes of it."""
+    folder = Path(shutil.copytree(spoken, tmp_path / "model"))
+    if not hashed:
+        rewrite(folder, "model", lambda record: record.pop("files"))
+    path = folder / name
+    path.write_text(BESIDE[name](path.read_text()))
+    assert path.read_bytes() != (spoken / name).read_bytes()
+    if not hashed and name == "tokenizer.json":
+        StitchedModel.from_pretrained(folder)
+    else:
+        message = "was changed since it was saved, or is damaged" if hashed else "what lies beside the weights in .* is"
+        with pytest.raises(ValueError, match=message):
+            StitchedModel.from_pretrained(folder)
+    path.unlink()
+    if hashed:
+        with pytest.raises(FileNotFoundError, match=f"has no {name}, which was saved with it"):
+            StitchedModel.from_pretrained(folder)
+
+
+def test_what_a_user_set_on_the_config_is_not_of_a_newer_version(spoken: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert StitchedModel.from_pretrained(spoken).config.pad_token_id == 0
+
+
+def test_files_of_a_record_stay_in_the_folder(copied: Any, tmp_path: Path) -> None:
+    folder = copied("model")
+    (tmp_path / "secret").write_text("x")
+    rewrite(folder, "model", lambda record: record.update(files={"../secret": "sha256:0"}))
+    with pytest.raises(FileNotFoundError, match=r"has no \.\./secret"):
+        StitchedModel.from_pretrained(folder)
+
+
 def test_code_beside_a_tokenizer_is_not_run(copied: Any, tmp_path: Path) -> None:
     folder = copied("model")
     (folder / "preprocessor_config.json").write_text(

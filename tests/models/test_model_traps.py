@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn.utils import parametrize
 
 import hf_stitch
+import hf_stitch.auto
 from hf_stitch import StitchedModel
 from hf_stitch.models.modeling import CLASSES
 
@@ -76,5 +78,70 @@ def test_a_map_of_devices_with_one_device(net: Any, images: Any, tmp_path: Path)
     stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"])).save_pretrained(tmp_path)
     for device in ("cpu", {"": "cpu"}, torch.device("cpu")):
         assert StitchedModel.from_pretrained(tmp_path, device_map=device).device.type == "cpu"
-    with pytest.raises(ValueError, match="device_map must name one device"):
-        StitchedModel.from_pretrained(tmp_path, device_map={"source": "cpu", "target": "cpu"})
+    for several in ({"source": "cpu", "target": "cpu"}, "auto", "balanced"):
+        with pytest.raises(ValueError, match="device_map must name one device"):
+            StitchedModel.from_pretrained(tmp_path, device_map=several)
+
+
+def test_a_cast_leaves_what_a_network_computes_for_itself(net: Any, texts: Any, tmp_path: Path) -> None:
+    """In bfloat16 the frequencies of rotary embeddings are off by radians after some thousand tokens."""
+    stitched(net("llama"), net("llama", 1), texts, (LAYERS["llama"],) * 2).save_pretrained(tmp_path)
+    whole, cast = (StitchedModel.from_pretrained(tmp_path, dtype=dtype) for dtype in ("auto", "bfloat16"))
+    for name, buffer in cast.named_buffers():
+        expected = torch.float32 if "inv_freq" in name else torch.bfloat16
+        assert buffer.dtype == expected, name
+        assert "inv_freq" not in name or torch.equal(buffer, whole.get_buffer(name))
+    assert {parameter.dtype for parameter in cast.parameters()} == {torch.bfloat16}
+    assert any("inv_freq" in name for name, _ in cast.named_buffers())
+
+
+def test_a_cast_leaves_modules_that_a_network_keeps_in_float32(net: Any, texts: Any, tmp_path: Path) -> None:
+    """T5 overflows in float16 without."""
+    stitched(net("t5"), net("t5", 1), texts, (LAYERS["t5"],) * 2, task=None).save_pretrained(tmp_path)
+    for name, parameter in StitchedModel.from_pretrained(tmp_path, dtype=torch.float16).named_parameters():
+        assert parameter.dtype == (torch.float32 if ".wo." in name else torch.float16), name
+
+
+def test_a_cast_takes_the_statistics_of_batchnorm_along(net: Any, images: Any, tmp_path: Path) -> None:
+    stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
+    cast = hf_stitch.auto.AutoModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    assert {v.dtype for v in cast.state_dict().values() if v.is_floating_point()} == {torch.bfloat16}
+    assert cast(pixel_values=torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16)).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"revison": "old"}, TypeError, "has no option 'revison'; did you mean 'revision'"),
+        ({"quantization_config": {"load_in_8bit": True}}, TypeError, "has no option 'quantization_config'"),
+        ({"output_loading_info": True}, TypeError, "has no option 'output_loading_info'"),
+        ({"dtype": "bf16"}, ValueError, "dtype must be a floating-point dtype of torch"),
+        ({"torch_dtype": torch.int8}, ValueError, "dtype must be a floating-point dtype of torch"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        StitchedModel.from_pretrained(tmp_path, **options)
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_a_target_of_another_problem_answers_as_it_does(kind: str, texts: Any, tmp_path: Path) -> None:
+    """Pipelines read ``problem_type``: softmax over labels of which several are true would be other answers."""
+    target = build("bert", 1)
+    target.config.problem_type = kind
+    a = adapted("bert", target)
+    stitched(a, a, texts, (LAYERS["bert"],) * 2, matcher="identity").save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path)
+    assert again.config.problem_type == kind
+    words = again.preprocess(["w1 w2", "w3 w4 w5 w6 w7"])
+    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    with torch.no_grad():
+        torch.testing.assert_close(again(**words, labels=labels).loss, target(**words, labels=labels).loss)
+    answers = [
+        transformers.pipeline("text-classification", model=model, tokenizer=a.processor, top_k=None)(["w1 w2"])[0]
+        for model in (target, again)
+    ]
+    scores = [{each["label"]: each["score"] for each in answer} for answer in answers]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-6)

@@ -100,6 +100,13 @@ def test_the_saved_processor_is_timms_transform_to_the_pixel(name: str, tmp_path
     array = np.asarray(picture(0))
     channels_first = torch.from_numpy(array.copy()).permute(2, 0, 1)
     assert torch.equal(processor(array)["pixel_values"][0], processor(channels_first)["pixel_values"][0])
+    grey = np.asarray(picture(3, (40, 30)))
+    assert torch.equal(processor(grey)["pixel_values"][0], processor(grey[..., None])["pixel_values"][0])
+    batch = processor(np.stack([array, array]), return_tensors="np")["pixel_values"]
+    assert isinstance(batch, np.ndarray)
+    assert np.array_equal(batch[1], processor(array)["pixel_values"][0].numpy())
+    with pytest.raises(ValueError, match=r"takes 4 channels, and images give 1 \(grey\) or 3 \(RGB\)"):
+        TimmImageProcessor((4, 8, 8), mean=(0.5,) * 4, std=(0.5,) * 4)(array)
     with pytest.raises(ValueError, match=r"takes images, or arrays and tensors of bytes \(uint8\); got float32"):
         processor(np.zeros((3, 3), dtype=np.float32))
     with pytest.raises(TypeError, match="has no option 'do_resize'"):

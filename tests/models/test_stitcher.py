@@ -95,7 +95,7 @@ def test_networks_of_user_code_are_attached_live(tmp_path: Path) -> None:
     assert torch.equal(stitcher.attach(a, b)(input=x), model(input=x))
     for side, given in (("source", {"target": b}), ("target", {"source": a})):
         with pytest.raises(
-            ValueError, match=f"the {side} was a live module or in a local folder: pass it, as in attach\\({side}=…\\)"
+            ValueError, match=f"the {side} was a live module or in a local folder: pass it, as {side}=…"
         ):
             stitcher.attach(**given)
 
