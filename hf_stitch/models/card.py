@@ -60,6 +60,7 @@ LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
 TASKS = ("image-classification", "text-classification", "text-generation")
 TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
 HELD_OUT = "held-out"
+LISTS = ("tags", "model-index")
 SAMPLES = {
     "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # a picture of yours'),
     "text": ("", '"A text of yours."'),
@@ -184,23 +185,23 @@ def _by_hand(card: RepoCard) -> dict[str, Any]:
     found = GENERATED.search(card.text)
     if found is None:
         return data
-    told = found[0]
-    for key in ("library_name", *(["pipeline_tag"] if data.get("pipeline_tag") in TASKS else [])):
-        data.pop(key, None)
-    parents = data.get("base_model") or ()
-    if all(
-        f"[{id}](https://huggingface.co/{id}" in told for id in ([parents] if isinstance(parents, str) else parents)
-    ):
-        data.pop("base_model", None), data.pop("base_model_relation", None)
+    told, parents, own = found[0], data.get("base_model") or [], {"library_name"}
+    if data.get("pipeline_tag") in TASKS:
+        own |= {"pipeline_tag"}
+    named = [parents] if isinstance(parents, str) else parents
+    if all(f"[{id}](https://huggingface.co/{id}" in told for id in named):
+        own |= {"base_model", "base_model_relation"}
     data["tags"] = [tag for tag in data.get("tags") or () if tag not in TAGS and f"| matcher | `{tag}` |" not in told]
     data["model-index"] = [entry for entry in data.get("model-index") or () if not _is_own(entry, told)]
-    return {key: value for key, value in data.items() if value or key not in ("tags", "model-index")}
+    return {key: value for key, value in data.items() if key not in own and (value or key not in LISTS)}
 
 
 def _is_own(entry: Mapping[str, Any], told: str) -> bool:
     """Whether results are those that the generated part of a card tells of."""
     data = [result.get("dataset") or {} for result in entry.get("results") or ()]
-    return all(d.get("type") == HELD_OUT and str((d.get("args") or {}).get("fingerprint")) in told for d in data)
+    return bool(data) and all(
+        d.get("type") == HELD_OUT and str((d.get("args") or {}).get("fingerprint")) in told for d in data
+    )
 
 
 def _tags(*metadata: Mapping[str, Any]) -> list[str]:

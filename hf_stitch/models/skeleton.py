@@ -48,7 +48,7 @@ class _WithoutMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count, self.full = 0, False
+        self.count, self.filled, self.full = 0, 0, False
         self.made: list[tuple[StorageWeakRef, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,6 +72,7 @@ class _WithoutMemory(TorchDispatchMode):
         if not self._room(size):
             return planned
         result = func(*args, **(kwargs or {}))
+        self.filled += size
         self.made += [
             (StorageWeakRef(leaf.untyped_storage()), _size(leaf))
             for leaf in _pytree.tree_leaves(result)
@@ -80,13 +81,12 @@ class _WithoutMemory(TorchDispatchMode):
         return result
 
     def _room(self, size: int) -> bool:
-        """Whether there is room for so many bytes more; if not now, never again."""
-        if self.full or size > ROOM:
-            return False
-        if size + sum(each for _, each in self.made) > ROOM:
-            self.made = [(memory, each) for memory, each in self.made if not memory.expired()]
-            self.full = size + sum(each for _, each in self.made) > ROOM
-        return not self.full
+        """Whether there is room for so many bytes more, once what was given up since is counted off."""
+        if size <= ROOM < self.filled + size and not self.full:
+            there = [(memory, each) for memory, each in self.made if not memory.expired()]
+            self.full = len(there) == len(self.made) > 0  # for good: or a long list would be gone through every time
+            self.made, self.filled = there, sum(each for _, each in there)
+        return self.filled + size <= ROOM
 
 
 def _is_view(func: Any) -> bool:

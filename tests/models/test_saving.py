@@ -286,7 +286,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "half of a half": (
         lambda f: edit(f, lambda c: c["source"].pop("cut")),
         ValueError,
-        r"config.json is damaged .*KeyError: 'cut'",
+        r"config.json of .* is damaged .*KeyError: 'cut'",
     ),
     "unknown layer": (
         lambda f: edit(f, lambda c: c["source"]["cut"].update(layer="layer9")),
