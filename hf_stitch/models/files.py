@@ -37,7 +37,7 @@ ANCHORS = ("anchors.json", "anchors.safetensors")
 
 AGAIN = "save or download it again"
 
-HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint"))
+HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint", "half_hash"))
 """Keys of ``source`` and ``target`` in a config."""
 
 

@@ -25,7 +25,7 @@ from ..adapters import load_recorded
 from ..adapters.base import Adapter
 from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
-from ..endpoint import Endpoint
+from ..endpoint import Endpoint, weights_hash
 from ..registry import PluginError, UnknownNameError, registries
 from ..relative import AnchorSet
 from ..representation import Representation
@@ -244,6 +244,14 @@ class StitchedModel(PreTrainedModel):
         if endpoint.public.id is None:
             raise ValueError(f"the {side} was a live module or in a local folder: pass it, as {side}=…")
         return load_recorded(endpoint)
+
+    def has_changed(self, side: Literal["source", "target"]) -> bool:
+        """Whether a half has other weights than when it was cut from its network: it was trained, or cast.
+
+        False where an older record does not say with which weights it was cut.
+        """
+        recorded = getattr(self.config, side).get("half_hash")
+        return recorded is not None and weights_hash(getattr(self, side)) != recorded
 
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property

@@ -185,6 +185,27 @@ def test_an_absolute_model_needs_a_map() -> None:
     )
 
 
+def test_an_absolute_model_trained_end_to_end_is_matched_as_it_is_now() -> None:
+    model = hf_stitch.relative_model(A, LAYER, ANCHORS, None, num_labels=4, task=TASK, progress=False)
+    assert not model.has_changed("source")
+    with torch.no_grad():  # as training would
+        model.source.model[0].weight.mul_(-2)
+        model.source.model[0].bias.add_(0.5)
+    assert model.has_changed("source")
+    assert not model.has_changed("target")
+    now = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
+    now[0].load_state_dict(model.source.model[0].state_dict())
+    its_own = hf_stitch.load(now, example_inputs=torch.randn(2, 4))
+    swapped = hf_stitch.swap(model, encoder=its_own, layer="2", anchors=ANCHORS, matcher="lstsq", progress=False)
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(swapped(input=x).logits, model(input=x).logits, rtol=1e-3, atol=1e-3)
+    back = hf_stitch.swap(swapped, encoder=its_own, layer="2", matcher="lstsq")  # the set knows both
+    assert torch.equal(back(input=x).logits, swapped(input=x).logits)
+    known = AnchorSet.of(ANCHORS).encode(its_own, "2", ANCHORS, progress=False)
+    with pytest.raises(ValueError, match="encoder of this absolute model has changed since .* pass the anchors' sampl"):
+        hf_stitch.swap(model, encoder=its_own, layer="2", anchors=known)
+
+
 @pytest.mark.parametrize("given", ["samples", "set"])
 def test_an_ordinary_network_takes_another_encoder_by_anchors_alone(given: str) -> None:
     anchors: Any = ANCHORS
