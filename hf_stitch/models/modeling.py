@@ -256,7 +256,22 @@ class StitchedModel(PreTrainedModel):
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
     def stitcher(self) -> Stitcher:
-        """The stitch alone, with the names of both parents: what is worth sharing where these are public."""
+        """The stitch alone, with the names of both parents: what is worth sharing where these are public.
+
+        Raises:
+            ValueError: If a half has changed since it was cut from its network, which then does not hold it.
+        """
+        for side in ("source", "target"):
+            if self.has_changed(side):
+                raise ValueError(
+                    f"the {side} half was trained or cast since it was cut, and a stitcher would name the network "
+                    "from before: save the whole model, or train a network first (the head of a relative model "
+                    "alone) and build the model with it"
+                )
+        return self._described()
+
+    def _described(self) -> Stitcher:
+        """The stitch and what is recorded of both parents, whatever the halves have become."""
         source, target = self.config.source, self.config.target
         return Stitcher(
             self.stitch,
@@ -299,7 +314,7 @@ class StitchedModel(PreTrainedModel):
             return
         weights = state_dict or self.state_dict()
         self._write(Path(save_directory), weights, max_shard_size)
-        write_card(self.stitcher, Path(save_directory), whole=True, sample=self._sample_code())
+        write_card(self._described(), Path(save_directory), whole=True, sample=self._sample_code())
         if push_to_hub:
             written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **{"present": written, **kwargs})
@@ -367,7 +382,12 @@ class StitchedModel(PreTrainedModel):
                 repo_id,
                 replaces=[SHARDS, f"{WEIGHTS}.index.json", *ANCHORS],
                 card=lambda id, there: card(
-                    self.stitcher, whole=True, name=id, present=there or present, tags=tags, sample=self._sample_code()
+                    self._described(),
+                    whole=True,
+                    name=id,
+                    present=there or present,
+                    tags=tags,
+                    sample=self._sample_code(),
                 ),
                 private=private,
                 token=token,

@@ -133,6 +133,27 @@ def test_any_module_serves_as_a_head() -> None:
     torch.testing.assert_close(swapped(input=x), model(input=x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_halves_that_were_trained_have_no_stitcher(side: Any, tmp_path: Path) -> None:
+    head = Head(HeadConfig(in_features=20, num_labels=4))
+    model = hf_stitch.relative_model(A, LAYER, ANCHORS, head=head, task=TASK, progress=False)
+    assert model.stitcher.attach(A, head)(input=X[:3]).logits.equal(model(input=X[:3]).logits)
+    with torch.no_grad():
+        next(getattr(model, side).parameters()).mul_(2)
+    with pytest.raises(ValueError, match=f"the {side} half was trained .* save the whole model"):
+        _ = model.stitcher
+
+
+def test_a_trained_model_is_saved_whole_and_knows_that_it_was_trained(net: Any, images: Any, tmp_path: Path) -> None:
+    anchors = Samples.of(images).take(12)
+    model = hf_stitch.relative_model(net("cnn"), "layer4.0", anchors, num_labels=5, progress=False)
+    with torch.no_grad():
+        model.target.model.classifier.bias.add_(1)
+    model.save_pretrained(tmp_path)
+    again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
+    assert (again.has_changed("source"), again.has_changed("target")) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
