@@ -229,6 +229,20 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
         anchors.add(torch.randn(3, 5), b.pinned, "1")
 
 
+@pytest.mark.parametrize("other", ["activation", "preprocessing"])
+def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other: str) -> None:
+    linear = nn.Linear(4, 8)
+    a = hf_stitch.load(nn.Sequential(linear, nn.Tanh(), nn.Identity()), example_inputs=torch.randn(2, 4))
+    anchors = AnchorSet.of(chosen).encode(a, "1", chosen, progress=False)
+    last = nn.Sequential(linear, nn.ReLU() if other == "activation" else nn.Tanh(), nn.Identity())
+    b = hf_stitch.load(last, example_inputs=torch.randn(2, 4))
+    if other == "preprocessing":
+        last.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1.5,))
+    assert anchors.has(b, "1")
+    with pytest.raises(ValueError, match="has the weights of live torch module .*, and says otherwise"):
+        anchors.encode(b, "1", chosen, progress=False)
+
+
 def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
     endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
     with pytest.raises(ValueError, match="all 12 anchors have the same representation"):
