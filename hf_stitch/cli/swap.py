@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..adapters import Adapter
     from ..data import Samples
     from ..models import StitchedModel
+    from ..relative import AnchorSet
 
 
 def swap(
@@ -59,23 +60,22 @@ def swap(
     found_by = None if matcher is None else matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, None, seed)
-    pool = read if anchor_split is None else read_samples(data, data_dir, anchor_split, None, seed)
+    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed)
 
     import hf_stitch
 
-    from ..relative import select_anchors
+    from ..relative import AnchorSet, select_anchors
 
     new = hf_stitch.load(encoder)
     whole: StitchedModel | Adapter
     if target_layer is None:
         whole = _stitched(model)
-        chosen = _kept(whole, pool, new, layer, rows)
+        known, chosen = _kept(whole, pool, new, layer, rows)
     else:
         whole = hf_stitch.load(model, task=task)
         chosen = select_anchors(pool, anchors, selection)
-    if chosen is not None and pool is read:
-        left = set(chosen.ids)
-        read = read.select(place for place, id_ in enumerate(read.ids) if id_ not in left)
+        known = AnchorSet.of(chosen)
+    read = _without(read, known)
     swapped = hf_stitch.swap(
         whole, encoder=new, layer=layer, anchors=chosen, target_layer=target_layer, rows=rows,  # type: ignore[arg-type]
         matcher=found_by, data=draw(read, samples, seed, data), seed=seed,
@@ -99,12 +99,25 @@ def _stitched(name: str) -> StitchedModel:
     return StitchedModel.from_pretrained(name)
 
 
-def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> Samples | None:
-    """The samples of a stitched model's own anchors, found by their ids; ``None`` where they are not needed."""
+def _kept(
+    model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any
+) -> tuple[AnchorSet, Samples | None]:
+    """A stitched model's own anchors, and their samples, found by their ids; ``None`` where they are not needed."""
     from ..relative import select_anchors
 
     if model.anchors is None:
         raise ValueError("this stitched model keeps no anchors: swap its target, with --target-layer")
-    if model.anchors.has(new, layer, rows or model.stitch.rows):
-        return None
-    return select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
+    if model.anchors.has(new, layer, rows or model.stitch.rows) and not model.has_changed("source"):
+        return model.anchors, None
+    return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
+
+
+def _without(samples: Samples, anchors: AnchorSet) -> Samples:
+    """The samples that are no anchors; all of them where the anchors are of another split, whatever their ids."""
+    places = {id_: place for place, id_ in enumerate(samples.ids)}
+    if not places.keys() >= set(anchors.ids):
+        return samples
+    if samples.select(places[id_] for id_ in anchors.ids).fingerprint != anchors.fingerprint:
+        return samples
+    left = set(anchors.ids)
+    return samples.select(place for id_, place in places.items() if id_ not in left)
