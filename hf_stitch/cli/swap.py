@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ..relative import AnchorSet
 
 
+SELECTIONS = ("random", "stratified")
+"""Those that go by the samples alone: what others need, no option gives."""
+
+
 def swap(
     model: Annotated[
         str,
@@ -31,9 +35,12 @@ def swap(
     ],
     target_layer: Annotated[str | None, typer.Option(help="Where a network is cut that is no stitched model.")] = None,
     anchors: Annotated[
-        int, typer.Option(min=2, help="For such a network: how many anchors are drawn. A stitched model has its own.")
-    ] = 300,
-    selection: Annotated[str, typer.Option(help="How they are drawn; see hf-stitch list anchors.")] = "random",
+        int | None,
+        typer.Option(min=2, help="For such a network: how many are drawn. A stitched model has its own. [default: 300]"),
+    ] = None,
+    selection: Annotated[
+        str | None, typer.Option(help="How they are drawn: random, or stratified by labels. [default: random]")
+    ] = None,
     anchor_split: Annotated[
         str | None, typer.Option(help="Split that the anchors are in. [default: --split; they are not scored then]")
     ] = None,
@@ -57,6 +64,13 @@ def swap(
     output = Output(json)
     if rows is not None:
         check_rows(rows)
+    given = {"--anchors": anchors, "--selection": selection, "--task": task}
+    if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
+        raise typer.BadParameter("is of a network that is no stitched model: --target-layer", param_hint=idle[0])
+    if selection not in (None, *SELECTIONS):
+        raise typer.BadParameter(f"must be one of {', '.join(SELECTIONS)}, got {selection!r}", param_hint="--selection")
+    if option and matcher is None:
+        raise typer.BadParameter("is of a matcher, and none is named: --matcher", param_hint="--option")
     found_by = None if matcher is None else matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, None, seed)
@@ -73,7 +87,7 @@ def swap(
         known, chosen = _kept(whole, pool, new, layer, rows)
     else:
         whole = hf_stitch.load(model, task=task)
-        chosen = select_anchors(pool, anchors, selection)
+        chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
         known = AnchorSet.of(chosen)
     read = _without(read, known)
     swapped = hf_stitch.swap(

@@ -274,6 +274,33 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
     }}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--anchors", "9"), "no stitched model: --target-layer"),
+        (("--selection", "random"), "no stitched model: --target-layer"),
+        (("--task", "image-classification"), "no stitched model: --target-layer"),
+        (("--option", "ridge=1"), "none is named: --matcher"),
+        (("--target-layer", "x", "--selection", "kmeans"), "must be one of random, stratified"),
+    ],
+)
+def test_swap_refuses_options_that_say_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    result = run("swap", "a", "b", "--layer", "x", *DIGITS[:4], "--out", tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_seed_of_swap_draws_the_anchors(folders: dict[str, Path], tmp_path: Path) -> None:
+    one, other = (
+        recorded(
+            "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--layer", "layer4.0",
+            "--anchors", "20", "--seed", seed, *DIGITS[:4], "--samples", "30", "--out", tmp_path / seed,
+        )["recipe"]["anchors"] for seed in ("0", "1")
+    )  # fmt: skip
+    assert one != other
+
+
 def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path) -> None:
     line = told(
         "swap", stitched[0] / "model", folders["cnn"], "--layer", "layer4.0", *DIGITS[:4], "--out", tmp_path / "x"
