@@ -35,7 +35,8 @@ class AnchorRefresh(TrainerCallback):
             encoder is trained too (``model.source.requires_grad_(True)``).
         anchors: The anchors, in their order: for a :class:`~hf_stitch.StitchedModel`, raw samples; for another module,
             what its ``encoder`` takes, (k, …).
-        encoder: From a batch of anchors to their vectors, (batch, d). Needed unless the model is a stitched one.
+        encoder: From a batch of anchors to their vectors, (batch, d). Needed unless the model is a stitched one. A
+            module that is not within the model is put in the same mode meanwhile, and left as it was, too.
         every: Steps from one time to the next.
         batch_size: Anchors per forward.
         training: Whether the encoder is in training mode meanwhile, so that BatchNorm normalises anchors by their own
@@ -76,6 +77,8 @@ class AnchorRefresh(TrainerCallback):
             raise ValueError(f"every and batch_size must be at least 1, got {every} and {batch_size}")
         self.projection, self.every, self.training = found[0], every, training
         self.steps = 0
+        # All that runs: of modules given twice, within the model and by themselves, each counts once.
+        self._runs: nn.Module = nn.ModuleList([self.model, encoder]) if isinstance(encoder, nn.Module) else self.model
         if encoder is not None:
             batches: Any = anchors.split(batch_size)
             count, self._embed = len(anchors), lambda: [encoder(batch) for batch in batches]
@@ -101,12 +104,17 @@ class AnchorRefresh(TrainerCallback):
         Raises:
             ValueError: If anchors get the same vector, NaN or infinity, or the model's weights are sharded.
         """
-        check_whole(self.model)
+        check_whole(self._runs)
         mode = _training if self.training else evaluating
-        with unnoticed(self.model, Processes.of(None)), mode(self.model):
+        with unnoticed(self._runs, Processes.of(None)), mode(self._runs):
             vectors = torch.cat(self._embed())
             check_anchors(vectors)
+        # Outside: where several processes train, buffers inside are those of the first for the time being.
+        with torch.no_grad():
             self.projection.anchors.copy_(vectors)
+            if isinstance(self.model, StitchedModel) and self.model.stitch.body is self.projection:
+                mean: Any = self.model.stitch.body_mean
+                mean.copy_(self.projection(self.projection.anchors).mean(0))
 
     # -- in a Trainer -----------------------------------------------------------------------------------------------
     def on_step_begin(

@@ -62,6 +62,30 @@ def test_a_loop_of_one_s_own_refreshes_every_so_often() -> None:
     assert changed == [False, False, True, False, False, True]
 
 
+def test_an_encoder_outside_the_model_is_put_in_eval_mode_and_left_as_it_was() -> None:
+    whole = network()
+    encoder, rest = whole[0], nn.Sequential(whole[1], whole[2])
+    before = states(whole)
+    AnchorRefresh(rest, X[:10], encoder).refresh()
+    after = states(whole)
+    assert before[1] == after[1]
+    assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
+    with torch.no_grad():
+        torch.testing.assert_close(rest[0].anchors, encoder.eval()(X[:10]))
+
+
+def test_the_mean_of_a_stitched_model_follows_its_anchors() -> None:
+    encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
+    model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification", progress=False)
+    before = model.stitch.body_mean.clone()
+    with torch.no_grad():
+        model.source.model[0].weight.mul_(-3)
+        model.source.model[0].bias.add_(1)
+    AnchorRefresh(model, X[:10], training=True).refresh()
+    torch.testing.assert_close(model.stitch.body_mean, model.stitch.body(embedded(model)).mean(0))
+    assert not torch.allclose(model.stitch.body_mean, before)
+
+
 class Looks(TrainerCallback):
     """Compares the anchors with what the encoder says of them at every evaluation."""
 
