@@ -18,6 +18,10 @@ from hf_stitch.stitches.base import as_dtype
 Aggregate = Literal["concatenate", "mlp_sum"]
 Normalise = Literal["l2", "layer"]
 Rows = Tensor | NDArray[np.floating[Any]]
+_ALIKE = 100
+"""Rows whose difference is within so many roundings of their length are the same, computed twice."""
+_NEARBY = 4
+"""How many neighbours along a direction are looked at."""
 _Named = str | Similarity | Mapping[str, Any]
 
 
@@ -238,7 +242,7 @@ class RelativeProjection(Stitch):
 
 
 def check_anchors(anchors: Tensor) -> None:
-    """Refuse anchors that are no matrix of finite vectors, all different.
+    """Refuse anchors that are no matrix of finite vectors, all different by more than the rounding of float32.
 
     Raises:
         ValueError: Naming the first that will not do.
@@ -250,15 +254,33 @@ def check_anchors(anchors: Tensor) -> None:
     finite = anchors.isfinite().all(1)
     if not finite.all():
         raise ValueError(f"anchor {int(finite.logical_not().nonzero()[0])} holds NaN or infinity; choose another")
-    kinds, which, counts = anchors.detach().unique(dim=0, return_inverse=True, return_counts=True)
-    if len(kinds) == 1 < len(anchors):
+    repeated = _repeated(computable(anchors.detach()))
+    if 0 < len(repeated) == len(anchors) - 1:
         raise ValueError(f"all {len(anchors)} anchors have the same representation; is the layer dead?")
-    if len(kinds) < len(anchors):
-        first, second = (which == int(counts.argmax())).nonzero()[:2, 0].tolist()
+    if repeated:
+        second, first = min(repeated.items())
         raise ValueError(
             f"anchors {first} and {second} have the same representation, and the second says nothing new "
-            f"({len(kinds)} of {len(anchors)} differ); choose different samples, or another layer"
+            f"({len(anchors) - len(repeated)} of {len(anchors)} differ); choose different samples, or another layer"
         )
+
+
+def _repeated(rows: Tensor) -> dict[int, int]:
+    """Rows that are others up to rounding, such as that of another batch -> one that each repeats.
+
+    Rows that are alike come close to each other when all are sorted along any direction, which takes no comparison of
+    all pairs.
+    """
+    away = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
+    order = (rows @ away).argsort()
+    within = _ALIKE * torch.finfo(rows.dtype).eps * rows.norm(dim=1)
+    repeated: dict[int, int] = {}
+    for places in range(1, min(_NEARBY + 1, len(rows))):
+        one, other = order[:-places], order[places:]
+        alike = (rows[one] - rows[other]).norm(dim=1) <= torch.maximum(within[one], within[other])
+        for pair in zip(one[alike].tolist(), other[alike].tolist(), strict=True):
+            repeated.setdefault(max(pair), min(pair))
+    return repeated
 
 
 def _check_options(

@@ -253,6 +253,20 @@ def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> No
         anchors.add(rows, endpoint, "1")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_duplicates_are_found_up_to_rounding(dtype: torch.dtype) -> None:
+    endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(DATA.take(50))
+    rows = torch.randn(50, 300, dtype=dtype)
+    rows[41] = rows[3]
+    if dtype != torch.bfloat16:  # computed in another batch
+        rows[41] += 4 * torch.finfo(dtype).eps * torch.randn(300, dtype=dtype)
+        assert not torch.equal(rows[41], rows[3])
+    with pytest.raises(ValueError, match=r"anchors 3 and 41 have the same .*\(49 of 50 differ\)"):
+        anchors.add(rows, endpoint, "1")
+    rows[41] = rows[3] + (0.05 if dtype == torch.bfloat16 else 1e-2)
+    anchors.add(100 + rows if dtype != torch.bfloat16 else rows, endpoint, "1")
+
+
 def test_several_rows_of_a_sample_are_no_anchor() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
