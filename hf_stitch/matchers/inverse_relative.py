@@ -33,8 +33,8 @@ class InverseRelative(ClosedFormMatcher):
     squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y; fewer anchors
     than y is wide, or such as span less, reach only what they span.
 
-    Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1 make the paper's
-    map, of vectors of any length, up to the length of the result.
+    Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1, with
+    ``center=False``, make the paper's map, of vectors of any length, up to the length of the result.
 
     ``fitted`` holds ``n``, ``r2`` (far below that of least squares, which minimises it), the ``rcond`` and ``scale`` in
     force and ``y_rank``, the number of directions of y above it.

@@ -40,6 +40,14 @@ def test_anchors_of_length_1_make_the_papers_map_of_cosines(paired: type[Rows]) 
     expected = cosines @ np.linalg.pinv(unit_y.T)
     np.testing.assert_allclose(stitch(torch.from_numpy(unit_x)).detach().numpy(), expected, atol=1e-9)
 
+    def least_cosine(center: bool) -> float:
+        """With the paper's map, of vectors of any length."""
+        made = InverseRelative(center=center).fit(paired(unit_x, unit_y).moments, DOUBLE)(torch.from_numpy(rows.x))
+        return float(torch.nn.functional.cosine_similarity(made, torch.from_numpy(expected)).min())
+
+    assert least_cosine(center=False) == pytest.approx(1)
+    assert least_cosine(center=True) < 0.99
+
 
 @pytest.mark.parametrize("anchors", [12, 8])
 def test_it_is_exact_for_what_is_turned_scaled_and_shifted(anchors: int, paired: type[Rows]) -> None:
