@@ -135,4 +135,5 @@ def _target(
     module: Any = head if adapter is None else adapter.model
     entered = nn.Sequential(nn.Identity(), module)
     parameter = next(module.parameters(), torch.zeros(()))
-    return load(entered, example_inputs=torch.randn(2, width).to(parameter)), "0"
+    example = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
+    return load(entered, example_inputs=example.to(parameter)), "0"

@@ -134,7 +134,7 @@ class AnchorSet:
         """This set with representations that were made before.
 
         Args:
-            values: ``(k, d)``, in the order of the anchors.
+            values: ``(k, d)``, in the order of the anchors; copied.
             endpoint: The encoder, pinned by the hash of its weights (``adapter.pinned``).
             layer: The layer.
             rows: The rows policy by which they were made.
@@ -145,7 +145,7 @@ class AnchorSet:
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need as many representations, got {len(values)}")
-        added = EncodedAnchors(values.detach(), endpoint, layer, rows)
+        added = EncodedAnchors(values.detach().clone(), endpoint, layer, rows)
         try:
             check_anchors(values)
         except ValueError as error:

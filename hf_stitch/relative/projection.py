@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -238,7 +240,10 @@ class RelativeProjection(Stitch):
     def _normalised(self, space: Tensor) -> Tensor:
         if self.normalise == "l2":
             return functional.normalize(space, dim=1)
-        return functional.layer_norm(space, space.shape[1:]) if self.normalise == "layer" else space
+        if self.normalise == "layer":
+            # No constant is added to the variance, as a layer norm does: cosines close to 1 hardly vary.
+            return functional.normalize(space - space.mean(1, keepdim=True), dim=1) * math.sqrt(space.shape[1])
+        return space
 
 
 def check_anchors(anchors: Tensor) -> None:

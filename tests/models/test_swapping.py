@@ -127,7 +127,9 @@ def test_a_relative_model_is_its_parts_in_a_row() -> None:
 
 def test_any_module_serves_as_a_head() -> None:
     decoder = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 4))
+    state = torch.get_rng_state()
     model = hf_stitch.relative_model(A, LAYER, ANCHORS, "angular", head=decoder, center=True, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
     swapped = hf_stitch.swap(model, encoder=B, layer=LAYER, anchors=ANCHORS, progress=False)
     x = torch.randn(5, 4)
     torch.testing.assert_close(swapped(input=x), model(input=x), rtol=1e-4, atol=1e-4)

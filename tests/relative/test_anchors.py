@@ -253,6 +253,14 @@ def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> No
         anchors.add(rows, endpoint, "1")
 
 
+def test_a_set_keeps_a_copy() -> None:
+    endpoint, values = Endpoint(None, "torch", weights_hash="sha256:0"), torch.randn(12, 3)
+    anchors = AnchorSet.of(DATA.take(12)).add(values, endpoint, "1")
+    kept = values.clone()
+    values.zero_()
+    assert torch.equal(anchors.values(endpoint, "1"), kept)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_duplicates_are_found_up_to_rounding(dtype: torch.dtype) -> None:
     endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(DATA.take(50))
