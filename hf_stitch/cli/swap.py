@@ -36,7 +36,9 @@ def swap(
     target_layer: Annotated[str | None, typer.Option(help="Where a network is cut that is no stitched model.")] = None,
     anchors: Annotated[
         int | None,
-        typer.Option(min=2, help="For such a network: how many are drawn. A stitched model has its own. [default: 300]"),
+        typer.Option(
+            min=2, help="For such a network: how many are drawn. A stitched model has its own. [default: 300]"
+        ),
     ] = None,
     selection: Annotated[
         str | None, typer.Option(help="How they are drawn: random, or stratified by labels. [default: random]")
@@ -113,9 +115,7 @@ def _stitched(name: str) -> StitchedModel:
     return StitchedModel.from_pretrained(name)
 
 
-def _kept(
-    model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any
-) -> tuple[AnchorSet, Samples | None]:
+def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> tuple[AnchorSet, Samples | None]:
     """A stitched model's own anchors, and their samples, found by their ids; ``None`` where they are not needed."""
     from ..relative import select_anchors
 

@@ -126,9 +126,7 @@ class AnchorSet:
             _check_says(found, _vectors(adapter, layer, rows, next(samples.batches(batch_size))))
             return self
         batches = samples.batches(batch_size, "encoding anchors" if progress else None)
-        return self.add(
-            torch.cat([_vectors(adapter, layer, rows, batch) for batch in batches]), endpoint, layer, rows
-        )
+        return self.add(torch.cat([_vectors(adapter, layer, rows, batch) for batch in batches]), endpoint, layer, rows)
 
     def add(self, values: Tensor, endpoint: Endpoint, layer: str, rows: RowsPolicy = "mean") -> AnchorSet:
         """This set with representations that were made before.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -263,7 +262,7 @@ def check_anchors(anchors: Tensor) -> None:
     if 0 < len(repeated) == len(anchors) - 1:
         raise ValueError(f"all {len(anchors)} anchors have the same representation; is the layer dead?")
     if repeated:
-        second, first = min(repeated.items())
+        first, second = min(sorted(pair) for pair in repeated.items())
         raise ValueError(
             f"anchors {first} and {second} have the same representation, and the second says nothing new "
             f"({len(anchors) - len(repeated)} of {len(anchors)} differ); choose different samples, or another layer"
@@ -271,7 +270,7 @@ def check_anchors(anchors: Tensor) -> None:
 
 
 def _repeated(rows: Tensor) -> dict[int, int]:
-    """Rows that are others up to rounding, such as that of another batch -> one that each repeats.
+    """Rows that repeat another up to rounding, such as that of another batch -> that one.
 
     Rows that are alike come close to each other when all are sorted along any direction, which takes no comparison of
     all pairs.
@@ -283,8 +282,8 @@ def _repeated(rows: Tensor) -> dict[int, int]:
     for places in range(1, min(_NEARBY + 1, len(rows))):
         one, other = order[:-places], order[places:]
         alike = (rows[one] - rows[other]).norm(dim=1) <= torch.maximum(within[one], within[other])
-        for pair in zip(one[alike].tolist(), other[alike].tolist(), strict=True):
-            repeated.setdefault(max(pair), min(pair))
+        for first, second in zip(one[alike].tolist(), other[alike].tolist(), strict=True):
+            repeated.setdefault(second, first)
     return repeated
 
 

@@ -237,9 +237,9 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other
     last = nn.Sequential(linear, nn.ReLU() if other == "activation" else nn.Tanh(), nn.Identity())
     b = hf_stitch.load(last, example_inputs=torch.randn(2, 4))
     if other == "preprocessing":
-        last.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1.5,))
+        last.register_forward_pre_hook(lambda _, args, named: (args, {"input": named["input"] * 1.5}), with_kwargs=True)
     assert anchors.has(b, "1")
-    with pytest.raises(ValueError, match="has the weights of live torch module .*, and says otherwise"):
+    with pytest.raises(ValueError, match=r"has the weights of live torch module .*, and says otherwise"):
         anchors.encode(b, "1", chosen, progress=False)
 
 

@@ -124,6 +124,26 @@ def test_trainer_trains_end_to_end_and_evaluates_with_the_anchors_at_hand(tmp_pa
     assert trainer.evaluate()["eval_loss"] < 0.5
 
 
+def test_how_often_one_evaluates_changes_nothing(tmp_path: Path) -> None:
+    def trained(**options: Any) -> hf_stitch.StitchedModel:
+        torch.manual_seed(0)
+        encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
+        model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification")
+        model.source.requires_grad_(True)
+        rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS.tolist()}).with_format("torch")
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=10, learning_rate=0.05, report_to=[], save_strategy="no", disable_tqdm=True,
+            **options,
+        )  # fmt: skip
+        refresh = AnchorRefresh(model, X[:10], every=4)
+        Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[refresh]).train()
+        return model
+
+    often, never = trained(eval_strategy="steps", eval_steps=1), trained(eval_strategy="no")
+    for name, value in often.state_dict().items():
+        assert torch.equal(value, never.state_dict()[name]), name
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
