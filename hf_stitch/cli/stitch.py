@@ -71,12 +71,16 @@ def stitch(
 def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
     """Save the whole model, the small artefact, and what was measured, each under its name in a folder.
 
+    A model whose halves were trained has no small artefact: no network holds them.
+
     Returns:
         What was saved -> where.
     """
-    saved = {"model": folder / "model", "stitcher": folder / "stitcher"}
+    saved = {"model": folder / "model"}
     stitched.save_pretrained(saved["model"])
-    stitched.stitcher.save_pretrained(saved["stitcher"])
+    if not (stitched.has_changed("source") or stitched.has_changed("target")):
+        saved["stitcher"] = folder / "stitcher"
+        stitched.stitcher.save_pretrained(saved["stitcher"])
     if stitched.evaluation is not None:
         saved |= {"evaluation": folder / "evaluation.json", "plot": folder / "evaluation.png"}
         saved["evaluation"].write_text(as_json(stitched.evaluation.to_dict()) + "\n", encoding="utf-8")

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ..adapters import Adapter
     from ..data import Samples
     from ..models import StitchedModel
+    from ..relative import AnchorSet
+
+
+SELECTIONS = ("random", "stratified")
+"""Those that go by the samples alone: what others need, no option gives."""
 
 
 def swap(
@@ -30,9 +35,14 @@ def swap(
     ],
     target_layer: Annotated[str | None, typer.Option(help="Where a network is cut that is no stitched model.")] = None,
     anchors: Annotated[
-        int, typer.Option(min=2, help="For such a network: how many anchors are drawn. A stitched model has its own.")
-    ] = 300,
-    selection: Annotated[str, typer.Option(help="How they are drawn; see hf-stitch list anchors.")] = "random",
+        int | None,
+        typer.Option(
+            min=2, help="For such a network: how many are drawn. A stitched model has its own. [default: 300]"
+        ),
+    ] = None,
+    selection: Annotated[
+        str | None, typer.Option(help="How they are drawn: random, or stratified by labels. [default: random]")
+    ] = None,
     anchor_split: Annotated[
         str | None, typer.Option(help="Split that the anchors are in. [default: --split; they are not scored then]")
     ] = None,
@@ -56,26 +66,32 @@ def swap(
     output = Output(json)
     if rows is not None:
         check_rows(rows)
+    given = {"--anchors": anchors, "--selection": selection, "--task": task}
+    if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
+        raise typer.BadParameter("is of a network that is no stitched model: --target-layer", param_hint=idle[0])
+    if selection not in (None, *SELECTIONS):
+        raise typer.BadParameter(f"must be one of {', '.join(SELECTIONS)}, got {selection!r}", param_hint="--selection")
+    if option and matcher is None:
+        raise typer.BadParameter("is of a matcher, and none is named: --matcher", param_hint="--option")
     found_by = None if matcher is None else matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, None, seed)
-    pool = read if anchor_split is None else read_samples(data, data_dir, anchor_split, None, seed)
+    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed)
 
     import hf_stitch
 
-    from ..relative import select_anchors
+    from ..relative import AnchorSet, select_anchors
 
     new = hf_stitch.load(encoder)
     whole: StitchedModel | Adapter
     if target_layer is None:
         whole = _stitched(model)
-        chosen = _kept(whole, pool, new, layer, rows)
+        known, chosen = _kept(whole, pool, new, layer, rows)
     else:
         whole = hf_stitch.load(model, task=task)
-        chosen = select_anchors(pool, anchors, selection)
-    if chosen is not None and pool is read:
-        left = set(chosen.ids)
-        read = read.select(place for place, id_ in enumerate(read.ids) if id_ not in left)
+        chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
+        known = AnchorSet.of(chosen)
+    read = _without(read, known)
     swapped = hf_stitch.swap(
         whole, encoder=new, layer=layer, anchors=chosen, target_layer=target_layer, rows=rows,  # type: ignore[arg-type]
         matcher=found_by, data=draw(read, samples, seed, data), seed=seed,
@@ -99,12 +115,23 @@ def _stitched(name: str) -> StitchedModel:
     return StitchedModel.from_pretrained(name)
 
 
-def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> Samples | None:
-    """The samples of a stitched model's own anchors, found by their ids; ``None`` where they are not needed."""
+def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> tuple[AnchorSet, Samples | None]:
+    """A stitched model's own anchors, and their samples, found by their ids; ``None`` where they are not needed."""
     from ..relative import select_anchors
 
     if model.anchors is None:
         raise ValueError("this stitched model keeps no anchors: swap its target, with --target-layer")
-    if model.anchors.has(new, layer, rows or model.stitch.rows):
-        return None
-    return select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
+    if model.anchors.has(new, layer, rows or model.stitch.rows) and not model.has_changed("source"):
+        return model.anchors, None
+    return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
+
+
+def _without(samples: Samples, anchors: AnchorSet) -> Samples:
+    """The samples that are no anchors; all of them where the anchors are of another split, whatever their ids."""
+    places = {id_: place for place, id_ in enumerate(samples.ids)}
+    if not places.keys() >= set(anchors.ids):
+        return samples
+    if samples.select(places[id_] for id_ in anchors.ids).fingerprint != anchors.fingerprint:
+        return samples
+    left = set(anchors.ids)
+    return samples.select(place for id_, place in places.items() if id_ not in left)

@@ -8,10 +8,16 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
+from hf_stitch.matchers._solve import Spectrum, check_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
+
+RCOND = 1e-4
+"""Well above the rounding of float32 representations, which is all there is in a direction that a norm removed."""
+
+NARROW_RCOND = 1e-2
+"""As ``RCOND``, for representations that were computed in bfloat16 or float16."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,8 @@ class InverseRelative(ClosedFormMatcher):
     squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y; fewer anchors
     than y is wide, or such as span less, reach only what they span.
 
-    Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1 make the paper's
-    map, of vectors of any length, up to the length of the result.
+    Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1, with
+    ``center=False``, make the paper's map, of vectors of any length, up to the length of the result.
 
     ``fitted`` holds ``n``, ``r2`` (far below that of least squares, which minimises it), the ``rcond`` and ``scale`` in
     force and ``y_rank``, the number of directions of y above it.
@@ -38,8 +44,10 @@ class InverseRelative(ClosedFormMatcher):
         scale: Whether the result is brought to the target's scale, by the ratio ``tr Syy / tr Sxx``. Otherwise it is
             too small or large by the square of the ratio of both scales, which a head that normalises does not notice.
         rcond: Directions of y whose singular value is below ``rcond`` of the largest are left out, in [0, 1). None:
-            ``sqrt(dy · eps)`` with the eps of float64, 3.4e-7 at width 512. What x has there is magnified by the
-            inverse of the singular value: raise it where anchors are hardly more than y is wide.
+            1e-4. What x has there is magnified by the inverse square of the singular value, so that it must be well
+            above the rounding of y, which is all that y has where a LayerNorm has removed a direction: pass 1e-2 where
+            representations were computed in bfloat16 or float16 (:func:`hf_stitch.swap` does), and raise it where
+            anchors are hardly more than y is wide.
 
     Example:
         >>> import torch
@@ -75,7 +83,7 @@ class InverseRelative(ClosedFormMatcher):
         """
         require(moments, 2, "give more anchors")
         about = moments if self.center else moments.about_origin()
-        rcond = default_rcond(moments.dy) if self.rcond is None else self.rcond
+        rcond = RCOND if self.rcond is None else self.rcond
         spectrum = Spectrum.of(about.syy, rcond)
         scale = (about.syy.trace() / about.sxx.trace()).item() if self.scale else 1.0
         weights = {"weight": scale * spectrum.solve(about.sxy.T)}

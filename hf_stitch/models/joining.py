@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..adapters.base import Adapter
+from ..adapters.cut import Back, Front
+from ..endpoint import weights_hash
 from ..stitches import StitchingLayer
 from .configuration import StitchConfig
 from .modeling import StitchedModel, class_for
@@ -36,8 +38,8 @@ def join(
     kind = class_for(task)
     front, back = source.front(source_layer), target.back(target_layer)
     config = StitchConfig(
-        source=_half(source, source_layer),
-        target=_half(target, target_layer),
+        source=_half(source, source_layer, front),
+        target=_half(target, target_layer, back),
         stitch=layer.to_dict(),
         recipe=dict(recipe or {}),
     )
@@ -69,15 +71,16 @@ def with_encoder(
     if isinstance(source, StitchedModel):
         config.source, front = copy.deepcopy(source.config.source), copy.deepcopy(source.source)
     else:
-        config.source, front = _half(source, source_layer), source.front(source_layer)
+        front = source.front(source_layer)
+        config.source = _half(source, source_layer, front)
     swapped = type(model)(config, front, layer, copy.deepcopy(model.target), processor=source.processor)
     if model.parents is not None and isinstance(source, Adapter):
         swapped.parents = (source, model.parents[1])
     return swapped
 
 
-def _half(adapter: Adapter, layer: str) -> dict[str, Any]:
-    """One half as JSON values: how to build the network, where it is cut, how it runs, and which it was."""
+def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
+    """One half as JSON values: how to build the network, where it is cut, how it runs, and which both were."""
     try:
         blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
     except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
@@ -89,4 +92,5 @@ def _half(adapter: Adapter, layer: str) -> dict[str, Any]:
         "plan": plan.to_dict(),
         "interface": adapter.interface.to_dict(),
         "endpoint": adapter.pinned.public.to_dict(),
+        "half_hash": weights_hash(half),
     }

@@ -25,7 +25,7 @@ from .. import hub
 from ..adapters.base import Adapter
 from ..adapters.cut import Back, Cut, Front, Interface, Plan
 from ..adapters.preprocess import preprocess
-from ..endpoint import Endpoint
+from ..endpoint import Endpoint, weights_hash
 from ..registry import PluginError, UnknownNameError, did_you_mean, registries
 from ..relative import AnchorSet
 from ..representation import Representation
@@ -266,10 +266,33 @@ class StitchedModel(PreTrainedModel):
             return self.parents[("source", "target").index(side)]
         return load_parent(side, Endpoint.from_dict(getattr(self.config, side)["endpoint"]), options=options)
 
+    def has_changed(self, side: Literal["source", "target"]) -> bool:
+        """Whether a half has other weights than when it was cut from its network: it was trained, or cast.
+
+        False where an older record does not say with which weights it was cut.
+        """
+        recorded = getattr(self.config, side).get("half_hash")
+        return recorded is not None and weights_hash(getattr(self, side)) != recorded
+
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
     def stitcher(self) -> Stitcher:
-        """The stitch alone, with the names of both parents: what is worth sharing where these are public."""
+        """The stitch alone, with the names of both parents: what is worth sharing where these are public.
+
+        Raises:
+            ValueError: If a half has changed since it was cut from its network, which then does not hold it.
+        """
+        for side in ("source", "target"):
+            if self.has_changed(side):
+                raise ValueError(
+                    f"the {side} half was trained or cast since it was cut, and a stitcher would name the network "
+                    "from before: save the whole model, or train a network first (the head of a relative model "
+                    "alone) and build the model with it"
+                )
+        return self._described()
+
+    def _described(self) -> Stitcher:
+        """The stitch and what is recorded of both parents, whatever the halves have become."""
         source, target = self.config.source, self.config.target
         return Stitcher(
             self.stitch,
@@ -312,7 +335,7 @@ class StitchedModel(PreTrainedModel):
             return
         weights = state_dict or self.state_dict()
         self._write(Path(save_directory), weights, max_shard_size)
-        write_card(self.stitcher, Path(save_directory), whole=True, sample=self._sample_code())
+        write_card(self._described(), Path(save_directory), whole=True, sample=self._sample_code())
         if push_to_hub:
             written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
             name = kwargs.pop("repo_id", Path(save_directory).name)
@@ -382,7 +405,7 @@ class StitchedModel(PreTrainedModel):
                 repo_id,
                 replaces=[SHARDS, INDEX, *ANCHORS],
                 card=lambda id, there: card(
-                    self.stitcher,
+                    self._described(),
                     whole=True,
                     name=id,
                     present=united(there, present),

@@ -25,7 +25,7 @@ COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000)
 FREE = ("id2label", "label2id", "recipe", "scores", "files")
 """Keys under which anything may be called anything."""
 
-HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint"))
+HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint", "half_hash"))
 """Keys of ``source`` and ``target`` in a config."""
 
 

@@ -46,7 +46,8 @@ def relative_model(
 
     Train it as it is (the encoder takes no gradient and stays in eval mode; for end-to-end training,
     ``model.source.requires_grad_(True)``), or, much faster, the head alone on vectors made before, and build this with
-    the trained ``head``.
+    the trained ``head``. Only what was built of trained networks can be shared as a :class:`~hf_stitch.Stitcher`, which
+    names them; what was trained as it is, is saved whole.
 
     Args:
         encoder: An adapter, a live module, or a name for :func:`hf_stitch.load`.
@@ -59,8 +60,8 @@ def relative_model(
         num_labels: Number of classes of a new head.
         kind: Of a new head.
         head: A :class:`~hf_stitch.models.Head`, trained or not, or where one was saved; or any module that takes the
-            vectors, ``(n, anchors)``, such as the decoder of an autoencoder (a model with one is shared as a
-            :class:`~hf_stitch.Stitcher`).
+            vectors, ``(n, anchors)``, such as the decoder of an autoencoder (being of user code, it is trained first,
+            and a model with it shared as a :class:`~hf_stitch.Stitcher`).
         task: Which head the model has: ``image-classification``, ``text-classification`` or ``None`` (the head's own
             output). ``"auto"``: for a :class:`~hf_stitch.models.Head` by the encoder's samples, else ``None``.
         batch_size: Anchors per forward.
@@ -134,4 +135,5 @@ def _target(
     module: Any = head if adapter is None else adapter.model
     entered = nn.Sequential(nn.Identity(), module)
     parameter = next(module.parameters(), torch.zeros(()))
-    return load(entered, example_inputs=torch.randn(2, width).to(parameter)), "0"
+    example = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
+    return load(entered, example_inputs=example.to(parameter)), "0"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..adapters import Adapter, load
+from ..adapters.base import evaluating
 from ..data import Samples
-from ..endpoint import Endpoint
-from ..matchers import Matcher, TrainedMatcher, build_matcher
+from ..endpoint import Endpoint, weights_hash
+from ..matchers import InverseRelative, Matcher, TrainedMatcher, build_matcher
+from ..matchers.inverse_relative import NARROW_RCOND
 from ..relative import AnchorSet, RelativeProjection
 from ..representation import Form, RowsPolicy
 from ..statistics import Moments
-from ..stitches import StitchingLayer
-from ..stitches.layer import POOLED
+from ..stitches import IdentityStitch, StitchingLayer
+from ..stitches.layer import POOLED, source_positions
 from .joining import join, with_encoder
 from .modeling import StitchedModel, class_for, logits_of
 from .stitching import check_meet, fit_layer, versions
@@ -53,7 +55,8 @@ def swap(
       represents them (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
     - Any other network gets, in place of all that precedes a layer, the new encoder and a map that ``matcher`` finds
       from the anchors alone: by default inverse relative projection (Maiorca et al. 2024). So does the absolute model,
-      in place of its encoder, and what was swapped so before.
+      in place of its encoder, and what was swapped so before. Of an absolute model whose encoder was trained with its
+      head, the anchors' samples are needed: its own front encodes them again.
 
     Args:
         model: The trained head with its own encoder: a stitched model, or a network (an adapter, a live module, or a
@@ -124,6 +127,10 @@ def swap(
         if space is None and not (matcher is None and baselines is None):
             raise TypeError("a relative model needs no map from encoder to encoder: leave out matcher and baselines")
         own = _own(stitched.anchors, anchors)
+        if space is not None and _moved(stitched, space):
+            space = _space_now(stitched)
+            if not own.has(*space):
+                own = own.add(_seen_by(stitched, anchors, batch_size, progress), *space)
         reference: StitchedModel | Adapter = stitched
     else:
         if target_layer is None or anchors is None:
@@ -153,8 +160,9 @@ def swap(
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, parallel, new)
     if space is not None:
-        found_by = build_matcher(matcher or MATCHER).to_dict()
-        swapped.config.recipe |= {"matcher": found_by, "space": as_space(*space)}
+        assert entering is not None
+        found_by = _matcher(matcher or MATCHER, entering)
+        swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space)}
     return _scored(swapped, data, reference, others, target_data, batch_size, seed, progress)
 
 
@@ -274,6 +282,41 @@ def _space(model: StitchedModel) -> _Space | None:
     return Endpoint.from_dict(recorded["endpoint"]), recorded["layer"], recorded["rows"]
 
 
+def _moved(model: StitchedModel, space: _Space) -> bool:
+    """Whether the representations that enter a back half are those of the model's own front, trained since."""
+    source: Any = model.config.source
+    its_own = as_space(*space) == {"endpoint": source["endpoint"], "layer": space[1], "rows": model.stitch.rows}
+    absolute = its_own and space[1] == source["cut"]["layer"] and isinstance(model.stitch.body, IdentityStitch)
+    return absolute and model.has_changed("source")
+
+
+def _space_now(model: StitchedModel) -> _Space:
+    """The space of an absolute model's own front as it is now: a network of no name, pinned by its weights."""
+    source: Any = model.config.source
+    now = Endpoint(None, source["endpoint"]["library"], weights_hash=weights_hash(model.source))
+    return now, source["cut"]["layer"], model.stitch.rows
+
+
+@torch.no_grad()
+def _seen_by(model: StitchedModel, anchors: _Side, batch_size: int, progress: bool) -> Tensor:
+    """What an absolute model's own front says of the anchors now.
+
+    Raises:
+        ValueError: If their samples are not given.
+    """
+    if not isinstance(anchors, Samples):
+        raise ValueError(
+            "the encoder of this absolute model has changed since its anchors were encoded, so that what is kept of "
+            "them says nothing of its head: pass the anchors' samples, anchors=…"
+        )
+    parts, layer = [], model.stitch
+    with evaluating(model):
+        for batch in anchors.batches(batch_size, "encoding anchors" if progress else None):
+            inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
+            parts.append(source_positions(model.source(**inputs), layer.source, layer.target, layer.rows).cpu())
+    return torch.cat(parts)
+
+
 def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
     """The model's anchors, with what is given compared with those that it keeps.
 
@@ -330,11 +373,24 @@ def _relative(stitch: StitchingLayer, form: Form, rows: RowsPolicy, vectors: Ten
 
 def _fitted(matcher: str | Matcher, new: _Encoder, form: Form, vectors: Tensor, entering: Tensor) -> StitchingLayer:
     """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
-    fitted_by = build_matcher(matcher)
-    if isinstance(fitted_by, TrainedMatcher):
-        raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
+    fitted_by = _matcher(matcher, entering)
     moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
     return fit_layer(fitted_by, {"body": moments}, new.form, form, new.rows)
+
+
+def _matcher(matcher: str | Matcher, entering: Tensor) -> Matcher:
+    """The matcher; the inverse relative one, unless told otherwise, leaves out what is rounding in this dtype.
+
+    Raises:
+        ValueError: If it trains.
+    """
+    found_by = build_matcher(matcher)
+    if isinstance(found_by, TrainedMatcher):
+        raise ValueError(f"a swap trains nothing, and matcher {found_by.name!r} does: use hf_stitch.stitch")
+    narrow = entering.dtype in (torch.bfloat16, torch.float16)
+    if narrow and isinstance(found_by, InverseRelative) and found_by.rcond is None:
+        return replace(found_by, rcond=NARROW_RCOND)
+    return found_by
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.data import Id, Samples, check_same_order
+from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.endpoint import Endpoint
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import RowsPolicy
@@ -48,6 +49,9 @@ class EncodedAnchors:
 @dataclass(frozen=True, eq=False)
 class AnchorSet:
     """Anchors, to be kept and shared: the samples' identity, and their representations by any number of encoders.
+
+    An encoder is known by the hash of its weights, which says nothing of what else it is (its activations, its
+    preprocessing); where samples are at hand, :meth:`encode` compares.
 
     Two encoders of one set have comparable relative representations. Where the encoders see different samples (a text
     and its translation), each side has a set of its own, and :meth:`check_parallel` makes sure that they correspond.
@@ -99,7 +103,8 @@ class AnchorSet:
     ) -> AnchorSet:
         """This set with the representations of one more encoder.
 
-        One that is there already is not run again.
+        One that is there already is run on the first batch only, and compared: networks of equal weights may differ
+        in an activation, the size of images or a tokenizer.
 
         Args:
             model: The encoder: an adapter, a live module, or a name for :func:`hf_stitch.load`.
@@ -112,28 +117,22 @@ class AnchorSet:
         Raises:
             NotACutError: If the layer is no cut.
             ValueError: If the samples are others than the anchors or in another order, the policy gives a sample
-                several rows, or representations repeat or are all equal.
+                several rows, or representations repeat, are all equal, or are not those that are here already.
         """
         self.check_same(samples)
         adapter = load(model)
-        if self.has(adapter, layer, rows):
+        endpoint = adapter.pinned
+        if found := self._find(endpoint, layer, rows):
+            _check_says(found, _vectors(adapter, layer, rows, next(samples.batches(batch_size))))
             return self
-        parts = []
-        for batch in samples.batches(batch_size, "encoding anchors" if progress else None):
-            vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(rows)
-            if len(vectors) != len(batch.samples):
-                raise ValueError(
-                    f"an anchor is one vector, and rows={rows!r} gives layer {layer!r} {len(vectors)} for "
-                    f"{len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
-                )
-            parts.append(vectors.cpu())
-        return self.add(torch.cat(parts), adapter.pinned, layer, rows)
+        batches = samples.batches(batch_size, "encoding anchors" if progress else None)
+        return self.add(torch.cat([_vectors(adapter, layer, rows, batch) for batch in batches]), endpoint, layer, rows)
 
     def add(self, values: Tensor, endpoint: Endpoint, layer: str, rows: RowsPolicy = "mean") -> AnchorSet:
         """This set with representations that were made before.
 
         Args:
-            values: ``(k, d)``, in the order of the anchors.
+            values: ``(k, d)``, in the order of the anchors; copied.
             endpoint: The encoder, pinned by the hash of its weights (``adapter.pinned``).
             layer: The layer.
             rows: The rows policy by which they were made.
@@ -144,7 +143,7 @@ class AnchorSet:
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need as many representations, got {len(values)}")
-        added = EncodedAnchors(values.detach(), endpoint, layer, rows)
+        added = EncodedAnchors(values.detach().clone(), endpoint, layer, rows)
         try:
             check_anchors(values)
         except ValueError as error:
@@ -264,6 +263,28 @@ class AnchorSet:
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error
         return anchors
+
+
+def _vectors(adapter: Adapter, layer: str, rows: RowsPolicy, batch: Batch) -> Tensor:
+    """What an encoder says of some anchors, ``(n, d)``."""
+    vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(rows)
+    if len(vectors) != len(batch.samples):
+        raise ValueError(
+            f"an anchor is one vector, and rows={rows!r} gives layer {layer!r} {len(vectors)} for "
+            f"{len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
+        )
+    return vectors.cpu()
+
+
+def _check_says(known: EncodedAnchors, vectors: Tensor) -> None:
+    """Make sure that an encoder says of the first anchors what is known, up to rounding on another device."""
+    stored = known.values[: len(vectors)].cpu().double()
+    away = (vectors.double() - stored).norm() if vectors.shape == stored.shape else torch.inf
+    if not away <= max(1e-2, math.sqrt(torch.finfo(known.values.dtype).eps)) * stored.norm():
+        raise ValueError(
+            f"this encoder has the weights of {known} in this set, and says otherwise of the anchors: its activations, "
+            "the size of its images or its tokenizer differ. Encode a new set with it, AnchorSet.of(samples)"
+        )
 
 
 def _same(encoded: EncodedAnchors, endpoint: Endpoint, layer: str, rows: RowsPolicy) -> bool:

@@ -29,7 +29,7 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
         ``(m, k)`` cosines or distances, the nearest first, and ``(m, k)`` int64: where those rows are, in all chunks.
 
     Raises:
-        ValueError: There are fewer than k rows, or a row or query is 0 (cosine).
+        ValueError: There are fewer than k rows, or a row or query is 0 (cosine) or holds NaN or infinity.
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -40,12 +40,14 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
         raise ValueError(f"nearest takes queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
     if distance not in ("cosine", "euclidean"):
         raise ValueError(f"distance must be 'cosine' or 'euclidean', got {distance!r}")
+    _check_finite("query", queries, 0)
     queries, sign = computable(queries), 1 if distance == "cosine" else -1
     similarity = Cosine() if distance == "cosine" else Euclidean()
     closeness = queries.new_empty(len(queries), 0)
     places = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     seen = 0
     for rows in chunks:
+        _check_finite("row", rows, seen)
         found, here = (sign * similarity(queries, rows.to(queries))).topk(min(k, len(rows)), dim=1)
         closeness, places = torch.cat([closeness, found], 1), torch.cat([places, seen + here], 1)
         closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1)
@@ -53,3 +55,10 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
     if seen < k:
         raise ValueError(f"k={k} neighbours of {seen} rows: there are too few; lower k or give more rows")
     return sign * closeness, places
+
+
+def _check_finite(what: str, rows: Tensor, before: int) -> None:
+    finite = rows.isfinite().all(1)
+    if not finite.all():
+        place = before + int(finite.logical_not().nonzero()[0])
+        raise ValueError(f"{what} {place} holds NaN or infinity and is near nothing; leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -18,6 +19,10 @@ from hf_stitch.stitches.base import as_dtype
 Aggregate = Literal["concatenate", "mlp_sum"]
 Normalise = Literal["l2", "layer"]
 Rows = Tensor | NDArray[np.floating[Any]]
+_ALIKE = 100
+"""Rows whose difference is within so many roundings of their length are the same, computed twice."""
+_NEARBY = 4
+"""How many neighbours along a direction are looked at."""
 _Named = str | Similarity | Mapping[str, Any]
 
 
@@ -234,11 +239,14 @@ class RelativeProjection(Stitch):
     def _normalised(self, space: Tensor) -> Tensor:
         if self.normalise == "l2":
             return functional.normalize(space, dim=1)
-        return functional.layer_norm(space, space.shape[1:]) if self.normalise == "layer" else space
+        if self.normalise == "layer":
+            # No constant is added to the variance, as a layer norm does: cosines close to 1 hardly vary.
+            return functional.normalize(space - space.mean(1, keepdim=True), dim=1) * math.sqrt(space.shape[1])
+        return space
 
 
 def check_anchors(anchors: Tensor) -> None:
-    """Refuse anchors that are no matrix of finite vectors, all different.
+    """Refuse anchors that are no matrix of finite vectors, all different by more than the rounding of float32.
 
     Raises:
         ValueError: Naming the first that will not do.
@@ -250,15 +258,33 @@ def check_anchors(anchors: Tensor) -> None:
     finite = anchors.isfinite().all(1)
     if not finite.all():
         raise ValueError(f"anchor {int(finite.logical_not().nonzero()[0])} holds NaN or infinity; choose another")
-    kinds, which, counts = anchors.detach().unique(dim=0, return_inverse=True, return_counts=True)
-    if len(kinds) == 1 < len(anchors):
+    repeated = _repeated(computable(anchors.detach()))
+    if 0 < len(repeated) == len(anchors) - 1:
         raise ValueError(f"all {len(anchors)} anchors have the same representation; is the layer dead?")
-    if len(kinds) < len(anchors):
-        first, second = (which == int(counts.argmax())).nonzero()[:2, 0].tolist()
+    if repeated:
+        first, second = min(sorted(pair) for pair in repeated.items())
         raise ValueError(
             f"anchors {first} and {second} have the same representation, and the second says nothing new "
-            f"({len(kinds)} of {len(anchors)} differ); choose different samples, or another layer"
+            f"({len(anchors) - len(repeated)} of {len(anchors)} differ); choose different samples, or another layer"
         )
+
+
+def _repeated(rows: Tensor) -> dict[int, int]:
+    """Rows that repeat another up to rounding, such as that of another batch -> that one.
+
+    Rows that are alike come close to each other when all are sorted along any direction, which takes no comparison of
+    all pairs.
+    """
+    away = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
+    order = (rows @ away).argsort()
+    within = _ALIKE * torch.finfo(rows.dtype).eps * rows.norm(dim=1)
+    repeated: dict[int, int] = {}
+    for places in range(1, min(_NEARBY + 1, len(rows))):
+        one, other = order[:-places], order[places:]
+        alike = (rows[one] - rows[other]).norm(dim=1) <= torch.maximum(within[one], within[other])
+        for first, second in zip(one[alike].tolist(), other[alike].tolist(), strict=True):
+            repeated.setdefault(second, first)
+    return repeated
 
 
 def _check_options(

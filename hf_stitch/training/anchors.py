@@ -27,15 +27,18 @@ class AnchorRefresh(TrainerCallback):
 
     No gradient passes through the anchors, and training does not notice: modes, random states and buffers are left as
     they were. In a ``transformers.Trainer`` (``callbacks=[…]``) it does so before the first step and every so many,
-    and, so that evaluation and checkpoints have the anchors of the weights at hand, before these and at the end. In a
-    loop of one's own, call :meth:`step` before every step and :meth:`refresh` before evaluating.
+    and, so that evaluation and checkpoints have the anchors of the weights at hand, before these and at the end; the
+    next step has those from before again, so that how often one evaluates changes nothing (a run that is resumed goes
+    on with the checkpoint's). In a loop of one's own, call :meth:`step` before every step and :meth:`refresh` before
+    evaluating.
 
     Args:
         model: Any module that holds one :class:`~hf_stitch.relative.RelativeProjection`, such as a relative model whose
             encoder is trained too (``model.source.requires_grad_(True)``).
         anchors: The anchors, in their order: for a :class:`~hf_stitch.StitchedModel`, raw samples; for another module,
             what its ``encoder`` takes, (k, …).
-        encoder: From a batch of anchors to their vectors, (batch, d). Needed unless the model is a stitched one.
+        encoder: From a batch of anchors to their vectors, (batch, d). Needed unless the model is a stitched one. A
+            module that is not within the model is put in the same mode meanwhile, and left as it was, too.
         every: Steps from one time to the next.
         batch_size: Anchors per forward.
         training: Whether the encoder is in training mode meanwhile, so that BatchNorm normalises anchors by their own
@@ -76,6 +79,9 @@ class AnchorRefresh(TrainerCallback):
             raise ValueError(f"every and batch_size must be at least 1, got {every} and {batch_size}")
         self.projection, self.every, self.training = found[0], every, training
         self.steps = 0
+        self._interrupted: Tensor | None = None
+        # All that runs: of modules given twice, within the model and by themselves, each counts once.
+        self._runs: nn.Module = nn.ModuleList([self.model, encoder]) if isinstance(encoder, nn.Module) else self.model
         if encoder is not None:
             batches: Any = anchors.split(batch_size)
             count, self._embed = len(anchors), lambda: [encoder(batch) for batch in batches]
@@ -101,24 +107,38 @@ class AnchorRefresh(TrainerCallback):
         Raises:
             ValueError: If anchors get the same vector, NaN or infinity, or the model's weights are sharded.
         """
-        check_whole(self.model)
+        check_whole(self._runs)
         mode = _training if self.training else evaluating
-        with unnoticed(self.model, Processes.of(None)), mode(self.model):
+        with unnoticed(self._runs, Processes.of(None)), mode(self._runs):
             vectors = torch.cat(self._embed())
             check_anchors(vectors)
-            self.projection.anchors.copy_(vectors)
+        # Outside: where several processes train, buffers inside are those of the first for the time being.
+        self._put(vectors)
+
+    @torch.no_grad()
+    def _put(self, vectors: Tensor) -> None:
+        """These anchors, and their mean where a stitched model keeps it."""
+        self.projection.anchors.copy_(vectors)
+        if isinstance(self.model, StitchedModel) and self.model.stitch.body is self.projection:
+            mean: Any = self.model.stitch.body_mean
+            mean.copy_(self.projection(self.projection.anchors).mean(0))
 
     # -- in a Trainer -----------------------------------------------------------------------------------------------
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refresh every so many steps."""
+        """Refresh every so many steps; in between, train with the anchors from before an evaluation or checkpoint."""
+        if self._interrupted is not None:
+            self._put(self._interrupted)
+            self._interrupted = None
         self.steps = state.global_step
         self.step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Refresh before an evaluation or a checkpoint."""
         if control.should_evaluate or control.should_save:
+            if self._interrupted is None:
+                self._interrupted = self.projection.anchors.clone()
             self.refresh()
 
     def on_epoch_end(
@@ -131,6 +151,7 @@ class AnchorRefresh(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Refresh a last time."""
+        self._interrupted = None
         self.refresh()
 
 

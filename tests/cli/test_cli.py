@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 import hf_stitch
 from hf_stitch.cli import app
+from hf_stitch.data import read_data
 from hf_stitch.registry import Registries, Registry, registries
 
 DIGITS = ("--data", "sklearn:digits", "--split", "test", "--samples", "120")
@@ -248,6 +249,12 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
         *DIGITS[:4], *place, tmp_path / "one",
     )  # fmt: skip
     assert record["evaluation"]["n"] == 60
+    everything = len(read_data("sklearn:digits", split="test"))
+    same_split = recorded(
+        "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90", "--layer",
+        "layer4.0", *DIGITS[:4], "--anchor-split", "test", "--out", tmp_path / "same",
+    )  # fmt: skip
+    assert same_split["evaluation"]["n"] == everything - 90
     assert {"stitched", "procrustes", "identity", "target", "chance"} <= record["evaluation"]["scores"].keys()
     assert record["recipe"]["matcher"]["name"] == "inverse_relative"
     assert record["recipe"]["samples"] == 90
@@ -256,9 +263,42 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
         "--matcher", "ridge", "--option", "ridge=0.1", *DIGITS[:4], "--samples", "60", "--out", tmp_path / "two",
     )  # fmt: skip
     assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
+    # What the set knows needs no samples, and is not scored on the anchors either.
+    back = recorded(
+        "swap", again["saved"]["model"], folders["cnn"], "--layer", "layer4.0", "--rows", "mean", *DIGITS[:4],
+        "--out", tmp_path / "three",
+    )  # fmt: skip
+    assert back["evaluation"]["n"] == everything - 90
     assert again["recipe"]["matcher"] == {"name": "ridge", "ridge": 0.1, **{
         key: value for key, value in again["recipe"]["matcher"].items() if key not in ("name", "ridge")
     }}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--anchors", "9"), "no stitched model: --target-layer"),
+        (("--selection", "random"), "no stitched model: --target-layer"),
+        (("--task", "image-classification"), "no stitched model: --target-layer"),
+        (("--option", "ridge=1"), "none is named: --matcher"),
+        (("--target-layer", "x", "--selection", "kmeans"), "must be one of random, stratified"),
+    ],
+)
+def test_swap_refuses_options_that_say_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    result = run("swap", "a", "b", "--layer", "x", *DIGITS[:4], "--out", tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_seed_of_swap_draws_the_anchors(folders: dict[str, Path], tmp_path: Path) -> None:
+    one, other = (
+        recorded(
+            "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--layer", "layer4.0",
+            "--anchors", "20", "--seed", seed, *DIGITS[:4], "--samples", "30", "--out", tmp_path / seed,
+        )["recipe"]["anchors"] for seed in ("0", "1")
+    )  # fmt: skip
+    assert one != other
 
 
 def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path) -> None:

@@ -127,10 +127,33 @@ def test_a_relative_model_is_its_parts_in_a_row() -> None:
 
 def test_any_module_serves_as_a_head() -> None:
     decoder = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 4))
+    state = torch.get_rng_state()
     model = hf_stitch.relative_model(A, LAYER, ANCHORS, "angular", head=decoder, center=True, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
     swapped = hf_stitch.swap(model, encoder=B, layer=LAYER, anchors=ANCHORS, progress=False)
     x = torch.randn(5, 4)
     torch.testing.assert_close(swapped(input=x), model(input=x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_halves_that_were_trained_have_no_stitcher(side: Any, tmp_path: Path) -> None:
+    head = Head(HeadConfig(in_features=20, num_labels=4))
+    model = hf_stitch.relative_model(A, LAYER, ANCHORS, head=head, task=TASK, progress=False)
+    assert model.stitcher.attach(A, head)(input=X[:3]).logits.equal(model(input=X[:3]).logits)
+    with torch.no_grad():
+        next(getattr(model, side).parameters()).mul_(2)
+    with pytest.raises(ValueError, match=f"the {side} half was trained .* save the whole model"):
+        _ = model.stitcher
+
+
+def test_a_trained_model_is_saved_whole_and_knows_that_it_was_trained(net: Any, images: Any, tmp_path: Path) -> None:
+    anchors = Samples.of(images).take(12)
+    model = hf_stitch.relative_model(net("cnn"), "layer4.0", anchors, num_labels=5, progress=False)
+    with torch.no_grad():
+        model.target.model.classifier.bias.add_(1)
+    model.save_pretrained(tmp_path)
+    again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
+    assert (again.has_changed("source"), again.has_changed("target")) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +206,27 @@ def test_an_absolute_model_needs_a_map() -> None:
     assert accuracy(hf_stitch.swap(swapped("lstsq"), encoder=B, layer=LAYER)) == pytest.approx(
         inverse.evaluation["accuracy"].value, abs=0.02
     )
+
+
+def test_an_absolute_model_trained_end_to_end_is_matched_as_it_is_now() -> None:
+    model = hf_stitch.relative_model(A, LAYER, ANCHORS, None, num_labels=4, task=TASK, progress=False)
+    assert not model.has_changed("source")
+    with torch.no_grad():  # as training would
+        model.source.model[0].weight.mul_(-2)
+        model.source.model[0].bias.add_(0.5)
+    assert model.has_changed("source")
+    assert not model.has_changed("target")
+    now = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
+    now[0].load_state_dict(model.source.model[0].state_dict())
+    its_own = hf_stitch.load(now, example_inputs=torch.randn(2, 4))
+    swapped = hf_stitch.swap(model, encoder=its_own, layer="2", anchors=ANCHORS, matcher="lstsq", progress=False)
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(swapped(input=x).logits, model(input=x).logits, rtol=1e-3, atol=1e-3)
+    back = hf_stitch.swap(swapped, encoder=its_own, layer="2", matcher="lstsq")  # the set knows both
+    assert torch.equal(back(input=x).logits, swapped(input=x).logits)
+    known = AnchorSet.of(ANCHORS).encode(its_own, "2", ANCHORS, progress=False)
+    with pytest.raises(ValueError, match=r"encoder of this absolute model has changed .* pass the anchors' samp"):
+        hf_stitch.swap(model, encoder=its_own, layer="2", anchors=known)
 
 
 @pytest.mark.parametrize("given", ["samples", "set"])

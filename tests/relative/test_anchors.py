@@ -229,6 +229,20 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
         anchors.add(torch.randn(3, 5), b.pinned, "1")
 
 
+@pytest.mark.parametrize("other", ["activation", "preprocessing"])
+def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other: str) -> None:
+    linear = nn.Linear(4, 8)
+    a = hf_stitch.load(nn.Sequential(linear, nn.Tanh(), nn.Identity()), example_inputs=torch.randn(2, 4))
+    anchors = AnchorSet.of(chosen).encode(a, "1", chosen, progress=False)
+    last = nn.Sequential(linear, nn.ReLU() if other == "activation" else nn.Tanh(), nn.Identity())
+    b = hf_stitch.load(last, example_inputs=torch.randn(2, 4))
+    if other == "preprocessing":
+        last.register_forward_pre_hook(lambda _, args, named: (args, {"input": named["input"] * 1.5}), with_kwargs=True)
+    assert anchors.has(b, "1")
+    with pytest.raises(ValueError, match=r"has the weights of live torch module .*, and says otherwise"):
+        anchors.encode(b, "1", chosen, progress=False)
+
+
 def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
     endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
     with pytest.raises(ValueError, match="all 12 anchors have the same representation"):
@@ -237,6 +251,28 @@ def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> No
     rows[7] = rows[2]
     with pytest.raises(ValueError, match="anchors 2 and 7 have the same"):
         anchors.add(rows, endpoint, "1")
+
+
+def test_a_set_keeps_a_copy() -> None:
+    endpoint, values = Endpoint(None, "torch", weights_hash="sha256:0"), torch.randn(12, 3)
+    anchors = AnchorSet.of(DATA.take(12)).add(values, endpoint, "1")
+    kept = values.clone()
+    values.zero_()
+    assert torch.equal(anchors.values(endpoint, "1"), kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_duplicates_are_found_up_to_rounding(dtype: torch.dtype) -> None:
+    endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(DATA.take(50))
+    rows = torch.randn(50, 300, dtype=dtype)
+    rows[41] = rows[3]
+    if dtype != torch.bfloat16:  # computed in another batch
+        rows[41] += 4 * torch.finfo(dtype).eps * torch.randn(300, dtype=dtype)
+        assert not torch.equal(rows[41], rows[3])
+    with pytest.raises(ValueError, match=r"anchors 3 and 41 have the same .*\(49 of 50 differ\)"):
+        anchors.add(rows, endpoint, "1")
+    rows[41] = rows[3] + (0.05 if dtype == torch.bfloat16 else 1e-2)
+    anchors.add(100 + rows if dtype != torch.bfloat16 else rows, endpoint, "1")
 
 
 def test_several_rows_of_a_sample_are_no_anchor() -> None:

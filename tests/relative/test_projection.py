@@ -287,3 +287,17 @@ def test_more_rows_take_no_more_memory(few: int, many: int, width: int, anchors:
     some, all_ = (peak(n, width, anchors, 2_000) for n in (few, many))
     print(f"{some} kB for {few} rows, {all_} kB for {many}")
     assert all_ <= 1.05 * some, f"{some} kB for {few} rows, {all_} kB for {many}"
+
+
+@pytest.mark.parametrize("where", ["row", "query"])
+def test_what_is_not_finite_is_nobody_s_neighbour(where: str) -> None:
+    queries, rows = draw(3, 4), draw(9, 4)
+    (rows if where == "row" else queries)[2 if where == "query" else 7, 1] = float("nan")
+    with pytest.raises(ValueError, match=f"{where} {2 if where == 'query' else 7} holds NaN or infinity"):
+        nearest(queries, rows.split(4), k=2)
+
+
+def test_values_that_hardly_vary_have_variance_1_all_the_same() -> None:
+    x = (draw(30, 16) + 50).float()
+    layered = RelativeProjection.of(x[:12], normalise="layer")(x[12:])
+    torch.testing.assert_close(layered.var(1, correction=0), torch.ones(18))

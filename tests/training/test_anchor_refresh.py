@@ -62,6 +62,30 @@ def test_a_loop_of_one_s_own_refreshes_every_so_often() -> None:
     assert changed == [False, False, True, False, False, True]
 
 
+def test_an_encoder_outside_the_model_is_put_in_eval_mode_and_left_as_it_was() -> None:
+    whole = network()
+    encoder, rest = whole[0], nn.Sequential(whole[1], whole[2])
+    before = states(whole)
+    AnchorRefresh(rest, X[:10], encoder).refresh()
+    after = states(whole)
+    assert before[1] == after[1]
+    assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
+    with torch.no_grad():
+        torch.testing.assert_close(rest[0].anchors, encoder.eval()(X[:10]))
+
+
+def test_the_mean_of_a_stitched_model_follows_its_anchors() -> None:
+    encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
+    model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification", progress=False)
+    before = model.stitch.body_mean.clone()
+    with torch.no_grad():
+        model.source.model[0].weight.mul_(-3)
+        model.source.model[0].bias.add_(1)
+    AnchorRefresh(model, X[:10], training=True).refresh()
+    torch.testing.assert_close(model.stitch.body_mean, model.stitch.body(embedded(model)).mean(0))
+    assert not torch.allclose(model.stitch.body_mean, before)
+
+
 class Looks(TrainerCallback):
     """Compares the anchors with what the encoder says of them at every evaluation."""
 
@@ -98,6 +122,26 @@ def test_trainer_trains_end_to_end_and_evaluates_with_the_anchors_at_hand(tmp_pa
     assert torch.equal(model.stitch.body.anchors, embedded(model))
     assert not torch.allclose(model.stitch.body.anchors, first)
     assert trainer.evaluate()["eval_loss"] < 0.5
+
+
+def test_how_often_one_evaluates_changes_nothing(tmp_path: Path) -> None:
+    def trained(**options: Any) -> hf_stitch.StitchedModel:
+        torch.manual_seed(0)
+        encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
+        model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification")
+        model.source.requires_grad_(True)
+        rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS.tolist()}).with_format("torch")
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=10, learning_rate=0.05, report_to=[], save_strategy="no", disable_tqdm=True,
+            **options,
+        )  # fmt: skip
+        refresh = AnchorRefresh(model, X[:10], every=4)
+        Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[refresh]).train()
+        return model
+
+    often, never = trained(eval_strategy="steps", eval_steps=1), trained(eval_strategy="no")
+    for name, value in often.state_dict().items():
+        assert torch.equal(value, never.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(
