@@ -1,0 +1,130 @@
+"""Autoencoders and variational ones whose decoder sees codes, or their similarities to anchors."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from encoders import digest
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from training import train
+
+from hf_stitch.relative import RelativeProjection
+from hf_stitch.training import AnchorRefresh
+
+CHANNELS = (32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is made (Moschella et al. 2023, appendix).
+
+    Attributes:
+        relative: Whether the decoder sees relative representations by cosine.
+        variational: Whether what it sees is drawn from a normal distribution that depends on the image.
+        anchors: Number of anchors, and of absolute codes.
+        width: Multiple of 32, 64, 128 and 256 channels.
+        epochs: Over the images.
+        every: Steps from one embedding of the anchors to the next.
+        seed: Of weights, order and draws.
+    """
+
+    relative: bool
+    variational: bool
+    anchors: int
+    width: float
+    epochs: int
+    every: int = 1
+    seed: int = 0
+
+
+class Autoencoder(nn.Module):
+    """Four convolutions of stride 2 with BatchNorm and GELU, and the way back.
+
+    The encoder ends in ``codes``; an absolute network maps its features to them linearly, a relative one leaves its
+    last activation out. What follows belongs to the decoder, also the mean and variance of a variational one.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        widths = [1, *(round(channels * recipe.width) for channels in CHANNELS)]
+        self.recipe, self.features = recipe, 4 * widths[-1]
+        blocks: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            blocks += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.GELU()]
+        self.encoder = nn.Sequential(
+            *(blocks[:-1] if recipe.relative else blocks), nn.Flatten(),
+            nn.Identity() if recipe.relative else nn.Linear(self.features, recipe.anchors),
+        )  # fmt: skip
+        seen = recipe.anchors
+        self.projection = RelativeProjection(self.features, seen) if recipe.relative else nn.Identity()
+        self.mean = nn.Linear(seen, seen) if recipe.variational else nn.Identity()
+        self.log_variance = nn.Linear(seen, seen) if recipe.variational else None
+        self.enter = nn.Sequential(nn.LayerNorm(seen), nn.Linear(seen, self.features), nn.GELU())
+        back = list(reversed(widths[1:]))
+        # From 2 × 2 to 4 × 4, 7 × 7, 14 × 14 and 28 × 28.
+        blocks = []
+        for before, after, extra in zip(back, [*back[1:], back[-1]], (1, 0, 1, 1), strict=True):
+            up = nn.ConvTranspose2d(before, after, 3, 2, 1, output_padding=extra)
+            blocks += [up, nn.BatchNorm2d(after), nn.GELU()]
+        self.decoder = nn.Sequential(
+            nn.Unflatten(1, (back[0], 2, 2)), *blocks, nn.Conv2d(back[-1], 1, 3, padding=1), nn.Sigmoid()
+        )
+        self.to(memory_format=torch.channels_last)  # faster on a CPU
+
+    def codes(self, images: Tensor) -> Tensor:
+        """Images (n, 1, 28, 28) to what the encoder says of them (n, width)."""
+        return self.encoder(images)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes, as they are or of another encoder whose anchors the projection has, to images; no chance enters."""
+        return self.decoder(self.enter(self.mean(self.projection(codes))))
+
+    def loss(self, images: Tensor) -> Tensor:
+        """Mean squared error; of a variational network minus the evidence bound with the best variance of pixels."""
+        seen = self.projection(self.codes(images))
+        mean = self.mean(seen)
+        if self.log_variance is None:
+            return functional.mse_loss(self.decoder(self.enter(mean)), images)
+        log_variance = self.log_variance(seen)
+        drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+        error = functional.mse_loss(self.decoder(self.enter(drawn)), images)
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
+        return 0.5 * images[0].numel() * error.log() + divergence
+
+
+def trained(recipe: Recipe, images: Tensor, anchors: Tensor, cache: Path) -> Autoencoder:
+    """A trained network in eval mode, its anchors embedded; from the cache if it is there.
+
+    Args:
+        recipe: How it is made.
+        images: ``(n, 1, 28, 28)`` in [0, 1].
+        anchors: ``(k, 1, 28, 28)``.
+        cache: Folder.
+    """
+    torch.manual_seed(recipe.seed)
+    network = Autoencoder(recipe)
+    made_by = digest(str(recipe), images.shape, images.sum().item(), anchors.shape, anchors.sum().item())
+    path = cache / "autoencoders" / f"{made_by}.safetensors"
+    if not path.is_file():
+        options = {"encoder": network.codes, "every": recipe.every, "batch_size": len(anchors)}
+        # While it learns, BatchNorm sees anchors as it sees images.
+        refresh = AnchorRefresh(network, anchors, training=True, **options) if recipe.relative else None
+
+        def loss(places: Tensor) -> Tensor:
+            if refresh is not None:
+                refresh.step()
+            return network.loss(images[places])
+
+        train(
+            network, len(images), loss, epochs=recipe.epochs, batch=128, learning_rate=1e-3, clip=10.0,
+            seed=recipe.seed, name="training an autoencoder",
+        )  # fmt: skip
+        if recipe.relative:
+            AnchorRefresh(network, anchors, **options).refresh()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in network.state_dict().items()}, path)
+    network.load_state_dict(load_file(path))
+    return network.eval()

@@ -1,0 +1,53 @@
+"""An encoder, and what it says of samples: computed once, kept on disk."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import hf_stitch
+from hf_stitch.representation import RowsPolicy
+
+
+def digest(*parts: Any) -> str:
+    """A short name for what made a file."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A frozen network that gives a sample one vector.
+
+    Attributes:
+        name: For tables.
+        adapter: The network.
+        layer: Its cut; ``None``: the network's output is the vector.
+        rows: Which vector stands for a sample at the cut.
+    """
+
+    name: str
+    adapter: hf_stitch.Adapter
+    layer: str | None
+    rows: RowsPolicy = "mean"
+
+    @torch.no_grad()
+    def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
+        """``(n, width)`` float32, from the cache if they are there; the key is network, layer, rows and samples."""
+        made_by = self.adapter.pinned.weights_hash, self.layer, self.rows, samples.fingerprint
+        path = cache / "vectors" / f"{digest(*made_by)}.safetensors"
+        if not path.is_file():
+            parts = [self._encoded(batch.samples) for batch in samples.batches(128, progress=f"encoding: {self.name}")]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"vectors": torch.cat(parts).float().cpu().contiguous()}, path)
+        return load_file(path)["vectors"]
+
+    def _encoded(self, samples: list[Any]) -> Tensor:
+        inputs = self.adapter.preprocess(samples)
+        if self.layer is None:
+            return self.adapter.forward(inputs)
+        return self.adapter.encode(inputs, self.layer)[self.layer].rows(self.rows)

@@ -1,0 +1,42 @@
+"""Heads on vectors that encoders made before."""
+
+import torch
+from torch import Tensor
+from training import train
+
+from hf_stitch.models import Head, HeadConfig
+
+HIDDEN = 256
+
+
+def new(width: int, classes: int, *, paper: bool = False) -> Head:
+    """A head to be trained: inductive, or with the norm of the authors' code."""
+    kind = "paper" if paper else "inductive"
+    return Head(HeadConfig(in_features=width, hidden_size=HIDDEN, num_labels=classes, kind=kind))
+
+
+def trained(
+    vectors: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    epochs: int,
+    batch: int,
+    learning_rate: float,
+    seed: int,
+    paper: bool = False,
+) -> Head:
+    """A head trained on vectors ``(n, width)``."""
+    torch.manual_seed(seed)
+    head = new(vectors.shape[1], classes, paper=paper)
+    train(
+        head, len(vectors), lambda places: head(features=vectors[places], labels=labels[places]).loss,
+        epochs=epochs, batch=batch, learning_rate=learning_rate, seed=seed, name="training a head",
+    )  # fmt: skip
+    return head
+
+
+@torch.no_grad()
+def answers(head: Head, vectors: Tensor) -> Tensor:
+    """The places of the classes, ``(n,)``, in batches of 100: the paper's head looks at the batch."""
+    return torch.cat([head(features=some).logits.argmax(1) for some in vectors.split(100)])
