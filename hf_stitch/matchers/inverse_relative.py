@@ -13,11 +13,8 @@ from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
-RCOND = 1e-4
-"""Well above the rounding of float32 representations, which is all there is in a direction that a norm removed."""
-
-NARROW_RCOND = 1e-2
-"""As ``RCOND``, for representations that were computed in bfloat16 or float16."""
+RCOND = 1e-2
+"""Well above rounding, also of bfloat16, which is all there is in a direction that a norm removed."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class InverseRelative(ClosedFormMatcher):
 
     The moments are those of the anchors: every pair of rows seen is one. As ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``, the map is
     ``Sxy Syy⁺``, so that any number of anchors costs no more than their moments do. (It is the transposed map of least
-    squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y; fewer anchors
-    than y is wide, or such as span less, reach only what they span.
+    squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y above
+    ``rcond``; fewer anchors than y is wide, or such as span less, reach only what they span.
 
     Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1, with
     ``center=False``, make the paper's map, of vectors of any length, up to the length of the result.
@@ -44,10 +41,9 @@ class InverseRelative(ClosedFormMatcher):
         scale: Whether the result is brought to the target's scale, by the ratio ``tr Syy / tr Sxx``. Otherwise it is
             too small or large by the square of the ratio of both scales, which a head that normalises does not notice.
         rcond: Directions of y whose singular value is below ``rcond`` of the largest are left out, in [0, 1). None:
-            1e-4. What x has there is magnified by the inverse square of the singular value, so that it must be well
-            above the rounding of y, which is all that y has where a LayerNorm has removed a direction: pass 1e-2 where
-            representations were computed in bfloat16 or float16 (:func:`hf_stitch.swap` does), and raise it where
-            anchors are hardly more than y is wide.
+            1e-2. What x has there is magnified by the inverse square of the singular value, though two encoders agree
+            least on where they hardly vary, and y has nothing but rounding where a LayerNorm has removed a direction.
+            Raise it where anchors are hardly more than y is wide; lower it where a few features outweigh all others.
 
     Example:
         >>> import torch

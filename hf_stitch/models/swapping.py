@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from ..adapters import Adapter, load
 from ..adapters.base import evaluating
 from ..data import Samples
 from ..endpoint import Endpoint, weights_hash
-from ..matchers import InverseRelative, Matcher, TrainedMatcher, build_matcher
-from ..matchers.inverse_relative import NARROW_RCOND
+from ..matchers import Matcher, TrainedMatcher, build_matcher
 from ..relative import AnchorSet, RelativeProjection
 from ..representation import Form, RowsPolicy
 from ..statistics import Moments
@@ -160,9 +159,8 @@ def swap(
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, parallel, new)
     if space is not None:
-        assert entering is not None
-        found_by = _matcher(matcher or MATCHER, entering)
-        swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space)}
+        found_by = build_matcher(matcher or MATCHER).to_dict()
+        swapped.config.recipe |= {"matcher": found_by, "space": as_space(*space)}
     return _scored(swapped, data, reference, others, target_data, batch_size, seed, progress)
 
 
@@ -373,24 +371,11 @@ def _relative(stitch: StitchingLayer, form: Form, rows: RowsPolicy, vectors: Ten
 
 def _fitted(matcher: str | Matcher, new: _Encoder, form: Form, vectors: Tensor, entering: Tensor) -> StitchingLayer:
     """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
-    fitted_by = _matcher(matcher, entering)
+    fitted_by = build_matcher(matcher)
+    if isinstance(fitted_by, TrainedMatcher):
+        raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
     moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
     return fit_layer(fitted_by, {"body": moments}, new.form, form, new.rows)
-
-
-def _matcher(matcher: str | Matcher, entering: Tensor) -> Matcher:
-    """The matcher; the inverse relative one, unless told otherwise, leaves out what is rounding in this dtype.
-
-    Raises:
-        ValueError: If it trains.
-    """
-    found_by = build_matcher(matcher)
-    if isinstance(found_by, TrainedMatcher):
-        raise ValueError(f"a swap trains nothing, and matcher {found_by.name!r} does: use hf_stitch.stitch")
-    narrow = entering.dtype in (torch.bfloat16, torch.float16)
-    if narrow and isinstance(found_by, InverseRelative) and found_by.rcond is None:
-        return replace(found_by, rcond=NARROW_RCOND)
-    return found_by
 
 
 @torch.no_grad()

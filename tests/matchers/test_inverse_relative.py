@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hf_stitch.matchers import InverseRelative, Lstsq
-from hf_stitch.matchers.inverse_relative import NARROW_RCOND
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.statistics import Moments
 
@@ -79,20 +78,18 @@ def test_fewer_anchors_than_features_reach_what_they_span(paired: type[Rows]) ->
 def test_rcond_leaves_weak_directions_of_y_out(paired: type[Rows]) -> None:
     rows = paired.draw(200, 5, 5)
     y = rows.y @ np.diag([1, 1, 1, 1e-3, 1e-3])
-    assert InverseRelative(rcond=1e-2).fit(paired(rows.x, y).moments).fitted["y_rank"] == 3
-    assert InverseRelative().fit(paired(rows.x, y).moments).fitted["y_rank"] == 5
+    assert InverseRelative().fit(paired(rows.x, y).moments).fitted["y_rank"] == 3
+    assert InverseRelative(rcond=1e-4).fit(paired(rows.x, y).moments).fitted["y_rank"] == 5
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rcond"), [(torch.float32, None), (torch.bfloat16, NARROW_RCOND)], ids=["float32", "bfloat16"]
-)
-def test_a_direction_that_a_norm_removed_is_not_magnified(dtype: torch.dtype, rcond: float | None) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_direction_that_a_norm_removed_is_not_magnified(dtype: torch.dtype) -> None:
     """LayerNorm leaves width - 1 directions; what y has in the last is the rounding of its offset."""
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(1000, 24, generator=draw)
     y = torch.nn.functional.layer_norm(rows, (24,), torch.linspace(0.5, 2, 24)) + 5
     x = (y - 5) @ torch.linalg.qr(torch.randn(24, 24, generator=draw)).Q + 0.05 * torch.randn(1000, 24, generator=draw)
     moments = Moments(24, 24).update(x[:300].to(dtype), y[:300].to(dtype))
-    stitch = InverseRelative(rcond=rcond).fit(moments)
+    stitch = InverseRelative().fit(moments)
     assert stitch.fitted["y_rank"] == 23
     assert ((stitch(x[300:]) - y[300:]).square().mean() / y[300:].var(0).mean()) < 0.1
