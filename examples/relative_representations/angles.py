@@ -45,7 +45,7 @@ def main() -> None:
             for family in image_encoders.FAMILIES
         ],
     }
-    rows, record, drawn = [], {}, {}
+    rows, record, drawn = [], {"preset": arguments.preset, "images": SAMPLES[arguments.preset]}, {}
     for data in ("cifar10", "cifar100"):
         test = images.read(data, "test", SAMPLES[arguments.preset], arguments.data_dir)
         for name, encoders in groups.items():
