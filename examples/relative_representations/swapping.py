@@ -24,7 +24,7 @@ from hf_stitch.statistics import Moments
 ABSOLUTE, RELATIVE, CENTRED = "absolute", "relative", "relative, centred"
 INVERSE, TRUNCATED = "inverse relative", "inverse relative, truncated"
 TRANSLATIONS = {
-    INVERSE: build_matcher("inverse_relative"),
+    INVERSE: build_matcher("inverse_relative", rcond=1e-7),  # as published: nothing is left out but rounding
     TRUNCATED: build_matcher("inverse_relative", rcond=0.1),
     **{name: build_matcher(name) for name in ("lstsq", "ridge", "procrustes")},
 }
