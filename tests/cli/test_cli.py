@@ -316,7 +316,7 @@ def test_doctor_tells_what_is_found(folders: dict[str, Path]) -> None:
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
     shown = run("doctor", folders["vit"]).stdout
-    assert "takes image pixel_values" in shown
+    assert "takes image pixel_values" in " ".join(shown.split())  # wherever the path makes the line break
 
 
 def test_doctor_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "random": ("timm/cnn", "alice/vit", "random", {}),
     "task_loss": ("timm/cnn", "alice/vit", "task_loss", {"steps": 2, "batch_size": 16}),
     "procrustes": ("alice/vit", "alice/vit-2", "procrustes", {}),
+    "permutation": ("alice/vit", "alice/vit-2", "permutation", {}),
     "identity": ("alice/vit", "alice/vit-2", "identity", {}),
     "diagonal": ("alice/vit", "alice/vit-2", "diagonal", {}),
     "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
