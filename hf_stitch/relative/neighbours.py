@@ -41,20 +41,20 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
     if distance not in ("cosine", "euclidean"):
         raise ValueError(f"distance must be 'cosine' or 'euclidean', got {distance!r}")
     _check_finite("query", queries, 0)
-    queries, sign = computable(queries), 1 if distance == "cosine" else -1
-    similarity = Cosine() if distance == "cosine" else Euclidean()
+    queries, largest = computable(queries), distance == "cosine"
+    similarity = Cosine() if largest else Euclidean()
     closeness = queries.new_empty(len(queries), 0)
     places = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     seen = 0
     for rows in chunks:
         _check_finite("row", rows, seen)
-        found, here = (sign * similarity(queries, rows.to(queries))).topk(min(k, len(rows)), dim=1)
+        found, here = similarity(queries, rows.to(queries)).topk(min(k, len(rows)), dim=1, largest=largest)
         closeness, places = torch.cat([closeness, found], 1), torch.cat([places, seen + here], 1)
-        closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1)
+        closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1, largest=largest)
         places, seen = places.gather(1, order), seen + len(rows)
     if seen < k:
         raise ValueError(f"k={k} neighbours of {seen} rows: there are too few; lower k or give more rows")
-    return sign * closeness, places
+    return closeness, places
 
 
 def _check_finite(what: str, rows: Tensor, before: int) -> None:
