@@ -16,24 +16,35 @@ from torch.utils._pytree import tree_leaves
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.trace import Operations
 
+TOKENS = 64
+"""How long a text is that is long, and that costs are measured with."""
+
 
 class InexactError(AssertionError):
     """A listed cut is none; the message says on which inputs."""
 
 
 def fresh(adapter: Adapter) -> Iterator[dict[str, Any]]:
-    """Inputs of other sizes than those that an adapter verifies with; texts also ragged, padded on either side."""
+    """Inputs of other sizes than those that an adapter verifies with; texts also ragged, padded left or right, long."""
     example = adapter.example
     if adapter.interface.modality != "text":
-        for seed, batch in ((11, 5), (12, 3)):
-            yield {name: _drawn(value, batch, seed, adapter) for name, value in example.items()}
+        for seed, samples in ((11, 5), (12, 3)):
+            yield {name: _drawn(value, samples, seed) for name, value in example.items()}
         return
     tokens = example[adapter.interface.content[0]].shape[1]
-    for seed, (batch, longer, side) in enumerate(((2, 5, ""), (4, 7, "right"), (4, 7, "left")), 21):
-        yield _texts(adapter, batch, tokens + longer, side, seed)
+    for seed, (samples, longer, side) in enumerate(((2, 5, ""), (4, 7, "right"), (4, 7, "left")), 21):
+        yield _texts(adapter, samples, tokens + longer, side, seed)
+    yield batch(adapter, 2)
 
 
-def _drawn(value: Any, batch: int, seed: int, adapter: Adapter) -> Any:
+def batch(adapter: Adapter, samples: int) -> dict[str, Any]:
+    """Inputs of so many samples, texts of :data:`TOKENS` tokens or as many as the model takes."""
+    if adapter.interface.modality != "text":
+        return {name: _drawn(value, samples, 31) for name, value in adapter.example.items()}
+    return _texts(adapter, samples, min(TOKENS, adapter.interface.max_tokens or TOKENS), "right", 31)
+
+
+def _drawn(value: Any, batch: int, seed: int) -> Any:
     """Values of another batch and of other content; what is the same for each sample is repeated."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
@@ -134,9 +145,8 @@ def _check_that_inputs_matter(adapter: Adapter) -> None:
 
 
 @torch.no_grad()
-def cost(adapter: Adapter, layer: str) -> float | None:
+def cost(adapter: Adapter, layer: str, inputs: dict[str, Any]) -> float | None:
     """Floating-point operations of encode and decode at a layer over those of one forward; ``None`` if none count."""
-    inputs = next(iter(fresh(adapter)))
     counts = []
     for run in (lambda: adapter.forward(inputs), lambda: adapter.decode(adapter.encode(inputs, layer)[layer], layer)):
         with Operations() as counter:

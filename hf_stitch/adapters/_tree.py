@@ -28,6 +28,11 @@ def tensors(value: Any) -> dict[Path, Tensor]:
     return {path: leaf for path, leaf in leaves(value) if isinstance(leaf, Tensor)}
 
 
+def arguments(args: tuple[Any, ...], kwargs: Mapping[Any, Any]) -> dict[int | str, Any]:
+    """The arguments of a call as a tree, by place or name."""
+    return {**dict(enumerate(args)), **kwargs}
+
+
 def is_plain(value: Any) -> bool:
     """Whether a tree is made of tuples, lists, dicts, tensors, numbers, text and None only.
 

@@ -207,7 +207,8 @@ class Cut:
         text = interface.modality == "text" and self.form.layout == "bnd" and self.per_token
         mask = inputs[interface.mask].bool() if text and interface.mask in inputs else None
         if mask is not None and mask.shape != values.shape[:2]:
-            mask = mask[:, -values.shape[1] :]  # with a cache, the mask covers the past too
+            # with a cache, the mask covers the past too; a network that pads a text itself has positions that are none
+            mask = mask[:, -values.shape[1] :] if mask.shape[1] > values.shape[1] else None
         return Representation(
             values,
             self.form.layout,

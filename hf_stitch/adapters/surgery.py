@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from . import _tree
 
 Outline = dict[str, Any]
-"""A tree of outputs as JSON values: tensors by the rule of their shape, everything else as it is."""
+"""A tree of outputs as JSON values: tensors by the rule of their shape, those that a module only passes on by their way
+among its arguments, everything else as it is."""
 
 
 class Slot:
@@ -65,6 +66,8 @@ def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Out
         return None if None in items.values() else {"dict": items}
     if not hasattr(first, "shape"):
         return {"value": first} if all(tree == first for tree in trees) else None
+    if not first.depends and first.given:
+        return {"argument": list(first.given)} if all(tree.given == first.given for tree in trees) else None
     if any(len(tree.shape) != len(first.shape) for tree in trees):
         return None
     dims = [_rule([(b, t, tree.shape[axis]) for b, t, tree in examples]) for axis in range(len(first.shape))]
@@ -89,14 +92,16 @@ def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
     return None if rest else [v00 - per_batch * b0 - per_token * t0 - both * b0 * t0, per_batch, per_token, both]
 
 
-def _build(rule: Outline, slot: Slot, materialise: bool) -> Any:
+def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialise: bool) -> Any:
     ((kind, content),) = rule.items()
+    if kind == "argument":
+        return _tree.get(given, tuple(content))
     if kind == "value":
         return content
     if kind == "dict":
-        return {key: _build(item, slot, materialise) for key, item in content.items()}
+        return {key: _build(item, slot, given, materialise) for key, item in content.items()}
     if kind in ("tuple", "list"):
-        items = [_build(item, slot, materialise) for item in content]
+        items = [_build(item, slot, given, materialise) for item in content]
         return tuple(items) if kind == "tuple" else items
     assert slot.values is not None
     dtype = slot.values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
@@ -166,8 +171,8 @@ class Stub(_StandIn, _Absent):
         self._name, self._rule, self._slot, self._materialise = name, rule, slot, materialise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Ignore the input."""
-        return _build(self._rule, self._slot, self._materialise)
+        """Ignore the values of the input."""
+        return _build(self._rule, self._slot, _tree.arguments(args, kwargs), self._materialise)
 
 
 class Entry(_StandIn):
@@ -185,8 +190,11 @@ class Entry(_StandIn):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Ignore the input, but for what must be computed from positions."""
-        output = self.inner(*args, **kwargs) if self.inner is not None else _build(self._rule or {}, self._slot, False)
         assert self._slot.values is not None
+        if self.inner is not None:
+            output = self.inner(*args, **kwargs)
+        else:
+            output = _build(self._rule or {}, self._slot, _tree.arguments(args, kwargs), False)
         return _tree.put(output, self._path, self._slot.values.clone())  # an in-place operation may follow
 
 

@@ -302,14 +302,14 @@ class Survey:
     def _outline(self, name: str, cut: Cut, *, content_only: bool = True) -> Outline | None:
         """The outline of a module's output.
 
-        ``None`` if it has none or, with ``content_only``, part of the output does not depend on the input.
+        ``None`` if it has none or, with ``content_only``, the module makes something that does not depend on the input.
         """
         examples = []
         for batch, tokens, watched in self._examples:
             call = watched.calls.get(name)
             if call is None or not call.seen():
                 return None
-            if content_only and any(not seen.depends for seen in call.seen().values()):
+            if content_only and any(not (seen.depends or seen.given) for seen in call.seen().values()):
                 return None
             if not all(_shapes(o) == _shapes(call.outputs[0]) and _tree.is_plain(_shapes(o)) for o in call.outputs):
                 return None

@@ -37,6 +37,8 @@ class Seen:
         depends: Whether it depends on the content of the input.
         dominates: Whether every path from the model's outputs to the input passes through it.
         is_output: Whether the model returns this very tensor.
+        given: The way to this very tensor among the arguments of the module (by place or name), which passed it on;
+            ``None`` for one that it made.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +46,7 @@ class Seen:
     depends: bool
     dominates: bool
     is_output: bool
+    given: _tree.Path | None
 
 
 @dataclass
@@ -257,7 +260,7 @@ def trace(
         return hook
 
     def leave(name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             nonlocal clock
             clock += 1
             replaced = output
@@ -266,7 +269,8 @@ def trace(
                 sources.append(name)
                 replaced = _tree.transform(output, lambda leaf: sprout(leaf) if _is_values(leaf) else leaf)
             call.exited, call.flops = clock, counter.count
-            call.outputs.append(_tree.transform(replaced, _place))
+            given = {id(leaf): path for path, leaf in _tree.tensors(_tree.arguments(args, kwargs)).items()}
+            call.outputs.append(_tree.transform(replaced, lambda leaf: _place(leaf, given)))
             return replaced
 
         return hook
@@ -275,7 +279,7 @@ def trace(
     try:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave(name)))
+            handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
         with (
             torch.inference_mode(False),
             _frozen(model),
@@ -288,14 +292,16 @@ def trace(
     finally:
         for handle in handles:
             handle.remove()
-    returned = _tree.transform(output, _place)
+    returned = _tree.transform(output, lambda leaf: _place(leaf, {}))
     roots = [leaf.edge for _, leaf in _tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
     dominating = _dominating(roots, origins)
 
     def see(leaf: Any) -> Any:
         if not isinstance(leaf, _Place):
             return leaf
-        return Seen(leaf.shape, leaf.dtype, leaf.edge is not None, leaf.edge in dominating, leaf.edge in roots)
+        return Seen(
+            leaf.shape, leaf.dtype, leaf.edge is not None, leaf.edge in dominating, leaf.edge in roots, leaf.given
+        )
 
     for call in calls.values():
         call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
@@ -319,10 +325,11 @@ class _Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
     edge: Edge | None
+    given: _tree.Path | None
 
 
-def _place(leaf: Any) -> Any:
+def _place(leaf: Any, given: Mapping[int, _tree.Path]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     edge = get_gradient_edge(leaf) if leaf.grad_fn is not None else None
-    return _Place(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None)
+    return _Place(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None, given.get(id(leaf)))

@@ -225,7 +225,9 @@ def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
         if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
             positions -= table.padding_idx + 1  # such a table counts positions from behind the padding id
             break
-    known = [limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and limit < 10**9]
+    known = [
+        limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and 0 < limit < 10**9
+    ]
     return min(known, default=None)
 
 

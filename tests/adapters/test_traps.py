@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -402,3 +403,34 @@ def test_a_model_that_refuses_nan_is_told_not_raised() -> None:
     adapter = hf_stitch.load(Strict(), example_inputs=torch.randn(2, 8))
     assert "non-finite" in str(adapter.explain("blocks.0")) or adapter.explain("blocks.0").status == "refused"
     assert isinstance(adapter.layers, tuple)
+
+
+def test_a_position_bias_handed_from_block_to_block_does_not_make_them_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = hf.T5Config(vocab_size=100, d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2, pad_token_id=0)
+    adapter = hf_stitch.load(hf.T5EncoderModel(config).eval())
+    blocks: Any = adapter.model.get_submodule("encoder.block")
+    inputs = texts(4, 6)
+    expected = adapter.forward(inputs).last_hidden_state
+    representation = adapter.encode(inputs, "encoder.block.2")["encoder.block.2"]
+    for number in (1, 2):
+        monkeypatch.setattr(blocks[number], "forward", lambda *_, **__: pytest.fail("it ran"))
+    assert torch.equal(adapter.decode(representation, "encoder.block.2").last_hidden_state, expected)
+
+
+def test_positions_that_a_network_adds_to_a_text_are_no_tokens() -> None:
+    config = hf.ReformerConfig(
+        vocab_size=100, hidden_size=16, attention_head_size=8, num_attention_heads=2, feed_forward_size=32,
+        attn_layers=["local", "local"], local_attn_chunk_length=8, axial_pos_shape=[4, 8], axial_pos_embds_dim=[8, 8],
+        is_decoder=False, num_labels=3,
+    )  # fmt: skip
+    adapter = hf_stitch.load(hf.ReformerForSequenceClassification(config).eval())
+    words = "reformer.embeddings.word_embeddings"
+    assert adapter.encode(texts(2, 6), words)[words].mask is not None
+    padded = adapter.encode(texts(2, 13), words)[words]
+    assert padded.values.shape[1] == 16
+    assert padded.mask is None
+
+
+def test_a_config_of_texts_without_a_limit() -> None:
+    config = hf.XLNetConfig(vocab_size=100, d_model=16, n_layer=2, n_head=2, d_inner=32)
+    assert hf_stitch.load(hf.XLNetModel(config).eval()).interface.max_tokens is None
