@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..representation import Form, Representation
 from . import _tree
+from .flow import Flow
 from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 
 MASK = "attention_mask"
@@ -66,18 +67,17 @@ class Interface:
         lists = {key: tuple(config.get(key, ())) for key in ("content", "special_ids", "arguments", "given")}
         return cls(**{**config, **lists, "shapes": {name: tuple(shape) for name, shape in config["shapes"].items()}})
 
-    def erase(self, inputs: Mapping[str, Any], *, poison: bool = False) -> dict[str, Any]:
+    def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The context of an input: its arguments with the content erased.
 
-        Values become zeros of the same shape that take no memory (NaN with ``poison``); token ids become one filler
-        id, but for the special ones.
+        Values become zeros of the same shape that take no memory; token ids become one filler id, but for the special
+        ones.
         """
         context = dict(inputs)
         for name in self.content:
             value = inputs[name]
             if value.is_floating_point():
-                fill = float("nan") if poison else 0
-                context[name] = torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)
+                context[name] = torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
             else:
                 special = torch.isin(value, torch.tensor(self.special_ids, dtype=value.dtype, device=value.device))
                 context[name] = torch.where(special, value, self.filler_id)
@@ -134,7 +134,9 @@ class Plan:
     def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs up to the cut."""
         stand_ins = {
-            name: Gone(name) if rule is None else Stub(name, model.get_submodule(name), rule, slot, self.materialise)
+            name: Gone(name)
+            if rule is None
+            else Stub(name, model.get_submodule(name), rule, slot, self.materialise, after=True)
             for name, rule in self.after.items()
         }
         return {**stand_ins, cut.layer: Exit(model.get_submodule(cut.layer), cut.path, slot)}
@@ -256,9 +258,9 @@ def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int
     return content.shape[0], content.shape[1] if interface.modality == "text" else 0
 
 
-def fill(slot: Slot, values: Tensor | None, size: tuple[int, int], poison: bool = False) -> None:
+def fill(slot: Slot, values: Tensor | None, size: tuple[int, int]) -> None:
     """Make a representation ready to enter, or room for one to come out."""
-    slot.values, (slot.batch, slot.tokens), slot.poison = values, size, poison
+    slot.values, (slot.batch, slot.tokens), slot.passed = values, size, False
 
 
 def run_before(
@@ -290,18 +292,17 @@ def run_after(
     plan: Plan,
     interface: Interface,
     representation: Representation,
-    *,
-    poison: bool = False,
+    flow: Flow | None = None,
 ) -> Any:
     """Run what follows the cut on a representation.
 
-    Nothing before it is computed, and the model is as it was afterwards.
+    Nothing before it is computed, and the model is as it was afterwards. ``flow`` follows what stands in for the rest.
     """
     slot = Slot()
-    fill(slot, cut.restore(representation.values), size_of(representation, interface), poison)
-    context = representation.context
+    slot.flow = flow
+    fill(slot, cut.restore(representation.values), size_of(representation, interface))
     with swapped(model, plan.after_cut(model, cut, slot)):
-        return run(interface.erase(context, poison=poison) if poison else context)
+        return run(representation.context)
 
 
 class Front(nn.Module):

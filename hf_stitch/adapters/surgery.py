@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _tree
+from .flow import Flow
 
 Outline = dict[str, Any]
 """A tree of outputs as JSON values: tensors by the rule of their shape, those that a module only passes on by their way
@@ -30,7 +31,8 @@ class Slot:
         values: The representation that enters, or came out, at the cut.
         batch: Number of samples.
         tokens: Length of the text, 0 for images.
-        poison: Let stubs return NaN, so that nothing that comes from them can go unnoticed.
+        passed: Whether the forward has passed the cut.
+        flow: Follows what stubs return, while a cut is verified.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,8 @@ class Slot:
         self.values: Tensor | None = None
         self.batch = 0
         self.tokens = 0
-        self.poison = False
+        self.passed = False
+        self.flow: Flow | None = None
 
 
 def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
@@ -106,10 +109,11 @@ def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialis
     assert slot.values is not None
     dtype = slot.values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
     shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
-    fill = float("nan") if slot.poison and dtype.is_floating_point else 0
     if materialise:
-        return torch.full(shape, fill, dtype=dtype, device=slot.values.device)
-    return torch.full((), fill, dtype=dtype, device=slot.values.device).expand(shape)
+        empty = torch.zeros(shape, dtype=dtype, device=slot.values.device)
+    else:
+        empty = torch.zeros((), dtype=dtype, device=slot.values.device).expand(shape)
+    return slot.flow.mark(empty) if slot.flow else empty
 
 
 class StubReadError(AttributeError):
@@ -131,7 +135,7 @@ class _Absent(nn.Module):
         try:
             return super().__getattr__(attribute)
         except AttributeError:
-            if attribute.startswith("_"):
+            if attribute.startswith("__"):
                 raise
             raise StubReadError(self._name, attribute) from None
 
@@ -165,13 +169,24 @@ class _StandIn(nn.Module):
 class Stub(_StandIn, _Absent):
     """Stands in for a module of the other half: returns empty tensors of the shapes that it would return."""
 
-    def __init__(self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool) -> None:
-        """Stand in for ``original``, with outputs by ``rule``, sized by ``slot``."""
+    def __init__(
+        self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool, after: bool = False
+    ) -> None:
+        """Stand in for ``original``, with outputs by ``rule``, sized by ``slot``, before the cut or ``after`` it."""
         super().__init__(original)
-        self._name, self._rule, self._slot, self._materialise = name, rule, slot, materialise
+        self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Ignore the values of the input."""
+        """Ignore the values of the input.
+
+        Raises:
+            RuntimeError: On the wrong side of the cut, where its values would count.
+        """
+        if self._slot.passed != self._after:
+            raise RuntimeError(
+                f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, which it "
+                "did not when the cut was verified: cut elsewhere, or load the model with example_inputs like these"
+            )
         return _build(self._rule, self._slot, _tree.arguments(args, kwargs), self._materialise)
 
 
@@ -195,6 +210,7 @@ class Entry(_StandIn):
             output = self.inner(*args, **kwargs)
         else:
             output = _build(self._rule or {}, self._slot, _tree.arguments(args, kwargs), False)
+        self._slot.passed = True
         return _tree.put(output, self._path, self._slot.values.clone())  # an in-place operation may follow
 
 
@@ -219,7 +235,7 @@ class Exit(_StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; what follows gets a copy, which it may overwrite."""
         output = self.inner(*args, **kwargs)
-        self._slot.values = _tree.get(output, self._path)
+        self._slot.values, self._slot.passed = _tree.get(output, self._path), True
         return _tree.put(output, self._path, self._slot.values.detach().clone())
 
 

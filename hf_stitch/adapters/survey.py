@@ -1,8 +1,9 @@
 """Where a network can be cut: candidates from a watched forward, plans, and their verification.
 
-A plan is believed only after it was tried: the part after the cut must give the model's own output bit for bit while
-everything that comes from before the cut is NaN, on other batch sizes, other lengths, and with padding on either side.
-A bypass through weights that happen to be zero shows only so.
+A plan is believed only after it was tried: the part after the cut must give the model's own output bit for bit, on
+other batch sizes, other lengths, and with padding on either side, and nothing of the output may be computed from what
+stands in for the rest, nor may any code look at its values. A bypass through weights that happen to be zero, or
+through a comparison that happens to come out alike, shows only so.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import did_you_mean
+from ..representation import Representation
 from . import _tree
 from .cut import Cut, Interface, NotACutError, Plan, run_after, run_before
+from .flow import Flow
 from .shapes import Shapes
 from .surgery import Outline, StubReadError, outline
 from .trace import Reads, Seen, Trace, readers, trace
@@ -335,18 +338,24 @@ class Survey:
 
     # -- verification ------------------------------------------------------------------------------------
     def _verified(self, cut: Cut, plan: Plan) -> bool:
-        """Whether both parts give what the whole model gives, with NaN in place of all that a plan leaves out.
+        """Whether both parts give what the whole model gives.
 
-        The whole model runs on all probes first: state that one forward left behind does not pass for another's.
+        The whole model runs on all probes first, then the one part on all and the other on all: state that one forward
+        left behind does not pass for another's.
         """
-        expected = []
-        for inputs in self._probes():
-            with torch.no_grad(), self._capture(cut) as captured:
-                output = self.run(inputs)
-            expected.append((inputs, captured[0], output))
         try:
             with torch.no_grad():
-                return all(self._agrees(cut, plan, *probe) for probe in expected)
+                probes = list(self._probes())
+                whole = [self._observed(cut, inputs) for inputs in probes]
+                seen = [
+                    cut.represent(values, inputs, self.interface)
+                    for inputs, (values, _) in zip(probes, whole, strict=True)
+                ]
+                before = [run_before(self.model, self.run, cut, plan, self.interface, _copied(p)) for p in probes]
+                return all(same(a.values, b.values) for a, b in zip(before, seen, strict=True)) and all(
+                    self._follows(cut, plan, representation, output)
+                    for representation, (_, output) in zip(seen, whole, strict=True)
+                )
         except StubReadError as error:
             self._read.add(error.stub)
         except torch.OutOfMemoryError:
@@ -355,11 +364,19 @@ class Survey:
             self._failure = f"{type(error).__name__}: {error}"
         return False
 
-    def _agrees(self, cut: Cut, plan: Plan, inputs: Mapping[str, Any], values: Tensor, output: Any) -> bool:
-        before = run_before(self.model, self.run, cut, plan, self.interface, inputs)
-        representation = cut.represent(values, inputs, self.interface)
-        after = run_after(self.model, self.run, cut, plan, self.interface, representation, poison=True)
-        return same(before.values, representation.values) and same(after, output)
+    def _observed(self, cut: Cut, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        """What passes the cut, and the model's output."""
+        with self._capture(cut) as captured:
+            output = self.run(_copied(inputs))
+        return captured[0], output
+
+    def _follows(self, cut: Cut, plan: Plan, representation: Representation, output: Any) -> bool:
+        """Whether the model's output follows from the representation, and from nothing else of the content."""
+        with Flow(self.interface.special_ids) as flow:
+            for name in self.interface.content:
+                flow.mark(representation.context[name])
+            after = run_after(self.model, self.run, cut, plan, self.interface, representation, flow)
+        return same(after, output) and not flow.reaches(after)
 
     def _probes(self) -> Iterator[dict[str, Any]]:
         """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left."""
@@ -446,6 +463,11 @@ def same(a: Any, b: Any) -> bool:
         or (x.shape == right[path].shape and bool(((x == right[path]) | (x.isnan() & right[path].isnan())).all()))
         for path, x in left.items()
     )
+
+
+def _copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs that a forward may overwrite."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 def _shapes(output: Any) -> Any:
