@@ -19,8 +19,8 @@ from ..representation import Form, Representation
 from . import _tree
 from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
 from .override import override_of
-from .preprocess import preprocess
-from .surgery import CutReached, swapped
+from .preprocess import place_of, preprocess
+from .surgery import CutReached, is_bookkeeping, swapped
 from .survey import Survey
 
 SMALL = 20_000_000
@@ -278,7 +278,7 @@ class Adapter(ABC):
         survey = self._survey(arguments)
         cuts = {name: survey.cut(name) for name in layers}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
-
+        to_the_end = self._offloaded
         waiting = set(cuts)
 
         def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
@@ -288,7 +288,7 @@ class Adapter(ABC):
                 waiting.remove(cut.layer)
                 values = _tree.get(output, cut.path)
                 see(cut.layer, cut.represent(values, arguments, self.interface))
-                if cut.layer == deepest and not self._offloaded:
+                if cut.layer == deepest and not to_the_end:
                     raise CutReached(values)
 
             return look
@@ -359,13 +359,12 @@ class Adapter(ABC):
     @property
     def device(self) -> torch.device:
         """Where the model takes its input."""
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        return place_of(self.model)[0]
 
     @property
     def _offloaded(self) -> bool:
-        """Whether weights wait elsewhere, moved in and out by a whole forward."""
-        places = getattr(self.model, "hf_device_map", {}).values()
-        return any(place in ("cpu", "disk") for place in places) and len(set(places)) > 1
+        """Whether weights wait elsewhere, moved in and out by a whole forward: meanwhile they are on the meta device."""
+        return any(p.is_meta for p in self.model.parameters())
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:
         """Every forward of the model goes through here: in eval mode, with the interface's options."""
@@ -406,7 +405,7 @@ class Adapter(ABC):
             remove_hook_from_module(twin, recurse=True)
         for name, module in twin.named_modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                foreign = [hook for hook in hooks.values() if not _is_bookkeeping(hook)]
+                foreign = [hook for hook in hooks.values() if not is_bookkeeping(hook)]
                 if foreign:
                     raise ValueError(
                         f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), and the halves of a "
@@ -418,14 +417,11 @@ class Adapter(ABC):
         return twin.eval()
 
 
-def _is_bookkeeping(hook: Any) -> bool:
-    """Whether a hook belongs to a library that records or moves what passes, and changes nothing of it."""
-    return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
-
-
 def _hollow(module: nn.Module) -> nn.Module:
     """The module without parameters and children, for a copy that has no need of them: its plain attributes only."""
     twin = copy.copy(module)
+    for name in ("_hf_hook", "_old_forward", "forward"):  # by which accelerate moves its weights
+        vars(twin).pop(name, None)
     twin._modules, twin._parameters, twin._buffers = {}, {}, {}
     return twin
 
@@ -437,15 +433,20 @@ def _noise_like(values: Tensor) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; every module's mode as it was afterwards, also on error."""
-    training = [module for module in model.modules() if module.training]
+    """The model in eval mode; every module's mode as it was afterwards, also on error.
+
+    Nothing is checkpointed meanwhile: what a backward pass computes again, it would compute in the mode of then. (The
+    layers of transformers checkpoint in training only, those of timm always.)
+    """
+    flags = ("training", "grad_checkpointing")
+    on = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]
     try:
-        for module in training:
-            module.training = False
+        for module, flag in on:
+            setattr(module, flag, False)
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, flag in on:
+            setattr(module, flag, True)
 
 
 def first_argument(model: nn.Module) -> str:

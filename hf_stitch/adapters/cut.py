@@ -137,7 +137,7 @@ class Plan:
             name: Gone(name) if rule is None else Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.after.items()
         }
-        return {**stand_ins, cut.layer: Exit(model.get_submodule(cut.layer), cut.path, slot)}
+        return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs from the cut on."""
@@ -145,7 +145,7 @@ class Plan:
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
         }
-        stand_ins[cut.layer] = Entry(model.get_submodule(cut.layer), self.entry, cut.path, slot)
+        stand_ins[cut.layer] = Entry(cut.layer, model.get_submodule(cut.layer), self.entry, cut.path, slot)
         return stand_ins
 
 

@@ -38,7 +38,7 @@ def preprocess(
     """
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
-    parameter = next(model.parameters(), torch.zeros(()))
+    device, dtype = place_of(model)
     if interface.modality == "text" and not isinstance(samples[0], Tensor):
         inputs = _tokenize(samples, processor, interface, offsets)
     elif offsets:
@@ -50,8 +50,19 @@ def preprocess(
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
         inputs = {interface.content[0]: _stack(samples, processor)}
-    dtype = parameter.dtype
-    return {n: v.to(parameter.device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
+    return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
+
+
+def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a model takes its input, and in which dtype: those of its first parameter.
+
+    Weights that are offloaded are on the meta device; then it is the first that is not, or else where they are run.
+    """
+    dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    devices = (p.device for p in model.parameters() if not p.is_meta)
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    runs_on = (hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None)
+    return torch.device(next(devices, next(runs_on, "cpu"))), dtype
 
 
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:

@@ -276,7 +276,7 @@ class Survey:
         """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
         stubs: dict[str, Outline] = {}
         end = self.trace.calls[cut.layer].exited
-        entry = self._outline(cut.layer, cut)
+        entry = self._outline(cut.layer, cut) if cut.layer not in self._read else None
 
         def walk(name: str) -> None:
             entered, exited = self._span(name)

@@ -16,7 +16,7 @@ from ..endpoint import Endpoint
 from .base import Adapter
 from .cut import MASK, Interface
 from .override import override_of
-from .preprocess import load_processor
+from .preprocess import load_processor, place_of
 
 AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
@@ -128,10 +128,8 @@ class TransformersAdapter(Adapter):
                 f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
                 "override that makes one"
             )
-        parameter = next(model.parameters())
-        example = {
-            n: v.to(parameter.device, parameter.dtype if v.is_floating_point() else v.dtype) for n, v in example.items()
-        }
+        device, dtype = place_of(model)
+        example = {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in example.items()}
         if name not in example:
             raise ValueError(f"example_inputs of {type(model).__name__} must hold {name!r}, got {', '.join(example)}")
         return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
