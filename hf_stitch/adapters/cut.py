@@ -114,6 +114,7 @@ class Plan:
         materialise: Whether stubs return real memory (where code writes into it).
         after: Outline of each module that runs after the cut only, by name, which the front half has no need of;
             ``None`` for one that never runs.
+        records: Whether transformers collects hidden states by hooks, which a half must have too.
     """
 
     kind: str
@@ -121,6 +122,7 @@ class Plan:
     entry: Outline | None
     materialise: bool = False
     after: Mapping[str, Outline | None] = field(default_factory=dict)
+    records: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -317,6 +319,7 @@ class Front(nn.Module):
         """Cut off what follows."""
         super().__init__()
         self._slot = Slot()
+        _install_recorders(model, plan)
         exchange(model, plan.before_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -346,6 +349,7 @@ class Back(nn.Module):
         """Cut off what precedes."""
         super().__init__()
         self._slot = Slot()
+        _install_recorders(model, plan)
         exchange(model, plan.after_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -364,6 +368,14 @@ class Back(nn.Module):
             return self.model(**{**self.interface.options, **representation.context, **options})
         finally:
             self._slot.values = None
+
+
+def _install_recorders(model: nn.Module, plan: Plan) -> None:
+    """Let transformers install its hooks while every module is there, so that stand-ins have them too."""
+    if plan.records:
+        from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+        maybe_install_capturing_hooks(model)
 
 
 def _persist_buffers(model: nn.Module) -> None:

@@ -266,11 +266,16 @@ class Survey:
             read = set(self._read)
             stubs, entry = self._stubs(cut)
             after = dict(self._after(cut))
-            yield Plan("stubs", stubs, entry, after=after)
+            yield Plan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
         for kept in (after, {}):  # a front half that keeps everything is a last resort
-            yield Plan("stubs", stubs, entry, materialise=True, after=kept)
-            yield Plan("full", sources, entry, after=kept)
+            yield Plan("stubs", stubs, entry, materialise=True, after=kept, records=self._records)
+            yield Plan("full", sources, entry, after=kept, records=self._records)
+
+    @property
+    def _records(self) -> bool:
+        """Whether transformers has installed hooks by which it collects hidden states."""
+        return any(vars(module).get("_output_capturing_hooks_installed") for module in self.model.modules())
 
     def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
         """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
