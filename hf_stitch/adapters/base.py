@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,6 +32,9 @@ Larger ones, when each is first used.
 
 MOST_SIZES = 8
 """Sizes of input, beside the native one, whose cuts are remembered."""
+
+WRAPPED = "._orig_mod"
+"""How the name of a module ends which torch.compile has wrapped."""
 
 See = Callable[[str, Representation], None]
 """Is told the name of a layer and what the network says there."""
@@ -392,8 +395,9 @@ class Adapter(ABC):
         return any(p.is_meta for p in self.model.parameters())
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:
-        """Every forward of the model goes through here: in eval mode, with the interface's options."""
-        with evaluating(self.model):
+        """Every forward of the model goes through here: in eval mode, uncompiled, with the interface's options."""
+        eagerly = torch.compiler.set_stance("force_eager") if _compiled(self.model) else nullcontext()
+        with evaluating(self.model), eagerly:
             return self.model(**{**self.interface.options, **inputs})
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
@@ -415,8 +419,14 @@ class Adapter(ABC):
         """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied.
 
         Raises:
-            ValueError: If weights are on the meta device: there is nothing to copy.
+            ValueError: If weights are on the meta device (there is nothing to copy), modules are compiled, or a hook
+                would be lost.
         """
+        if wrapped := [name for name in _compiled(self.model) if name.endswith(WRAPPED)]:
+            raise ValueError(
+                f"module {wrapped[0].removesuffix(WRAPPED)!r} of {type(self.model).__name__} is compiled, and a half "
+                "would hold another name for it: cut the network in two before torch.compile"
+            )
         with swapped(self.model, without):
             if any(value.is_meta for value in self.model.state_dict().values()):
                 raise ValueError(
@@ -441,6 +451,12 @@ class Adapter(ABC):
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
         return twin.eval()
+
+
+def _compiled(model: nn.Module) -> list[str]:
+    """Names of the modules that torch.compile has wrapped or marked."""
+    modules = model.named_modules()
+    return [name for name, module in modules if name.endswith(WRAPPED) or module._compiled_call_impl is not None]
 
 
 def _hollow(module: nn.Module) -> nn.Module:

@@ -16,6 +16,15 @@ from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 MASK = "attention_mask"
 
 
+DECODER = "decoder_"
+"""How the names of the arguments begin that are for the decoder of an encoder-decoder."""
+
+
+def mask_of(name: str) -> str:
+    """Name of the argument that tells real tokens of an argument of token ids from padding."""
+    return DECODER + MASK if name.startswith(DECODER) else MASK
+
+
 class NotACutError(ValueError):
     """A layer at which the network cannot be cut; the message says why."""
 
@@ -37,6 +46,7 @@ class Interface:
         max_tokens: Longest text that the model takes; ``None``: no limit.
         given: Arguments beside the content that every input must hold: what the other stack of an encoder-decoder
             reads. They belong to the context.
+        start_id: The id with which the text of an encoder-decoder's decoder begins.
     """
 
     content: tuple[str, ...]
@@ -50,11 +60,12 @@ class Interface:
     arguments: tuple[str, ...] = ()
     max_tokens: int | None = None
     given: tuple[str, ...] = ()
+    start_id: int | None = None
 
     @property
     def mask(self) -> str:
         """Name of the argument that tells real tokens of the content from padding."""
-        return "decoder_" + MASK if self.content[0].startswith("decoder_") else MASK
+        return mask_of(self.content[0])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""

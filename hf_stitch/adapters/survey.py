@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..registry import did_you_mean
 from . import _tree
-from .cut import Cut, Interface, NotACutError, Plan, run_after, run_before
+from .cut import Cut, Interface, NotACutError, Plan, mask_of, run_after, run_before
 from .shapes import Shapes
 from .surgery import Outline, StubReadError, outline
 from .trace import Reads, Seen, Trace, readers, trace
@@ -376,7 +376,8 @@ class Survey:
         full = self._vary(3, n)
         for name in self.interface.given:  # what has a length of its own, of another one
             if full[name].shape[1] != n:
-                full[name] = torch.cat([full[name], full[name][:, -1:]], 1)
+                for one in {name, mask_of(name)} & full.keys():
+                    full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
         yield full
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
