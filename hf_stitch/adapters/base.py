@@ -106,7 +106,13 @@ class Adapter(ABC):
         """Nothing runs yet."""
         self.model = model
         self.override = override_of(model)
-        self.interface = dataclasses.replace(interface, options={**interface.options, **self.override.options})
+        special = {*interface.special_ids, *self.override.special_ids(model)}
+        self.interface = dataclasses.replace(
+            interface,
+            options={**interface.options, **self.override.options},
+            special_ids=tuple(sorted(special)),
+            filler_id=next(i for i in range(len(special) + 1) if i not in special),
+        )
         self.endpoint = endpoint
         self.processor = processor
         self._example = dict(example)

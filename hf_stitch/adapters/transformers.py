@@ -203,14 +203,11 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     if value.is_floating_point():
         dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
         return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
-    special = _special_ids(config)
-    filler = next(i for i in range(len(special) + 1) if i not in special)
     return Interface(
         (name,),
         "text",
         options=options,
-        special_ids=special,
-        filler_id=filler,
+        special_ids=_special_ids(config),
         pad_id=_text(config).pad_token_id,
         arguments=tuple(n for n in (MASK, "token_type_ids", mask_of("decoder_input_ids")) if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
