@@ -17,6 +17,15 @@ from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 MASK = "attention_mask"
 
 
+DECODER = "decoder_"
+"""How the names of the arguments begin that are for the decoder of an encoder-decoder."""
+
+
+def mask_of(name: str) -> str:
+    """Name of the argument that tells real tokens of an argument of token ids from padding."""
+    return DECODER + MASK if name.startswith(DECODER) else MASK
+
+
 class NotACutError(ValueError):
     """A layer at which the network cannot be cut; the message says why."""
 
@@ -38,6 +47,7 @@ class Interface:
         max_tokens: Longest text that the model takes; ``None``: no limit.
         given: Arguments beside the content that every input must hold: what the other stack of an encoder-decoder
             reads. They belong to the context.
+        start_id: The id with which the text of an encoder-decoder's decoder begins.
     """
 
     content: tuple[str, ...]
@@ -51,11 +61,12 @@ class Interface:
     arguments: tuple[str, ...] = ()
     max_tokens: int | None = None
     given: tuple[str, ...] = ()
+    start_id: int | None = None
 
     @property
     def mask(self) -> str:
         """Name of the argument that tells real tokens of the content from padding."""
-        return "decoder_" + MASK if self.content[0].startswith("decoder_") else MASK
+        return mask_of(self.content[0])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -114,6 +125,7 @@ class Plan:
         materialise: Whether stubs return real memory (where code writes into it).
         after: Outline of each module that runs after the cut only, by name, which the front half has no need of;
             ``None`` for one that never runs.
+        records: Whether transformers collects hidden states by hooks, which a half must have too.
     """
 
     kind: str
@@ -121,6 +133,7 @@ class Plan:
     entry: Outline | None
     materialise: bool = False
     after: Mapping[str, Outline | None] = field(default_factory=dict)
+    records: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -139,7 +152,7 @@ class Plan:
             else Stub(name, model.get_submodule(name), rule, slot, self.materialise, after=True)
             for name, rule in self.after.items()
         }
-        return {**stand_ins, cut.layer: Exit(model.get_submodule(cut.layer), cut.path, slot)}
+        return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs from the cut on."""
@@ -147,7 +160,7 @@ class Plan:
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
         }
-        stand_ins[cut.layer] = Entry(model.get_submodule(cut.layer), self.entry, cut.path, slot)
+        stand_ins[cut.layer] = Entry(cut.layer, model.get_submodule(cut.layer), self.entry, cut.path, slot)
         return stand_ins
 
 
@@ -319,6 +332,7 @@ class Front(nn.Module):
         """Cut off what follows."""
         super().__init__()
         self._slot = Slot()
+        _install_recorders(model, plan)
         exchange(model, plan.before_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -348,6 +362,7 @@ class Back(nn.Module):
         """Cut off what precedes."""
         super().__init__()
         self._slot = Slot()
+        _install_recorders(model, plan)
         exchange(model, plan.after_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -366,6 +381,14 @@ class Back(nn.Module):
             return self.model(**{**self.interface.options, **representation.context, **options})
         finally:
             self._slot.values = None
+
+
+def _install_recorders(model: nn.Module, plan: Plan) -> None:
+    """Let transformers install its hooks while every module is there, so that stand-ins have them too."""
+    if plan.records:
+        from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+        maybe_install_capturing_hooks(model)
 
 
 def _persist_buffers(model: nn.Module) -> None:
