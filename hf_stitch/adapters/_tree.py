@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 Path = tuple[int | str, ...]
 
@@ -16,7 +17,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, (*path, key))
-    elif isinstance(value, (tuple, list)):
+    elif isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence):
         for index, item in enumerate(value):
             yield from leaves(item, (*path, index))
     else:
@@ -55,6 +56,8 @@ def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> An
         for key, item in items.items():
             twin[key] = item  # type: ignore[index]
         return twin
+    if isinstance(value, PackedSequence):  # a tuple by name only
+        return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(transform(item, function) for item in value))
     if isinstance(value, (tuple, list)):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint, weights_hash
 from ..representation import Form, Representation
 from . import _tree
-from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
+from .cut import MASK, Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
 from .override import override_of
 from .preprocess import place_of, preprocess
 from .surgery import CutReached, is_bookkeeping, swapped
@@ -30,8 +30,8 @@ Larger ones, when each is first used.
 """
 
 
-MOST_SIZES = 8
-"""Sizes of input, beside the native one, whose cuts are remembered."""
+MOST_KINDS = 8
+"""Kinds of input, beside the native one, whose cuts are remembered."""
 
 WRAPPED = "._orig_mod"
 """How the name of a module ends which torch.compile has wrapped."""
@@ -407,19 +407,40 @@ class Adapter(ABC):
             return self.model(**{**self.interface.options, **inputs})
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
-        """The survey for inputs of a size: one for all texts, one for each size of image."""
-        example, content = self._example, self.interface.content
-        size: Any = ()
-        if self.interface.modality != "text":
-            size = tuple(tuple((inputs or example)[name].shape[1:]) for name in content)
-            if inputs is not None and size != tuple(tuple(example[name].shape[1:]) for name in content):
-                example = {**example, **{name: _noise_like(inputs[name]) for name in content}}
-        if size not in self._surveys:
-            if len(self._surveys) > MOST_SIZES:
-                del self._surveys[list(self._surveys)[1]]  # the native size, which came first, stays
+        """The survey for inputs of a kind: the native one, or another for images of another size, other arguments."""
+        kind, native = (), self._kind(self._example)
+        example = self._example
+        if inputs is not None and (kind := self._kind(inputs)) != native:
+            example = {name: self._some(name, value) for name, value in inputs.items()}
+        if kind == native:
+            kind = ()
+        if kind not in self._surveys:
+            if len(self._surveys) > MOST_KINDS:
+                del self._surveys[next(known for known in self._surveys if known != ())]
             blocks = self.override.blocks(self.model)
-            self._surveys[size] = Survey(self.model, self._run, self.interface, example, blocks)
-        return self._surveys[size]
+            self._surveys[kind] = Survey(self.model, self._run, self.interface, example, blocks)
+        return self._surveys[kind]
+
+    def _kind(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What cuts may depend on: the size of images, and which arguments there are beside those of texts."""
+        interface = self.interface
+        sizes = () if interface.modality == "text" else tuple(tuple(inputs[n].shape[1:]) for n in interface.content)
+        known = {*interface.content, *interface.given, *interface.arguments, MASK}
+        flags = {**interface.options, **{n: v for n, v in inputs.items() if n not in known}}
+        return sizes, tuple(
+            sorted((n, type(v).__name__ if isinstance(v, Tensor) else repr(v)) for n, v in flags.items())
+        )
+
+    def _some(self, name: str, value: Any) -> Any:
+        """Two samples of an input, by which cuts are verified for its kind."""
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        value = value[:2].detach()
+        if name not in self.interface.content or not value.is_floating_point():
+            return value
+        if not any(value.stride()):  # erased, in a context
+            return torch.randn(2, *value.shape[1:], generator=torch.Generator().manual_seed(0)).to(value)
+        return torch.cat([value, value.flip(-1)])[:2]
 
     def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:
         """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied.
@@ -472,11 +493,6 @@ def _hollow(module: nn.Module) -> nn.Module:
         vars(twin).pop(name, None)
     twin._modules, twin._parameters, twin._buffers = {}, {}, {}
     return twin
-
-
-def _noise_like(values: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, *values.shape[1:], generator=generator).to(values.device, values.dtype)
 
 
 @contextmanager

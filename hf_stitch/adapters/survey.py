@@ -69,42 +69,66 @@ class Survey:
         """The watched forward of two samples.
 
         Raises:
-            ValueError: If the model is random in eval mode, or nothing of its output depends on the content of its
-                input.
+            ValueError: If what the model returns cannot be compared, or is random in eval mode, or nothing of it is
+                seen to depend on the content of the input.
         """
-        inputs = self._vary(2)
-        watched = trace(self.model, self.run, inputs, self.interface.content, self._reads)
-        with torch.no_grad():
-            output = self.run(inputs)
-            if not _tree.tensors(output):
-                raise ValueError(
-                    f"{type(self.model).__name__} returns no tensor (nor a tuple, list or mapping of any) but "
-                    f"{type(output).__name__}: there is nothing to compare; wrap it in a module that returns one"
-                )
-            if not same(output, self.run(inputs)):
-                raise ValueError(
-                    f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a network "
-                    "that is random cannot be cut exactly; switch the randomness off"
-                )
+        with unchanged(self.model):
+            watched = self._trace(2)
+            with torch.no_grad():
+                output = self.run(self._vary(2))
+                self._check_comparable(output)
+                if not same(output, self.run(self._vary(2))):
+                    raise ValueError(
+                        f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a "
+                        "network that is random cannot be cut exactly; switch the randomness off"
+                    )
         if not watched.has_source:
             raise ValueError(
                 f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so it "
                 "cannot be seen what depends on the input; pass floating-point inputs or use an embedding module"
             )
+        if not watched.reaches:
+            raise ValueError(
+                f"{type(self.model).__name__}: no gradient passes from what it returns to "
+                f"{', '.join(self.interface.content)}, so it cannot be seen what depends on the input; does its "
+                "forward run under torch.no_grad, detach, or return integers alone?"
+            )
         return watched
+
+    def _check_comparable(self, output: Any) -> None:
+        what = type(self.model).__name__
+        if not _tree.tensors(output):
+            raise ValueError(
+                f"{what} returns no tensor (nor a tuple, list or mapping of any) but {type(output).__name__}: there is "
+                "nothing to compare; wrap it in a module that returns one"
+            )
+        for path, leaf in _tree.leaves(output):
+            if not (leaf is None or isinstance(leaf, (Tensor, bool, int, float, str))):
+                place = "".join(f"[{key!r}]" for key in path)
+                raise ValueError(
+                    f"{what} returns a {type(leaf).__name__} at output{place}, which cannot be looked into: wrap it in "
+                    "a module that returns tensors, or a tuple, list or mapping of them"
+                )
+        values = [leaf for leaf in _tree.tensors(output).values() if leaf.is_floating_point()]
+        if values and not any(bool(leaf.isfinite().any()) for leaf in values):
+            raise ValueError(
+                f"{what} returns no finite number for the inputs that it is tried with, so that nothing can be told: "
+                "pass example_inputs as it expects them"
+            )
 
     @cached_property
     def _examples(self) -> list[tuple[int, int, Trace]]:
         """Traces at the sizes from which the rules of shapes are read."""
-        if self.interface.modality != "text":
-            return [(2, 0, self.trace), (3, 0, self._trace(3))]
-        n = self._tokens
-        return [
-            (2, n, self.trace),
-            (3, n, self._trace(3)),
-            (2, n + 1, self._trace(2, n + 1)),
-            (3, n + 1, self._trace(3, n + 1)),
-        ]
+        with unchanged(self.model):
+            if self.interface.modality != "text":
+                return [(2, 0, self.trace), (3, 0, self._trace(3))]
+            n = self._tokens
+            return [
+                (2, n, self.trace),
+                (3, n, self._trace(3)),
+                (2, n + 1, self._trace(2, n + 1)),
+                (3, n + 1, self._trace(3, n + 1)),
+            ]
 
     @cached_property
     def _shapes(self) -> Shapes:
@@ -249,14 +273,19 @@ class Survey:
             raise NotACutError(self._refused[layer])
         if layer not in self._plans:
             cut = self.cut(layer)
-            for plan in self._proposals(cut):
-                if self._verified(cut, plan):
-                    self._plans[layer] = plan
-                    break
-            else:
-                self._refused[layer] = self._why_not(cut)
-                raise NotACutError(self._refused[layer])
+            try:
+                with unchanged(self.model):
+                    self._plans[layer] = self._found(cut)
+            except NotACutError as error:
+                self._refused[layer] = str(error)
+                raise
         return self._plans[layer]
+
+    def _found(self, cut: Cut) -> Plan:
+        for plan in self._proposals(cut):
+            if self._verified(cut, plan):
+                return plan
+        raise NotACutError(self._why_not(cut))
 
     def status(self, layer: str) -> str:
         """``verified``, ``refused`` or ``pending``."""
@@ -363,7 +392,7 @@ class Survey:
                 )
         except StubReadError as error:
             self._read.add(error.stub)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, NotACutError):
             raise
         except Exception as error:  # the model's own code refuses what the plan gives it: the next plan is tried
             self._failure = f"{type(error).__name__}: {error}"
@@ -384,7 +413,10 @@ class Survey:
         return same(after, output) and not flow.reaches(after)
 
     def _probes(self) -> Iterator[dict[str, Any]]:
-        """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left."""
+        """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left.
+
+        No two in a row are of one size: what a forward leaves behind for the next would show.
+        """
         if self.interface.modality != "text":
             yield self._vary(1)
             yield {n: v.flip(0) if n in self.interface.content else v for n, v in self._vary(4).items()}
@@ -398,16 +430,17 @@ class Survey:
         yield full
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
-            lengths = torch.tensor([n, max(n - 2, 1), 1])
             for left in (False, True):
+                n -= 1
+                lengths = torch.tensor([n, max(n - 2, 1), 1])
+                ragged = self._vary(3, n)
                 real = torch.arange(n)[None] < lengths[:, None]
                 real = (real.flip(1) if left else real).to(full[mask].device)
                 last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
-                padded = {
-                    name: torch.where(real, full[name].scatter(1, last, full[name][:, -1:]), self.interface.pad_id or 0)
-                    for name in self.interface.content
-                }
-                yield {**full, **padded, mask: real.long()}
+                ends = {name: ragged[name].scatter(1, last, ragged[name][:, -1:]) for name in self.interface.content}
+                pad = self.interface.pad_id or 0
+                padded = {name: torch.where(real, ids, pad) for name, ids in ends.items()}
+                yield {**ragged, **padded, mask: real.long()}
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
@@ -415,7 +448,14 @@ class Survey:
         captured: list[Tensor] = []
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> Any:
-            captured.append(_tree.get(output, cut.path).clone())
+            values = _tree.get(output, cut.path)
+            if values.is_nested:
+                raise NotACutError(
+                    f"layer {cut.layer!r} of {type(self.model).__name__} returns texts of several lengths as a nested "
+                    "tensor in inference, which is no tensor of tokens: build nn.TransformerEncoder with "
+                    "enable_nested_tensor=False"
+                )
+            captured.append(values.clone())
             return output if entering is None else _tree.put(output, cut.path, entering)
 
         def poison(module: nn.Module, args: Any, output: Any) -> Any:
@@ -462,13 +502,49 @@ class Survey:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two outputs are equal bit for bit, NaN equal to NaN."""
-    left, right = _tree.tensors(a), _tree.tensors(b)
-    return left.keys() == right.keys() and all(
-        torch.equal(x, right[path])
-        or (x.shape == right[path].shape and bool(((x == right[path]) | (x.isnan() & right[path].isnan())).all()))
-        for path, x in left.items()
-    )
+    """Whether two outputs are equal: tensors bit for bit and of one dtype, numbers, all else; NaN equal to NaN."""
+    left, right = dict(_tree.leaves(a)), dict(_tree.leaves(b))
+    return left.keys() == right.keys() and all(_equal(x, right[path]) for path, x in left.items())
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor):
+        return type(a) is type(b) and (a == b or (a != a and b != b))
+    if not isinstance(b, Tensor) or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """What modules keep beside their parameters as it was afterwards: modules, buffers, plain attributes.
+
+    A forward on a short text may switch a network over for good, or leave something in a buffer.
+    """
+    kept = [
+        (
+            module,
+            dict(module._modules),
+            {
+                name: (buffer, buffer.clone())
+                for name, buffer in module._buffers.items()
+                if buffer is not None and not buffer.is_meta
+            },
+            {name: value for name, value in vars(module).items() if isinstance(value, (bool, int, float, str))},
+        )
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, modules, buffers, values in kept:
+            module._modules.update(modules)
+            for name, (buffer, before) in buffers.items():
+                with torch.no_grad():
+                    module._buffers[name] = buffer
+                    if not (buffer.is_meta or torch.equal(buffer, before)):
+                        buffer.copy_(before)
+            vars(module).update(values)
 
 
 def _copied(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,14 +72,21 @@ class TorchAdapter(Adapter):
 
 
 def interface_of(example: Mapping[str, Any], only: str | None = None) -> Interface:
-    """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given."""
+    """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given.
+
+    Where some are floating-point, the integers and booleans beside them are context: time steps, masks, classes.
+    """
     tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
-    content = tuple(n for n in tensors if only in (None, n))
+    floats = tuple(n for n in tensors if example[n].is_floating_point())
+    ids = tuple(n for n in tensors if example[n].dtype in (torch.int64, torch.int32) and example[n].dim() == 2)
+    content = tuple(n for n in floats or ids if only is None) or tuple(n for n in (*floats, *ids) if n == only)
     if not content:
-        raise ValueError(f"example_inputs must hold at least one tensor of content, got {', '.join(example) or 'none'}")
-    first = example[content[0]]
-    modality = "text" if not first.is_floating_point() else "image" if first.dim() == 4 else "tensor"
-    values = {n: example[n] for n in content if example[n].is_floating_point()}
+        raise ValueError(
+            f"example_inputs must hold a tensor of content{f' {only!r}' if only else ''}: floating-point numbers, or "
+            f"token ids of the shape (samples, tokens); got {', '.join(example) or 'none'}"
+        )
+    values = {n: example[n] for n in content if n in floats}
+    modality = "text" if not values else "image" if example[content[0]].dim() == 4 else "tensor"
     return Interface(
         content,
         modality,

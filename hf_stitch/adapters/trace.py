@@ -80,12 +80,14 @@ class Trace:
         calls: By module name, in the order of first entry; modules that did not run are absent.
         sources: Names of the modules that turn the content of the input (token ids) into the first values.
         has_source: Whether anything differentiable comes of the content at all.
+        reaches: Whether any of what the model returns is seen to depend on it.
         flops: Floating-point operations of the whole forward.
     """
 
     calls: dict[str, Call]
     sources: list[str]
     has_source: bool
+    reaches: bool
     flops: int
 
 
@@ -305,7 +307,7 @@ def trace(
 
     for call in calls.values():
         call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
-    return Trace(calls, sources, bool(sprouts), counter.count)
+    return Trace(calls, sources, bool(sprouts), bool(roots), counter.count)
 
 
 def _is_values(leaf: Any) -> bool:
