@@ -427,9 +427,8 @@ class Adapter(ABC):
         sizes = () if interface.modality == "text" else tuple(tuple(inputs[n].shape[1:]) for n in interface.content)
         known = {*interface.content, *interface.given, *interface.arguments, MASK}
         flags = {**interface.options, **{n: v for n, v in inputs.items() if n not in known}}
-        return sizes, tuple(
-            sorted((n, type(v).__name__ if isinstance(v, Tensor) else repr(v)) for n, v in flags.items())
-        )
+        told = {name: "" if isinstance(value, Tensor) else repr(value) for name, value in flags.items()}
+        return sizes, tuple(sorted(told.items()))
 
     def _some(self, name: str, value: Any) -> Any:
         """Two samples of an input, by which cuts are verified for its kind."""

@@ -339,7 +339,12 @@ class Front(nn.Module):
         self.cut, self.plan, self.interface = cut, plan, interface
 
     def forward(self, **inputs: Any) -> Representation:
-        """The representation at the cut of the network's inputs."""
+        """The representation at the cut of the network's inputs.
+
+        Raises:
+            ValueError: For images of another size than the cut was verified with.
+        """
+        _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(inputs, self.interface))
         try:
             self.model(**{**self.interface.options, **inputs})
@@ -374,13 +379,27 @@ class Back(nn.Module):
         Args:
             representation: What enters; without a context of its own a blank one is made.
             **options: Further arguments of the network (a cache).
+
+        Raises:
+            ValueError: For a representation of images of another size than the cut was verified with.
         """
+        _check_size(representation.context, self.interface, self.cut)
         representation = in_context(self.cut.accept(representation), self.interface)
         fill(self._slot, self.cut.restore(representation.values), size_of(representation, self.interface))
         try:
             return self.model(**{**self.interface.options, **representation.context, **options})
         finally:
             self._slot.values = None
+
+
+def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
+    """Refuse images of another size: what a half does without may have told its size to the rest."""
+    for name in interface.content if interface.modality == "image" else ():
+        if name in inputs and tuple(inputs[name].shape[1:]) != interface.shapes[name]:
+            raise ValueError(
+                f"the network was cut at {cut.layer!r} for {name} of the shape {interface.shapes[name]}, got "
+                f"{tuple(inputs[name].shape[1:])}: resize them, or cut it anew, loaded with example_inputs of that size"
+            )
 
 
 def _install_recorders(model: nn.Module, plan: Plan) -> None:
