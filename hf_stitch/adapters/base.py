@@ -487,7 +487,8 @@ def _compiled(model: nn.Module) -> list[str]:
 
 def _hollow(module: nn.Module) -> nn.Module:
     """The module without parameters and children, for a copy that has no need of them: its plain attributes only."""
-    twin = copy.copy(module)
+    twin = object.__new__(type(module))  # a parametrized module refuses to be copied
+    vars(twin).update(vars(module))
     for name in ("_hf_hook", "_old_forward", "forward"):  # by which accelerate moves its weights
         vars(twin).pop(name, None)
     twin._modules, twin._parameters, twin._buffers = {}, {}, {}

@@ -122,7 +122,7 @@ class Plan:
             and the rest runs on nothing (where the model's own code would not have it otherwise).
         stubs: Outline of each module that is left out, by name.
         entry: Outline of the cut's output, or ``None`` where the cut also computes something from positions alone.
-        materialise: Whether stubs return real memory (where code writes into it).
+        materialise: Whether stubs and erased content take real memory (where code writes into it).
         after: Outline of each module that runs after the cut only, by name, which the front half has no need of;
             ``None`` for one that never runs.
         records: Whether transformers collects hidden states by hooks, which a half must have too.
@@ -143,6 +143,13 @@ class Plan:
     def from_dict(cls, config: Mapping[str, Any]) -> Plan:
         """Read :meth:`to_dict`."""
         return cls(**config)
+
+    def context(self, representation: Representation, interface: Interface) -> Mapping[str, Any]:
+        """What the part after the cut gets beside a representation."""
+        context = representation.context
+        if not self.materialise:
+            return context
+        return {name: value.clone() if name in interface.content else value for name, value in context.items()}
 
     def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs up to the cut."""
@@ -315,7 +322,7 @@ def run_after(
     slot.flow = flow
     fill(slot, cut.restore(representation.values), size_of(representation, interface))
     with swapped(model, plan.after_cut(model, cut, slot)):
-        return run(representation.context)
+        return run(plan.context(representation, interface))
 
 
 class Front(nn.Module):
@@ -387,7 +394,8 @@ class Back(nn.Module):
         representation = in_context(self.cut.accept(representation), self.interface)
         fill(self._slot, self.cut.restore(representation.values), size_of(representation, self.interface))
         try:
-            return self.model(**{**self.interface.options, **representation.context, **options})
+            context = self.plan.context(representation, self.interface)
+            return self.model(**{**self.interface.options, **context, **options})
         finally:
             self._slot.values = None
 

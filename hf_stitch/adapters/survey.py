@@ -406,11 +406,13 @@ class Survey:
 
     def _follows(self, cut: Cut, plan: Plan, representation: Representation, output: Any) -> bool:
         """Whether the model's output follows from the representation, and from nothing else of the content."""
-        with Flow(self.interface.special_ids) as flow:
+        after = run_after(self.model, self.run, cut, plan, self.interface, representation)
+        if not same(after, output):
+            return False
+        with Flow(self.interface.special_ids) as flow:  # which may keep a network from its fused kernels
             for name in self.interface.content:
                 flow.mark(representation.context[name])
-            after = run_after(self.model, self.run, cut, plan, self.interface, representation, flow)
-        return same(after, output) and not flow.reaches(after)
+            return not flow.reaches(run_after(self.model, self.run, cut, plan, self.interface, representation, flow))
 
     def _probes(self) -> Iterator[dict[str, Any]]:
         """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left.
