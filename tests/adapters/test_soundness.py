@@ -1,0 +1,314 @@
+"""Cuts that look exact on the inputs that they are tried with and are not: each must be refused, or be exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from families import BERT, texts
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import hf_stitch
+from benchmarks.exactness import agree, bits
+from hf_stitch.adapters import Override
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x))
+
+
+class Net(nn.Module):
+    """A stem, three blocks and a head; ``after`` is told the input, what the stem and the blocks say, and the net."""
+
+    def __init__(self, after: Callable[..., Any] | None = None, before: Callable[[Any], Any] | None = None) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.head, self.other = nn.Linear(8, 2), nn.Linear(8, 2)
+        self.after, self.before = after, before
+        self.eval()
+
+    def forward(self, x: Tensor, **given: Any) -> Any:
+        if self.before:
+            x = self.before(x)
+        stem = self.stem(x)
+        y = self.blocks(stem)
+        return self.after(self, x, stem, y, **given) if self.after else self.head(y)
+
+
+def exact(adapter: hf_stitch.Adapter, inputs: Any, layers: tuple[str, ...] | None = None) -> bool:
+    """Whether all layers are exact for some inputs."""
+    with torch.no_grad():
+        expected = [t.clone() for t in bits(adapter.forward(inputs))]
+        names = adapter.layers if layers is None else layers
+        assert names
+        return all(agree(bits(adapter.decode(adapter.encode(inputs, n)[n], n)), expected) for n in names)
+
+
+HIDDEN: dict[str, Callable[..., Any]] = {
+    "a branch": lambda net, x, stem, y: net.head(y) if x.max() > 50 else net.other(y),
+    "a branch on the stem": lambda net, x, stem, y: net.head(y) if stem.max().item() > 50 else net.other(y),
+    "a comparison": lambda net, x, stem, y: net.head(y) * (1 + (x.abs().amax(1, keepdim=True) > 50)),
+    "a mask": lambda net, x, stem, y: torch.where((stem > 50).any(1, keepdim=True), 0.0, net.head(y)),
+    "a list": lambda net, x, stem, y: net.head(y) * (1 if x.max(1).values.tolist()[0] < 50 else 2),
+    "NumPy": lambda net, x, stem, y: net.head(y) * (1 if float(x.detach().numpy().max()) < 50 else 2),
+    "a number of places": lambda net, x, stem, y: net.head(y) * (1 + len((x > 50).nonzero())),
+    "zero": lambda net, x, stem, y: net.head(y) + 0 * net.other(stem),
+    "a number beside": lambda net, x, stem, y: {"y": net.head(y), "mean": stem.mean().item()},
+}
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+def test_what_a_head_learns_of_the_input_by_another_way_is_found(how: str) -> None:
+    adapter = hf_stitch.load(Net(HIDDEN[how]), example_inputs=torch.randn(2, 8))
+    assert not any(layer.startswith("blocks") for layer in adapter.layers)
+    assert "cannot be cut" in str(adapter.explain("blocks.1"))
+
+
+def test_control_flow_that_depends_on_the_data_is_named() -> None:
+    adapter = hf_stitch.load(Net(HIDDEN["a branch on the stem"]), example_inputs=torch.randn(2, 8))
+    assert "depends on values before the cut (it reads them by" in str(adapter.explain("blocks.1"))
+
+
+def test_shapes_of_what_precedes_may_be_read() -> None:
+    def shaped(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
+        return net.head(y) + torch.zeros_like(stem).sum() + x.new_ones(len(x), 1) * stem.shape[1]
+
+    adapter = hf_stitch.load(Net(shaped), example_inputs=torch.randn(2, 8))
+    assert {"blocks.0", "blocks.1", "blocks.2"} <= set(adapter.layers)
+    assert exact(adapter, torch.randn(5, 8))
+
+
+def test_integers_and_booleans_beside_numbers_are_context() -> None:
+    def steps(net: Net, x: Tensor, stem: Tensor, y: Tensor, step: Tensor, masked: Tensor) -> Tensor:
+        return net.head(y * step[:, None]).masked_fill(masked[:, None], 0.0)
+
+    example = {"x": torch.randn(2, 8), "step": torch.zeros(2, dtype=torch.long), "masked": torch.zeros(2).bool()}
+    adapter = hf_stitch.load(Net(steps), example_inputs=example)
+    inputs = {"x": torch.randn(3, 8), "step": torch.tensor([1, 2, 3]), "masked": torch.tensor([True, False, True])}
+    assert adapter.interface.content == ("x",)
+    assert exact(adapter, inputs)
+
+
+class Pooled(nn.Module):
+    """A text model that finds padding, id 1, by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(50, 8), nn.Sequential(Block(), Block())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        real = (ids != 1)[..., None]
+        return (self.blocks(self.words(ids)) * real).sum(1) / real.sum(1)
+
+
+class ForPooled(Override):
+    """Tells its padding."""
+
+    def special_ids(self, model: nn.Module) -> tuple[int, ...]:
+        return (1,)
+
+
+def test_an_id_that_a_head_looks_for_is_told_by_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.randint(2, 50, (2, 6))
+    assert hf_stitch.load(Pooled(), example_inputs=ids).layers == ()
+    monkeypatch.setitem(hf_stitch.registries.overrides._registered, "Pooled", ForPooled)
+    adapter = hf_stitch.load(Pooled(), example_inputs=ids)
+    ids[1, 3:] = 1
+    assert exact(adapter, ids)
+
+
+def test_an_argument_that_was_not_there_before_is_verified_anew() -> None:
+    def skipping(net: Net, x: Tensor, stem: Tensor, y: Tensor, skip: bool = False) -> Tensor:
+        return net.head(y + stem if skip else y)
+
+    adapter = hf_stitch.load(Net(skipping), example_inputs=torch.randn(2, 8))
+    x = torch.randn(3, 8)
+    assert exact(adapter, x)
+    with pytest.raises(hf_stitch.NotACutError, match=r"'stem' bypasses it"):
+        adapter.encode({"x": x, "skip": True}, "blocks.1")
+
+
+def test_hidden_states_among_the_outputs_are_outputs() -> None:
+    adapter = hf_stitch.load(hf.BertModel(hf.BertConfig(**BERT)).eval())
+    with pytest.raises(hf_stitch.NotACutError, match="bypasses"):
+        adapter.encode({**texts(3, 6), "output_hidden_states": True}, adapter.layers[1])
+
+
+def test_a_model_that_returns_no_finite_number_is_refused_not_believed() -> None:
+    def skipping(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
+        return net.head(y + stem)
+
+    with pytest.raises(ValueError, match="no finite number"):
+        _ = hf_stitch.load(Net(skipping, torch.log), example_inputs=-torch.rand(2, 8)).layers
+
+
+def test_inputs_of_another_size_are_tried_as_they_are() -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            stem = self.stem(x.log())
+            return self.head(self.block(stem) + stem)
+
+    adapter = hf_stitch.load(Positive(), example_inputs=torch.rand(2, 1, 8, 8))
+    with pytest.raises(hf_stitch.NotACutError, match="bypasses"):
+        adapter.encode(torch.rand(3, 1, 12, 12), "block")
+
+
+def test_outputs_that_cannot_be_looked_into_are_refused() -> None:
+    @dataclass
+    class Output:
+        value: Tensor
+
+    model = Net(lambda net, x, stem, y: (net.head(y), Output(stem)))
+    with pytest.raises(ValueError, match=r"returns a Output at output\[1\], which cannot be looked into"):
+        _ = hf_stitch.load(model, example_inputs=torch.randn(2, 8)).layers
+
+
+def test_a_module_that_runs_again_after_the_cut_in_longer_texts_says_so() -> None:
+    class Longer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.norm, self.blocks = nn.Embedding(50, 8), nn.LayerNorm(8), nn.Sequential(Block(), Block())
+
+        def forward(self, ids: Tensor) -> Tensor:
+            y = self.blocks(self.norm(self.words(ids)))
+            return y + self.norm(y) if ids.shape[1] > 16 else y
+
+    adapter = hf_stitch.load(Longer(), example_inputs=torch.randint(50, (2, 6)))
+    assert exact(adapter, torch.randint(50, (3, 12)))
+    long = adapter.encode(torch.randint(50, (3, 20)), "blocks.0")["blocks.0"]
+    with pytest.raises(RuntimeError, match="'norm' runs after the cut for these inputs"):
+        adapter.decode(long, "blocks.0")
+
+
+def test_what_a_module_notes_of_one_text_does_not_serve_for_another() -> None:
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.blocks = nn.Embedding(50, 8), nn.Sequential(Block(), Block())
+
+        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+            stem = self.words(ids)
+            self.words.length = ids.shape[1]
+            return self.blocks(stem).sum(1) / self.words.length
+
+    adapter = hf_stitch.load(
+        Noting(), example_inputs={"ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6)}
+    )
+    for layer in adapter.layers:
+        short, long = ({"ids": torch.randint(50, (2, n)), "attention_mask": torch.ones(2, n)} for n in (9, 20))
+        expected = adapter.forward(short)
+        representation = adapter.encode(short, layer)[layer]
+        adapter.forward(long)
+        assert torch.equal(adapter.decode(representation, layer), expected)
+
+
+def test_halves_refuse_images_of_another_size() -> None:
+    class Resized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3)
+            self.blocks = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            stem = self.stem(x)
+            return nn.functional.interpolate(self.blocks(stem), size=stem.shape[-2:])
+
+    adapter = hf_stitch.load(Resized(), example_inputs=torch.randn(2, 3, 16, 16))
+    larger = torch.randn(2, 3, 24, 24)
+    assert exact(adapter, larger)
+    with pytest.raises(ValueError, match=r"cut at 'blocks.0' for x of the shape \(3, 16, 16\), got \(3, 24, 24\)"):
+        adapter.front("blocks.0")(x=larger)
+    with pytest.raises(ValueError, match="resize them, or cut it anew"):
+        adapter.back("blocks.0")(adapter.encode(larger, "blocks.0")["blocks.0"])
+
+
+def test_looking_for_cuts_does_not_switch_a_network_over() -> None:
+    config = hf.BigBirdConfig(
+        **{**BERT, "num_hidden_layers": 2}, block_size=4, num_random_blocks=1, attention_type="block_sparse"
+    )
+    model = hf.BigBirdModel(config).eval()
+    inputs = texts(2, 64)
+    with torch.no_grad():
+        before = model(**inputs).last_hidden_state
+        assert len(hf_stitch.load(model).layers) == 2
+        assert model.attention_type == "block_sparse"
+        assert torch.equal(model(**inputs).last_hidden_state, before)
+
+
+def test_a_transformer_encoder_is_cut_on_its_fast_path() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoder(layer, 3), nn.Linear(8, 2)).eval()
+    adapter = hf_stitch.load(model, example_inputs=torch.randn(2, 5, 4))
+    assert adapter.layers == ("1.layers.0", "1.layers.1", "1.layers.2")
+    assert exact(adapter, torch.randn(3, 5, 4))
+
+
+def test_nested_tensors_are_named() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(50, 8)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+
+        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.encoder(self.words(ids), src_key_padding_mask=attention_mask == 0)[:, 0]
+
+    example = {"ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6)}
+    adapter = hf_stitch.load(Masked().eval(), example_inputs=example)
+    assert "enable_nested_tensor=False" in str(adapter.explain("encoder.layers.0"))
+
+
+def test_a_forward_without_gradient_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no gradient passes .* under torch.no_grad"):
+        _ = hf_stitch.load(Net(before=lambda x: x.detach().round().long().float().detach()).requires_grad_(False),
+                           example_inputs=torch.randn(2, 8)).layers  # fmt: skip
+
+
+def test_inputs_overwritten_in_place_are_no_randomness() -> None:
+    adapter = hf_stitch.load(Net(before=lambda x: x.sub_(0.5)), example_inputs=torch.randn(2, 8))
+    assert set(adapter.layers) >= {"blocks.0", "blocks.1", "blocks.2"}
+
+
+def test_parametrized_layers_can_be_cut_in_two() -> None:
+    net = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(3)))
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 8))
+    x = torch.randn(3, 8)
+    assert torch.equal(adapter.back("1")(adapter.front("1")(input=x)), net(x))
+
+
+def test_packed_sequences_pass() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.lstm, self.head = nn.Linear(8, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = torch.full((len(x),), x.shape[1])
+            packed = nn.utils.rnn.pack_padded_sequence(self.stem(x), lengths, batch_first=True)
+            _, (hidden, _) = self.lstm(packed)
+            return self.head(hidden[0])
+
+    adapter = hf_stitch.load(Packed().eval(), example_inputs=torch.randn(2, 5, 8))
+    assert exact(adapter, torch.randn(3, 5, 8), ("stem",))
+
+
+def test_a_text_model_of_few_positions_is_tried_with_short_texts() -> None:
+    config = hf.BertConfig(**{**BERT, "max_position_embeddings": 8})
+    assert len(hf_stitch.load(hf.BertModel(config).eval()).layers) == config.num_hidden_layers
