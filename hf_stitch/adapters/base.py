@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,9 +19,9 @@ from ..representation import Form, Representation
 from . import _tree
 from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
 from .override import override_of
-from .preprocess import preprocess
-from .surgery import CutReached, swapped
-from .survey import Survey
+from .preprocess import place_of, preprocess
+from .surgery import CutReached, is_bookkeeping, swapped
+from .survey import Survey, same
 
 SMALL = 20_000_000
 """Models of up to this many parameters have their cuts verified when they are listed.
@@ -32,6 +32,9 @@ Larger ones, when each is first used.
 
 MOST_SIZES = 8
 """Sizes of input, beside the native one, whose cuts are remembered."""
+
+WRAPPED = "._orig_mod"
+"""How the name of a module ends which torch.compile has wrapped."""
 
 See = Callable[[str, Representation], None]
 """Is told the name of a layer and what the network says there."""
@@ -103,7 +106,13 @@ class Adapter(ABC):
         """Nothing runs yet."""
         self.model = model
         self.override = override_of(model)
-        self.interface = dataclasses.replace(interface, options={**interface.options, **self.override.options})
+        special = {*interface.special_ids, *self.override.special_ids(model)}
+        self.interface = dataclasses.replace(
+            interface,
+            options={**interface.options, **self.override.options},
+            special_ids=tuple(sorted(special)),
+            filler_id=next(i for i in range(len(special) + 1) if i not in special),
+        )
         self.endpoint = endpoint
         self.processor = processor
         self._example = dict(example)
@@ -278,7 +287,7 @@ class Adapter(ABC):
         survey = self._survey(arguments)
         cuts = {name: survey.cut(name) for name in layers}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
-
+        to_the_end = self._offloaded
         waiting = set(cuts)
 
         def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
@@ -288,7 +297,7 @@ class Adapter(ABC):
                 waiting.remove(cut.layer)
                 values = _tree.get(output, cut.path)
                 see(cut.layer, cut.represent(values, arguments, self.interface))
-                if cut.layer == deepest and not self._offloaded:
+                if cut.layer == deepest and not to_the_end:
                     raise CutReached(values)
 
             return look
@@ -327,18 +336,43 @@ class Adapter(ABC):
 
     # -- halves ------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:
-        """The part up to a cut as a module of its own, with copies of the weights that run and of no others."""
+        """The part up to a cut as a module of its own, with copies of the weights that run and of no others.
+
+        Raises:
+            NotACutError: If the layer is no cut, or the part does not give the same alone.
+            ValueError: If weights are offloaded, or a hook would be lost.
+        """
         cut, plan = self.cut(layer)
         gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.after}
-        return Front(self._copy(gone), cut, plan, self.interface)
+        front = Front(self._copy(gone), cut, plan, self.interface)
+        with torch.no_grad():
+            alone, within = front(**self._example), self.encode(self._example, layer)[layer]
+        self._check_alone(layer, same(alone.values, within.values))
+        return front
 
     def back(self, layer: str) -> Back:
-        """The part after a cut as a module of its own, with copies of the weights that run and of no others."""
+        """The part after a cut as a module of its own, with copies of the weights that run and of no others.
+
+        Raises:
+            NotACutError: If the layer is no cut, or the part does not give the same alone.
+            ValueError: If weights are offloaded, or a hook would be lost.
+        """
         cut, plan = self.cut(layer)
         gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
             gone[layer] = _hollow(self.model.get_submodule(layer))
-        return Back(self._copy(gone), cut, plan, self.interface)
+        back = Back(self._copy(gone), cut, plan, self.interface)
+        with torch.no_grad():
+            entering = self.encode(self._example, layer)[layer]
+            self._check_alone(layer, same(back(entering), self.decode(entering, layer)))
+        return back
+
+    def _check_alone(self, layer: str, agrees: bool) -> None:
+        if not agrees:
+            raise NotACutError(
+                f"{type(self.model).__name__} runs from and to {layer!r} in place (encode, decode), but not in two: a "
+                "half alone gives something else"
+            )
 
     # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
@@ -359,17 +393,17 @@ class Adapter(ABC):
     @property
     def device(self) -> torch.device:
         """Where the model takes its input."""
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        return place_of(self.model)[0]
 
     @property
     def _offloaded(self) -> bool:
-        """Whether weights wait elsewhere, moved in and out by a whole forward."""
-        places = getattr(self.model, "hf_device_map", {}).values()
-        return any(place in ("cpu", "disk") for place in places) and len(set(places)) > 1
+        """Whether weights wait elsewhere (here they are on the meta device), moved in and out by a whole forward."""
+        return any(p.is_meta for p in self.model.parameters())
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:
-        """Every forward of the model goes through here: in eval mode, with the interface's options."""
-        with evaluating(self.model):
+        """Every forward of the model goes through here: in eval mode, uncompiled, with the interface's options."""
+        eagerly = torch.compiler.set_stance("force_eager") if _compiled(self.model) else nullcontext()
+        with evaluating(self.model), eagerly:
             return self.model(**{**self.interface.options, **inputs})
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
@@ -391,8 +425,14 @@ class Adapter(ABC):
         """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied.
 
         Raises:
-            ValueError: If weights are on the meta device: there is nothing to copy.
+            ValueError: If weights are on the meta device (there is nothing to copy), modules are compiled, or a hook
+                would be lost.
         """
+        if wrapped := [name for name in _compiled(self.model) if name.endswith(WRAPPED)]:
+            raise ValueError(
+                f"module {wrapped[0].removesuffix(WRAPPED)!r} of {type(self.model).__name__} is compiled, and a half "
+                "would hold another name for it: cut the network in two before torch.compile"
+            )
         with swapped(self.model, without):
             if any(value.is_meta for value in self.model.state_dict().values()):
                 raise ValueError(
@@ -406,26 +446,30 @@ class Adapter(ABC):
             remove_hook_from_module(twin, recurse=True)
         for name, module in twin.named_modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                foreign = [hook for hook in hooks.values() if not _is_bookkeeping(hook)]
+                foreign = [hook for hook in hooks.values() if not is_bookkeeping(hook)]
                 if foreign:
                     raise ValueError(
                         f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), and the halves of a "
                         "network have none: remove it, or fold what it does into the module"
                     )
                 hooks.clear()
+            vars(module).pop("_output_capturing_hooks_installed", None)  # transformers does it again where it needs to
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
         return twin.eval()
 
 
-def _is_bookkeeping(hook: Any) -> bool:
-    """Whether a hook belongs to a library that records or moves what passes, and changes nothing of it."""
-    return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
+def _compiled(model: nn.Module) -> list[str]:
+    """Names of the modules that torch.compile has wrapped or marked."""
+    modules = model.named_modules()
+    return [name for name, module in modules if name.endswith(WRAPPED) or module._compiled_call_impl is not None]
 
 
 def _hollow(module: nn.Module) -> nn.Module:
     """The module without parameters and children, for a copy that has no need of them: its plain attributes only."""
     twin = copy.copy(module)
+    for name in ("_hf_hook", "_old_forward", "forward"):  # by which accelerate moves its weights
+        vars(twin).pop(name, None)
     twin._modules, twin._parameters, twin._buffers = {}, {}, {}
     return twin
 
@@ -437,15 +481,20 @@ def _noise_like(values: Tensor) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; every module's mode as it was afterwards, also on error."""
-    training = [module for module in model.modules() if module.training]
+    """The model in eval mode; every module's mode as it was afterwards, also on error.
+
+    Nothing is checkpointed meanwhile: what a backward pass computes again, it would compute in the mode of then. (The
+    layers of transformers checkpoint in training only, those of timm always.)
+    """
+    flags = ("training", "grad_checkpointing")
+    on = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]
     try:
-        for module in training:
-            module.training = False
+        for module, flag in on:
+            setattr(module, flag, False)
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, flag in on:
+            setattr(module, flag, True)
 
 
 def first_argument(model: nn.Module) -> str:

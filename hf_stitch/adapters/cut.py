@@ -16,6 +16,19 @@ from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 MASK = "attention_mask"
 
 
+DECODER = "decoder_"
+"""How the names of the arguments begin that are for the decoder of an encoder-decoder."""
+
+
+CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
+"""Flags of modules by which timm and transformers checkpoint what is inside."""
+
+
+def mask_of(name: str) -> str:
+    """Name of the argument that tells real tokens of an argument of token ids from padding."""
+    return DECODER + MASK if name.startswith(DECODER) else MASK
+
+
 class NotACutError(ValueError):
     """A layer at which the network cannot be cut; the message says why."""
 
@@ -37,6 +50,7 @@ class Interface:
         max_tokens: Longest text that the model takes; ``None``: no limit.
         given: Arguments beside the content that every input must hold: what the other stack of an encoder-decoder
             reads. They belong to the context.
+        start_id: The id with which the text of an encoder-decoder's decoder begins.
     """
 
     content: tuple[str, ...]
@@ -50,11 +64,12 @@ class Interface:
     arguments: tuple[str, ...] = ()
     max_tokens: int | None = None
     given: tuple[str, ...] = ()
+    start_id: int | None = None
 
     @property
     def mask(self) -> str:
         """Name of the argument that tells real tokens of the content from padding."""
-        return "decoder_" + MASK if self.content[0].startswith("decoder_") else MASK
+        return mask_of(self.content[0])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -114,6 +129,7 @@ class Plan:
         materialise: Whether stubs return real memory (where code writes into it).
         after: Outline of each module that runs after the cut only, by name, which the front half has no need of;
             ``None`` for one that never runs.
+        records: Whether transformers collects hidden states by hooks, which a half must have too.
     """
 
     kind: str
@@ -121,6 +137,7 @@ class Plan:
     entry: Outline | None
     materialise: bool = False
     after: Mapping[str, Outline | None] = field(default_factory=dict)
+    records: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -137,7 +154,7 @@ class Plan:
             name: Gone(name) if rule is None else Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.after.items()
         }
-        return {**stand_ins, cut.layer: Exit(model.get_submodule(cut.layer), cut.path, slot)}
+        return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
         """The stand-ins with which a model runs from the cut on."""
@@ -145,7 +162,7 @@ class Plan:
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
         }
-        stand_ins[cut.layer] = Entry(model.get_submodule(cut.layer), self.entry, cut.path, slot)
+        stand_ins[cut.layer] = Entry(cut.layer, model.get_submodule(cut.layer), self.entry, cut.path, slot)
         return stand_ins
 
 
@@ -181,6 +198,12 @@ class Cut:
         """Read :meth:`to_dict`."""
         lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
         return cls(**{**config, **lists, "form": Form(**config["form"])})
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """Names of the modules that the layer is inside of, the model itself (an empty name) last."""
+        parts = self.layer.split(".")
+        return tuple(".".join(parts[:depth]) for depth in reversed(range(len(parts))))
 
     def restore(self, values: Tensor) -> Tensor:
         """The values of a representation with their axes as the network has them at this cut."""
@@ -318,6 +341,7 @@ class Front(nn.Module):
         """Cut off what follows."""
         super().__init__()
         self._slot = Slot()
+        _prepare(model, cut, plan)
         exchange(model, plan.before_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -347,6 +371,7 @@ class Back(nn.Module):
         """Cut off what precedes."""
         super().__init__()
         self._slot = Slot()
+        _prepare(model, cut, plan)
         exchange(model, plan.after_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -365,6 +390,22 @@ class Back(nn.Module):
             return self.model(**{**self.interface.options, **representation.context, **options})
         finally:
             self._slot.values = None
+
+
+def _prepare(model: nn.Module, cut: Cut, plan: Plan) -> None:
+    """What must be done before modules are exchanged for good.
+
+    Transformers installs its hooks while every module is there, so that stand-ins have them too; and what is around the
+    cut is not checkpointed: in a backward pass it would run again, when the representation is gone.
+    """
+    for module in map(model.get_submodule, cut.around):
+        for flag in CHECKPOINTS:
+            if vars(module).get(flag) is True:
+                setattr(module, flag, False)
+    if plan.records:
+        from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+        maybe_install_capturing_hooks(model)  # type: ignore[arg-type]
 
 
 def _persist_buffers(model: nn.Module) -> None:

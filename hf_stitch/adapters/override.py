@@ -41,6 +41,10 @@ class Override:
         """A batch of inputs, where they cannot be invented; ``None``: as for any network."""
         return None
 
+    def special_ids(self, model: nn.Module) -> tuple[int, ...]:
+        """Token ids that heads look for beside padding and end of text of the config: a context keeps them."""
+        return ()
+
     def blocks(self, model: nn.Module) -> tuple[str, ...] | None:
         """Names of the modules to be listed, once verified, in the order that they run; ``None``: what a trace finds.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cut import MASK, Interface
+from .cut import DECODER, MASK, Interface
 
 OFFSETS = "offset_mapping"
 
@@ -29,16 +29,18 @@ def preprocess(
 
     Returns:
         The keyword arguments of its forward. Texts are padded together; those over the model's limit are cut, with a
-        warning that counts them. With ``offsets`` also ``offset_mapping``, which is no argument of the model: (batch,
-        tokens, 2), the first character and the one after the last; both 0 for special tokens and padding.
+        warning that counts them. The decoder of an encoder-decoder reads the same texts as the encoder, each token one
+        place later, as transformers makes them where none are given (Bart) or of labels. With ``offsets`` also
+        ``offset_mapping``, which is no argument of the model: (batch, tokens, 2), the first character and the one after
+        the last; both 0 for special tokens and padding.
 
     Raises:
-        ValueError: If there are no samples, no processor for their kind, they do not stack, or offsets are asked of
-            what is no text or of a tokenizer that does not know them.
+        ValueError: If there are no samples, no processor for their kind, they do not stack, offsets are asked of
+            what is no text or of a tokenizer that does not know them, or it is unknown what a decoder begins with.
     """
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
-    parameter = next(model.parameters(), torch.zeros(()))
+    device, dtype = place_of(model)
     if interface.modality == "text" and not isinstance(samples[0], Tensor):
         inputs = _tokenize(samples, processor, interface, offsets)
     elif offsets:
@@ -50,8 +52,19 @@ def preprocess(
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
         inputs = {interface.content[0]: _stack(samples, processor)}
-    dtype = parameter.dtype
-    return {n: v.to(parameter.device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
+    return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
+
+
+def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a model takes its input, and in which dtype: those of its first parameter.
+
+    Weights that are offloaded are on the meta device; then it is the first that is not, or else where they are run.
+    """
+    dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    devices = (p.device for p in model.parameters() if not p.is_meta)
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    runs_on = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next(devices, next((place for place in runs_on if place is not None), "cpu"))), dtype
 
 
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:
@@ -79,8 +92,29 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
             stacklevel=3,
         )
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
-    wanted = {*interface.content, *interface.arguments, *([OFFSETS] if offsets else [])}
+    if DECODER + "input_ids" in (*interface.content, *interface.given):
+        inputs = {**inputs, **_decoder_inputs(inputs, interface)}
+    wanted = {*interface.content, *interface.given, *interface.arguments, *([OFFSETS] if offsets else [])}
     return {n: v for n, v in inputs.items() if n in wanted}
+
+
+def _decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, Tensor]:
+    """What a decoder reads of the text that the encoder reads: the start, and all tokens but the last."""
+    if interface.start_id is None:
+        raise ValueError(
+            "the config names neither decoder_start_token_id nor bos_token_id, so that it is unknown what the text of "
+            "the decoder begins with: set model.config.decoder_start_token_id before hf_stitch.load, or give inputs "
+            "with decoder_input_ids of your own"
+        )
+    first = {"input_ids": interface.start_id, MASK: 1}
+    later = {
+        DECODER + name: torch.cat([torch.full_like(inputs[name][:, :1], value), inputs[name][:, :-1]], 1)
+        for name, value in first.items()
+    }
+    if OFFSETS in inputs and interface.content[0].startswith(DECODER):
+        spans = inputs[OFFSETS]
+        later[OFFSETS] = torch.cat([torch.zeros_like(spans[:, :1]), spans[:, :-1]], 1)
+    return later
 
 
 def _stack(samples: Sequence[Any], processor: Any) -> Tensor:

@@ -103,13 +103,23 @@ def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialis
     if kind in ("tuple", "list"):
         items = [_build(item, slot, given, materialise) for item in content]
         return tuple(items) if kind == "tuple" else items
-    assert slot.values is not None
-    dtype = slot.values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
+    values = _present(slot)
+    dtype = values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
     shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
     fill = float("nan") if slot.poison and dtype.is_floating_point else 0
     if materialise:
-        return torch.full(shape, fill, dtype=dtype, device=slot.values.device)
-    return torch.full((), fill, dtype=dtype, device=slot.values.device).expand(shape)
+        return torch.full(shape, fill, dtype=dtype, device=values.device)
+    return torch.full((), fill, dtype=dtype, device=values.device).expand(shape)
+
+
+def _present(slot: Slot) -> Tensor:
+    """The representation at the cut, while a half runs."""
+    if slot.values is None:
+        raise RuntimeError(
+            "part of a half runs although no representation is at its cut: in a backward pass, a gradient checkpoint "
+            "around the cut computes it again. Switch gradient checkpointing off"
+        )
+    return slot.values
 
 
 class StubReadError(AttributeError):
@@ -152,14 +162,25 @@ class _Absent(nn.Module):
         return True
 
 
-class _StandIn(nn.Module):
-    """A module with the plain attributes of another, such as ``attention_type``, which the code around it may read."""
+def is_bookkeeping(hook: Any) -> bool:
+    """Whether a hook belongs to a library that records or moves what passes, and changes nothing of it."""
+    return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
 
-    def __init__(self, original: nn.Module) -> None:
+
+class _StandIn(nn.Module):
+    """A module with the plain attributes of another, such as ``attention_type``, which the code around it may read.
+
+    Where transformers collects hidden states by hooks, those of the other are its own too, so that none is missed.
+    """
+
+    def __init__(self, original: nn.Module, *, runs: bool = False) -> None:
         super().__init__()
         for key, value in vars(original).items():
             if not key.startswith("_") and key != "training" and isinstance(value, (bool, int, float, str, tuple)):
                 setattr(self, key, value)
+        for hook in () if runs else original._forward_hooks.values():
+            if is_bookkeeping(hook):
+                self.register_forward_hook(hook)
 
 
 class Stub(_StandIn, _Absent):
@@ -175,27 +196,45 @@ class Stub(_StandIn, _Absent):
         return _build(self._rule, self._slot, _tree.arguments(args, kwargs), self._materialise)
 
 
-class Entry(_StandIn):
+class _AtCut(_StandIn):
+    """Stands in for the cut; what the code around reads of it is read of the module itself, where that is kept."""
+
+    def __init__(self, name: str, original: nn.Module, path: _tree.Path, slot: Slot, *, kept: bool) -> None:
+        super().__init__(original, runs=kept)
+        self.inner = original if kept else None
+        self._name, self._path, self._slot = name, path, slot
+
+    def __getattr__(self, attribute: str) -> Any:
+        try:
+            return super().__getattr__(attribute)
+        except AttributeError:
+            if attribute.startswith("_"):
+                raise
+            if self.inner is None:
+                raise StubReadError(self._name, attribute) from None
+            return getattr(self.inner, attribute)
+
+
+class Entry(_AtCut):
     """Stands in for the cut: returns the given representation, in the structure that the cut returns.
 
     Where the cut also returns what does not depend on the input (a position bias), the part of it that computes this
     runs.
     """
 
-    def __init__(self, original: nn.Module, rule: Outline | None, path: _tree.Path, slot: Slot) -> None:
+    def __init__(self, name: str, original: nn.Module, rule: Outline | None, path: _tree.Path, slot: Slot) -> None:
         """Stand in for ``original``; with ``rule`` ``None`` it is kept and run for its other outputs."""
-        super().__init__(original)
-        self.inner = original if rule is None else None
-        self._rule, self._path, self._slot = rule, path, slot
+        super().__init__(name, original, path, slot, kept=rule is None)
+        self._rule = rule
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Ignore the input, but for what must be computed from positions."""
-        assert self._slot.values is not None
+        values = _present(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
         else:
             output = _build(self._rule or {}, self._slot, _tree.arguments(args, kwargs), False)
-        return _tree.put(output, self._path, self._slot.values.clone())  # an in-place operation may follow
+        return _tree.put(output, self._path, values.clone())  # an in-place operation may follow
 
 
 class CutReached(Exception):
@@ -207,17 +246,16 @@ class CutReached(Exception):
         self.values = values
 
 
-class Exit(_StandIn):
+class Exit(_AtCut):
     """Stands in for the cut in the front half: computes it and keeps the representation."""
 
-    def __init__(self, inner: nn.Module, path: _tree.Path, slot: Slot) -> None:
-        """Keep the tensor at ``path`` of the output of ``inner`` in ``slot``."""
-        super().__init__(inner)
-        self.inner = inner
-        self._path, self._slot = path, slot
+    def __init__(self, name: str, original: nn.Module, path: _tree.Path, slot: Slot) -> None:
+        """Keep the tensor at ``path`` of the output of ``original`` in ``slot``."""
+        super().__init__(name, original, path, slot, kept=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; what follows gets a copy, which it may overwrite."""
+        assert self.inner is not None
         output = self.inner(*args, **kwargs)
         self._slot.values = _tree.get(output, self._path)
         return _tree.put(output, self._path, self._slot.values.detach().clone())

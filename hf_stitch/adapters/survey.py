@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..registry import did_you_mean
 from . import _tree
-from .cut import Cut, Interface, NotACutError, Plan, run_after, run_before
+from .cut import Cut, Interface, NotACutError, Plan, mask_of, run_after, run_before
 from .shapes import Shapes
 from .surgery import Outline, StubReadError, outline
 from .trace import Reads, Seen, Trace, readers, trace
@@ -266,17 +266,22 @@ class Survey:
             read = set(self._read)
             stubs, entry = self._stubs(cut)
             after = dict(self._after(cut))
-            yield Plan("stubs", stubs, entry, after=after)
+            yield Plan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
         for kept in (after, {}):  # a front half that keeps everything is a last resort
-            yield Plan("stubs", stubs, entry, materialise=True, after=kept)
-            yield Plan("full", sources, entry, after=kept)
+            yield Plan("stubs", stubs, entry, materialise=True, after=kept, records=self._records)
+            yield Plan("full", sources, entry, after=kept, records=self._records)
+
+    @property
+    def _records(self) -> bool:
+        """Whether transformers has installed hooks by which it collects hidden states."""
+        return any(vars(module).get("_output_capturing_hooks_installed") for module in self.model.modules())
 
     def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
         """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
         stubs: dict[str, Outline] = {}
         end = self.trace.calls[cut.layer].exited
-        entry = self._outline(cut.layer, cut)
+        entry = self._outline(cut.layer, cut) if cut.layer not in self._read else None
 
         def walk(name: str) -> None:
             entered, exited = self._span(name)
@@ -371,7 +376,8 @@ class Survey:
         full = self._vary(3, n)
         for name in self.interface.given:  # what has a length of its own, of another one
             if full[name].shape[1] != n:
-                full[name] = torch.cat([full[name], full[name][:, -1:]], 1)
+                for one in {name, mask_of(name)} & full.keys():
+                    full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
         yield full
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):

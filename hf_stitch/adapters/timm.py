@@ -14,7 +14,7 @@ from .. import hub
 from ..endpoint import Endpoint
 from ..registry import did_you_mean
 from .base import Adapter
-from .preprocess import load_processor
+from .preprocess import load_processor, place_of
 from .torch import interface_of
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -75,12 +75,9 @@ class TimmAdapter(Adapter):
             config["input_size"] = (config["input_size"][0], *size)
         if processor is None:
             processor = TimmImageProcessor(**config)
-        parameter = next(model.parameters())
         if example_inputs is None:
             generator = torch.Generator().manual_seed(0)
-            example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(
-                parameter.device, parameter.dtype
-            )
+            example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(*place_of(model))
         example = {"x": example_inputs}
         return cls(model, interface_of(example), example, endpoint, processor)
 
@@ -140,4 +137,5 @@ class TimmAdapter(Adapter):
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:
     """The input size that a model was built for, where that is not the one of its pretrained weights."""
-    return getattr(getattr(model, "patch_embed", None), "img_size", None)
+    network = getattr(model, "model", model)  # a wrapper that returns feature maps holds it
+    return getattr(getattr(network, "patch_embed", None), "img_size", None)

@@ -14,9 +14,9 @@ from torch import nn
 
 from ..endpoint import Endpoint
 from .base import Adapter
-from .cut import MASK, Interface
+from .cut import MASK, Interface, mask_of
 from .override import override_of
-from .preprocess import load_processor
+from .preprocess import load_processor, place_of
 
 AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
@@ -119,6 +119,8 @@ class TransformersAdapter(Adapter):
             example = dict(example_inputs) if isinstance(example_inputs, Mapping) else {name: example_inputs}
         elif name in IDS:
             example = _text_example(model, arguments)
+            if name != "input_ids" and mask_of(name) in arguments:
+                example[mask_of(name)] = torch.ones_like(example[name])
         elif name == "pixel_values":
             example = {name: _image_example(config, processor)}
         elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
@@ -128,10 +130,8 @@ class TransformersAdapter(Adapter):
                 f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
                 "override that makes one"
             )
-        parameter = next(model.parameters())
-        example = {
-            n: v.to(parameter.device, parameter.dtype if v.is_floating_point() else v.dtype) for n, v in example.items()
-        }
+        device, dtype = place_of(model)
+        example = {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in example.items()}
         if name not in example:
             raise ValueError(f"example_inputs of {type(model).__name__} must hold {name!r}, got {', '.join(example)}")
         return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
@@ -203,18 +203,16 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     if value.is_floating_point():
         dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
         return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
-    special = _special_ids(config)
-    filler = next(i for i in range(len(special) + 1) if i not in special)
     return Interface(
         (name,),
         "text",
         options=options,
-        special_ids=special,
-        filler_id=filler,
+        special_ids=_special_ids(config),
         pad_id=_text(config).pad_token_id,
-        arguments=tuple(n for n in (MASK, "token_type_ids") if n in arguments),
+        arguments=tuple(n for n in (MASK, "token_type_ids", mask_of("decoder_input_ids")) if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
         given=tuple(other for other in IDS if other != name and "decoder_input_ids" in example and other in example),
+        start_id=_start_id(config),
     )
 
 
@@ -267,6 +265,14 @@ def _foreign(key: str, value: Any) -> ValueError:
 
 def _text(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _start_id(config: Any) -> int | None:
+    """What a decoder's text begins with: as in ``generate``, text begins with ``bos`` where nothing else is said."""
+    for key in ("decoder_start_token_id", "bos_token_id"):
+        if (found := getattr(config, key, None)) is not None:
+            return int(found)
+    return None
 
 
 def _special_ids(config: Any) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, NotACutError
+from hf_stitch.adapters.surgery import is_bookkeeping
 from hf_stitch.adapters.survey import same
 from hf_stitch.testing._require import require, require_error
 
@@ -80,9 +81,13 @@ def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], repres
     require(max(sizes[:2]) <= sizes[2], f"{layer}: halves must not be larger than the model, got {sizes}")
     for half in (front, back):
         require(
-            not any(m._forward_hooks or m._forward_pre_hooks for m in half.modules()),
-            f"{layer}: halves must hold no hooks",
+            all(is_bookkeeping(hook) for m in half.modules() for hook in _hooks(m)),
+            f"{layer}: halves must hold no hooks but those by which transformers collects hidden states",
         )
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
