@@ -13,7 +13,7 @@ import timm
 import timm.layers
 import torch
 import transformers as hf
-from families import BERT, GPT2, T5, VIT, images, texts
+from families import BERT, GPT2, SPEECH, T5, VIT, images, texts
 from torch import Tensor, nn
 
 import hf_stitch
@@ -28,11 +28,6 @@ LLAMA = {**BERT, "num_key_value_heads": 2}
 SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24], "depths": [1, 2, 1], "layer_type": "basic"}
 CONVNEXT = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 2, 1]}
-SPEECH = {
-    **{key: BERT[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")},
-    **{"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2},
-    **{"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "vocab_size": 100},
-}
 WHISPER = {**BART, "num_mel_bins": 16, "max_source_positions": 30, "bos_token_id": 1, "eos_token_id": 2}
 TIMM_VIT = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 3}
 TIMM_RESNET = {"channels": (8, 16, 24, 32), "stem_width": 8}
