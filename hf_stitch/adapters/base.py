@@ -397,7 +397,7 @@ class Adapter(ABC):
 
     @property
     def _offloaded(self) -> bool:
-        """Whether weights wait elsewhere, moved in and out by a whole forward: meanwhile they are on the meta device."""
+        """Whether weights wait elsewhere (here they are on the meta device), moved in and out by a whole forward."""
         return any(p.is_meta for p in self.model.parameters())
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:

@@ -21,6 +21,10 @@ DECODER = "decoder_"
 """How the names of the arguments begin that are for the decoder of an encoder-decoder."""
 
 
+CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
+"""Flags of modules by which timm and transformers checkpoint what is inside."""
+
+
 def mask_of(name: str) -> str:
     """Name of the argument that tells real tokens of an argument of token ids from padding."""
     return DECODER + MASK if name.startswith(DECODER) else MASK
@@ -204,6 +208,12 @@ class Cut:
         lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
         return cls(**{**config, **lists, "form": Form(**config["form"])})
 
+    @property
+    def around(self) -> tuple[str, ...]:
+        """Names of the modules that the layer is inside of, the model itself (an empty name) last."""
+        parts = self.layer.split(".")
+        return tuple(".".join(parts[:depth]) for depth in reversed(range(len(parts))))
+
     def restore(self, values: Tensor) -> Tensor:
         """The values of a representation with their axes as the network has them at this cut."""
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
@@ -339,7 +349,7 @@ class Front(nn.Module):
         """Cut off what follows."""
         super().__init__()
         self._slot = Slot()
-        _install_recorders(model, plan)
+        _prepare(model, cut, plan)
         exchange(model, plan.before_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -374,7 +384,7 @@ class Back(nn.Module):
         """Cut off what precedes."""
         super().__init__()
         self._slot = Slot()
-        _install_recorders(model, plan)
+        _prepare(model, cut, plan)
         exchange(model, plan.after_cut(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
@@ -410,12 +420,20 @@ def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> No
             )
 
 
-def _install_recorders(model: nn.Module, plan: Plan) -> None:
-    """Let transformers install its hooks while every module is there, so that stand-ins have them too."""
+def _prepare(model: nn.Module, cut: Cut, plan: Plan) -> None:
+    """What must be done before modules are exchanged for good.
+
+    Transformers installs its hooks while every module is there, so that stand-ins have them too; and what is around the
+    cut is not checkpointed: in a backward pass it would run again, when the representation is gone.
+    """
+    for module in map(model.get_submodule, cut.around):
+        for flag in CHECKPOINTS:
+            if vars(module).get(flag) is True:
+                setattr(module, flag, False)
     if plan.records:
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-        maybe_install_capturing_hooks(model)
+        maybe_install_capturing_hooks(model)  # type: ignore[arg-type]
 
 
 def _persist_buffers(model: nn.Module) -> None:

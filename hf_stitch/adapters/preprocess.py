@@ -30,8 +30,9 @@ def preprocess(
     Returns:
         The keyword arguments of its forward. Texts are padded together; those over the model's limit are cut, with a
         warning that counts them. The decoder of an encoder-decoder reads the same texts as the encoder, each token one
-        place later, as transformers makes them where none are given (Bart) or of labels. With ``offsets`` also ``offset_mapping``, which is no argument of the model: (batch,
-        tokens, 2), the first character and the one after the last; both 0 for special tokens and padding.
+        place later, as transformers makes them where none are given (Bart) or of labels. With ``offsets`` also
+        ``offset_mapping``, which is no argument of the model: (batch, tokens, 2), the first character and the one after
+        the last; both 0 for special tokens and padding.
 
     Raises:
         ValueError: If there are no samples, no processor for their kind, they do not stack, offsets are asked of
@@ -62,8 +63,8 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     devices = (p.device for p in model.parameters() if not p.is_meta)
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
-    runs_on = (hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None)
-    return torch.device(next(devices, next(runs_on, "cpu"))), dtype
+    runs_on = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next(devices, next((place for place in runs_on if place is not None), "cpu"))), dtype
 
 
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:
@@ -101,9 +102,9 @@ def _decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[
     """What a decoder reads of the text that the encoder reads: the start, and all tokens but the last."""
     if interface.start_id is None:
         raise ValueError(
-            "the config names neither decoder_start_token_id nor bos_token_id, so that it is unknown what the decoder's "
-            "text begins with: set model.config.decoder_start_token_id before hf_stitch.load, or give inputs with "
-            "decoder_input_ids of your own"
+            "the config names neither decoder_start_token_id nor bos_token_id, so that it is unknown what the text of "
+            "the decoder begins with: set model.config.decoder_start_token_id before hf_stitch.load, or give inputs "
+            "with decoder_input_ids of your own"
         )
     first = {"input_ids": interface.start_id, MASK: 1}
     later = {

@@ -106,14 +106,24 @@ def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialis
     if kind in ("tuple", "list"):
         items = [_build(item, slot, given, materialise) for item in content]
         return tuple(items) if kind == "tuple" else items
-    assert slot.values is not None
-    dtype = slot.values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
+    values = _present(slot)
+    dtype = values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
     shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
     if materialise:
-        empty = torch.zeros(shape, dtype=dtype, device=slot.values.device)
+        empty = torch.zeros(shape, dtype=dtype, device=values.device)
     else:
-        empty = torch.zeros((), dtype=dtype, device=slot.values.device).expand(shape)
+        empty = torch.zeros((), dtype=dtype, device=values.device).expand(shape)
     return slot.flow.mark(empty) if slot.flow else empty
+
+
+def _present(slot: Slot) -> Tensor:
+    """The representation at the cut, while a half runs."""
+    if slot.values is None:
+        raise RuntimeError(
+            "part of a half runs although no representation is at its cut: in a backward pass, a gradient checkpoint "
+            "around the cut computes it again. Switch gradient checkpointing off"
+        )
+    return slot.values
 
 
 class StubReadError(AttributeError):
@@ -234,17 +244,13 @@ class Entry(_AtCut):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Ignore the input, but for what must be computed from positions."""
-        if self._slot.values is None:
-            raise RuntimeError(
-                f"layer {self._name!r}, at which the network was cut, runs once more in a backward pass, when the "
-                "representation is gone: a gradient checkpoint spans the cut. Switch gradient checkpointing off"
-            )
+        values = _present(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
         else:
             output = _build(self._rule or {}, self._slot, _tree.arguments(args, kwargs), False)
         self._slot.passed = True
-        return _tree.put(output, self._path, self._slot.values.clone())  # an in-place operation may follow
+        return _tree.put(output, self._path, values.clone())  # an in-place operation may follow
 
 
 class CutReached(Exception):

@@ -14,6 +14,7 @@ from huggingface_hub import CommitInfo
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     ImageClassifierOutput,
@@ -132,7 +133,8 @@ class StitchedModel(PreTrainedModel):
             self.source.interface.modality, self.source.interface.content[0]
         )
         self.supports_gradient_checkpointing = all(
-            getattr(half.model, "supports_gradient_checkpointing", False) for half in (self.source, self.target)
+            getattr(half.model, "supports_gradient_checkpointing", False) and not _is_checkpointed_across(half)
+            for half in (self.source, self.target)
         )
         # What transformers would collect from the halves in post_init, which would also draw their weights anew.
         self.all_tied_weights_keys: dict[str, str] = {}
@@ -681,6 +683,12 @@ def class_for(task: str | None) -> type[StitchedModel]:
             f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}"
         )
     return CLASSES[task]
+
+
+def _is_checkpointed_across(half: Front | Back) -> bool:
+    """Whether the network checkpoints a module that holds the cut and more, which a half cannot compute again."""
+    around = map(half.model.get_submodule, half.cut.around)
+    return any(isinstance(module, GradientCheckpointingLayer) for module in around)
 
 
 def _build_front(half: Mapping[str, Any]) -> Front:

@@ -36,6 +36,11 @@ VIT: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 8,
 }
+SPEECH: dict[str, Any] = {
+    **BERT,
+    **{"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2},
+    **{"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
+}
 
 
 class FlatNet(nn.Module):

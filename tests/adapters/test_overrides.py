@@ -8,6 +8,7 @@ import made_up
 import pytest
 import torch
 import transformers as hf
+from families import BERT, SPEECH
 
 import hf_stitch
 from hf_stitch.adapters.diagnosis import diagnose
@@ -20,6 +21,14 @@ FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "siglip2": (
         lambda: hf.Siglip2ForImageClassification(hf.Siglip2Config(vision_config=SIGLIP)),
         tuple(f"vision_model.encoder.layers.{i}" for i in range(3)),
+    ),
+    "speech": (
+        lambda: hf.Data2VecAudioModel(hf.Data2VecAudioConfig(**SPEECH)),
+        tuple(f"feature_extractor.conv_layers.{i}" for i in range(2)),
+    ),
+    "clip": (
+        lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**BERT, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
+        tuple(f"encoder.layers.{i}" for i in range(3)),
     ),
 }
 """Family -> how to make a network, and its cuts."""

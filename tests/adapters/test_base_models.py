@@ -1,0 +1,387 @@
+"""Networks without a head or with a plain one, in the states that networks come in: as exact as any."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import timm
+import timm.layers
+import torch
+import transformers as hf
+from families import BERT, GPT2, SPEECH, T5, VIT, images, texts
+from torch import Tensor, nn
+
+import hf_stitch
+from benchmarks import exactness, tiny
+from hf_stitch.adapters import Adapter
+from hf_stitch.models import StitchedModel
+from hf_stitch.testing import check_adapter
+
+SMALL = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+BART = {**SMALL, "d_model": 32, "encoder_layers": 3, "decoder_layers": 3, "vocab_size": 100, "pad_token_id": 0}
+LLAMA = {**BERT, "num_key_value_heads": 2}
+SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24], "depths": [1, 2, 1], "layer_type": "basic"}
+CONVNEXT = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 2, 1]}
+WHISPER = {**BART, "num_mel_bins": 16, "max_source_positions": 30, "bos_token_id": 1, "eos_token_id": 2}
+TIMM_VIT = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 3}
+TIMM_RESNET = {"channels": (8, 16, 24, 32), "stem_width": 8}
+TIMM_SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}
+SOME, LAST = {"out_features": ["stage1", "stage3"]}, {}
+
+base, masked = hf.AutoModel.from_config, hf.AutoModelForMaskedLM.from_config
+causal, backbone = hf.AutoModelForCausalLM.from_config, hf.AutoBackbone.from_config
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bert": lambda: base(hf.BertConfig(**BERT)),
+    "gpt2": lambda: base(hf.GPT2Config(**GPT2)),
+    "llama": lambda: base(hf.LlamaConfig(**LLAMA)),
+    "t5": lambda: base(hf.T5Config(**T5, decoder_start_token_id=0)),
+    "bart": lambda: base(hf.BartConfig(**BART)),
+    "vit": lambda: base(hf.ViTConfig(**VIT)),
+    "swin": lambda: base(hf.SwinConfig(**SWIN)),
+    "resnet": lambda: base(hf.ResNetConfig(**RESNET)),
+    "masked bert": lambda: masked(hf.BertConfig(**BERT)),
+    "masked distilbert": lambda: masked(
+        hf.DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=100)
+    ),
+    "causal gpt2": lambda: causal(hf.GPT2Config(**GPT2)),
+    "causal llama": lambda: causal(hf.LlamaConfig(**LLAMA)),
+    "causal bert": lambda: causal(hf.BertConfig(**BERT, is_decoder=True)),
+    "backbone resnet": lambda: backbone(hf.ResNetConfig(**RESNET, **SOME)),
+    "backbone swin": lambda: backbone(hf.SwinConfig(**SWIN, out_features=["stage1", "stage2"])),
+    "backbone convnext": lambda: backbone(hf.ConvNextConfig(**CONVNEXT, out_features=["stage2", "stage4"])),
+    "backbone dinov2": lambda: backbone(hf.Dinov2Config(**VIT, **SOME)),
+    "backbone dinov2, last map": lambda: backbone(hf.Dinov2Config(**VIT, **LAST)),
+    "backbone beit, last map": lambda: backbone(hf.BeitConfig(**VIT)),
+    "features resnet": lambda: timm.create_model("resnet10t", features_only=True, **TIMM_RESNET),
+    "features vit": lambda: timm.create_model("vit_tiny_patch16_224", features_only=True, **TIMM_VIT),
+    "features swin": lambda: timm.create_model("swin_tiny_patch4_window7_224", features_only=True, **TIMM_SWIN),
+    "features tinynet": lambda: timm.create_model("tinynet_e", features_only=True),
+    "headless resnet": lambda: timm.create_model("resnet10t", num_classes=0, **TIMM_RESNET),
+    "headless vit": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="", **TIMM_VIT),
+    "headless swin": lambda: timm.create_model("swin_tiny_patch4_window7_224", num_classes=0, **TIMM_SWIN),
+    "speech wav2vec2": lambda: base(hf.Wav2Vec2Config(**SPEECH)),
+    "speech wav2vec2, letters": lambda: hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**SPEECH)),
+    "speech hubert": lambda: base(hf.HubertConfig(**SPEECH)),
+    "speech ast": lambda: base(hf.ASTConfig(**VIT, max_length=64, num_mel_bins=32)),
+    "speech whisper": lambda: base(hf.WhisperConfig(**WHISPER, decoder_start_token_id=1)),
+    "decoder of whisper": lambda: causal(hf.WhisperConfig(**WHISPER, decoder_start_token_id=1)),
+}
+SIZELESS = ("resnet", "backbone resnet", "backbone convnext", "features resnet", "features tinynet", "headless resnet")
+"""Networks that take images of any size, and are given small ones."""
+
+
+def make(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return tiny.shaken(MODELS[name]())
+
+
+def load(model: nn.Module, name: str) -> Adapter:
+    dtype = next(model.parameters()).dtype
+    return hf_stitch.load(model, example_inputs=images(2, 64).to(dtype) if name in SIZELESS else None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_cuts_or_more_and_all_exact(name: str) -> None:
+    adapter = load(make(name), name)
+    layers = adapter.layers
+    assert len(layers) > 1
+    exactness.check(adapter, layers)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["bert", "llama", "vit", "swin", "masked bert", "causal gpt2", "bart"])
+def test_in_bf16_with_either_attention(name: str, attention: str) -> None:
+    model: Any = make(name).to(torch.bfloat16)
+    model.set_attn_implementation(attention)
+    adapter = load(model, name)
+    assert adapter.explain(adapter.layers[0]).plan == "stubs"
+    exactness.check(adapter, adapter.layers)
+    representation = adapter.encode(next(exactness.fresh(adapter)), adapter.layers[0])[adapter.layers[0]]
+    assert representation.values.dtype == torch.bfloat16
+
+
+# -- backbones ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [name for name in MODELS if "backbone" in name])
+def test_halves_of_what_collects_feature_maps_collect_them_too(name: str) -> None:
+    """Transformers collects hidden states by hooks on the blocks, which stand-ins must have as well."""
+    adapter = load(make(name), name)
+    check_adapter(adapter, *exactness.fresh(adapter))
+
+
+def test_a_rebuilt_half_collects_hidden_states() -> None:
+    adapter = load(make("backbone dinov2, last map"), "")
+    layer, inputs = adapter.layers[1], next(exactness.fresh(adapter))
+    cut, plan = adapter.cut(layer)
+    again = type(plan).from_dict(plan.to_dict())
+    model = type(adapter).build(adapter.blueprint())
+    back = hf_stitch.adapters.Back(model, cut, again, adapter.interface)
+    back.load_state_dict(adapter.back(layer).state_dict())
+    with torch.no_grad():
+        output = back(adapter.encode(inputs, layer)[layer])
+        assert exactness.agree(exactness.bits(output), exactness.bits(adapter.model(**inputs)))
+
+
+def test_a_weight_that_is_read_of_the_cut_is_there() -> None:
+    """The embedding asks the convolution, at which it is cut, for the dtype of its weight."""
+    layer = "embeddings.patch_embeddings.projection"
+    adapter = load(make("backbone dinov2"), "")
+    assert layer in adapter.layers
+    assert adapter.cut(layer)[1].entry is None
+
+
+def test_a_half_that_gives_something_else_alone_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = load(make("backbone dinov2, last map"), "")
+    layer = adapter.layers[0]
+    monkeypatch.setattr("hf_stitch.adapters.cut._prepare", lambda model, cut, plan: None)
+    with pytest.raises(hf_stitch.NotACutError, match=r"in place .* but not in two"):
+        adapter.back(layer)
+
+
+# -- gradient checkpointing -----------------------------------------------------------------------------------------
+def gradients(model: nn.Module, output: Any) -> dict[str, Tensor]:
+    values = [t for t in exactness.bits(output) if t.requires_grad]
+    torch.stack([t.float().square().sum() for t in values]).sum().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
+    """Those through encode and decode are those of the plain model in eval mode; the model is left as it was."""
+    inputs = next(exactness.fresh(adapter))
+    plain = copy.deepcopy(model).eval()
+    expected = gradients(plain, plain(**{**adapter.interface.options, **inputs}))
+    model.train(training)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for layer in adapter.layers:
+        output = adapter.decode(adapter.encode(inputs, layer)[layer], layer)
+        found = gradients(model, output)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(module.training == training for module in model.modules())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["bert", "causal llama", "vit", "swin"])
+def test_under_gradient_checkpointing(name: str, reentrant: bool, training: bool) -> None:
+    model: Any = make(name)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    adapter = load(model.train(training), name)
+    assert len(adapter.layers) > 2
+    check_gradients(adapter, model, training)
+    assert model.is_activation_checkpointing
+    model.eval()
+    exactness.check(adapter, adapter.layers)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t"])
+def test_timm_checkpoints_in_eval_mode_too(name: str, reentrant: bool, training: bool) -> None:
+    """A backward pass would compute again with dropout, and in training advance the statistics of BatchNorm."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = TIMM_VIT if "vit" in name else TIMM_RESNET
+    model: Any = tiny.shaken(timm.create_model(name, drop_path_rate=0.5, **sizes))
+    before = timm.layers.use_reentrant_ckpt()
+    timm.layers.set_reentrant_ckpt(reentrant)
+    try:
+        model.set_grad_checkpointing(True)
+        adapter = hf_stitch.load(model.train(training), example_inputs=images(2))
+        assert len(adapter.layers) > 2
+        model.set_grad_checkpointing(False)
+        with torch.no_grad():
+            expected = copy.deepcopy(model).eval()(images(3))
+        model.set_grad_checkpointing(True)
+        assert torch.equal(adapter.forward(images(3)), expected)
+        check_gradients(adapter, model, training)
+        assert model.grad_checkpointing
+    finally:
+        timm.layers.set_reentrant_ckpt(before)
+
+
+@pytest.mark.parametrize("name", ["swin", "headless vit"])
+def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
+    model: Any = make(name)
+    (model.set_grad_checkpointing if name == "headless vit" else model.activation_checkpointing_enable)()
+    adapter = load(model, name)
+    layer, inputs = adapter.layers[1], next(exactness.fresh(adapter))
+    front, back = adapter.front(layer).train(), adapter.back(layer).train()
+    gradients(back, back(front(**inputs)))
+    if name == "swin":  # whoever insists is told
+        back.model.encoder.layers[0].gradient_checkpointing = True
+        with pytest.raises(RuntimeError, match="Switch gradient checkpointing off"):
+            gradients(back, back(front(**inputs)))
+
+
+def test_a_stitched_model_does_not_offer_checkpoints_across_a_cut() -> None:
+    a, b = load(make("swin"), "swin"), load(make("vit"), "vit")
+
+    def stitched(source: Adapter, target: Adapter) -> StitchedModel:
+        data = images(60)
+        layers = source.layers[1], target.layers[1]
+        return hf_stitch.stitch(source, layers[0], target, layers[1], matcher="lstsq", data=data, task=None)
+
+    assert stitched(b, b).supports_gradient_checkpointing
+    assert not stitched(a, b).supports_gradient_checkpointing
+
+
+# -- device_map -----------------------------------------------------------------------------------------------------
+PLACES: dict[str, tuple[str, ...]] = {"cpu": ("cpu",), "end on disk": ("cpu", "disk"), "begin on disk": ("disk", "cpu")}
+
+
+def spread(model: nn.Module, places: tuple[str, ...]) -> dict[str, str]:
+    """A device map: blocks and what is beside them, in order, the places one after the other."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        block = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.ModuleList)
+        holds_blocks = any(isinstance(child, nn.ModuleList) for child in module.modules())
+        inside = name.startswith(tuple(f"{other}." for other in names))
+        if name and not inside and (block or not holds_blocks):
+            names.append(name)
+    return {name: places[i * len(places) // len(names)] for i, name in enumerate(names)}
+
+
+def check_as(adapter: Adapter, plain: nn.Module) -> None:
+    """The adapter's network is exact at each cut, and the same as another."""
+    layers = adapter.layers
+    assert len(layers) > 1
+    exactness.check(adapter, layers)
+    inputs = next(exactness.fresh(adapter))
+    with torch.no_grad():
+        expected = exactness.bits(plain(**{**adapter.interface.options, **inputs}))
+        assert exactness.agree(exactness.bits(adapter.forward(inputs)), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*raw samples will need processor=")
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", ["bert", "causal llama", "vit"])
+def test_loaded_by_device_map(name: str, places: str, tmp_path: Path) -> None:
+    plain: Any = make(name)
+    plain.save_pretrained(tmp_path / "model")
+    options = {"device_map": spread(plain, PLACES[places]), "offload_folder": str(tmp_path / "offload")}
+    adapter = hf_stitch.load(str(tmp_path / "model"), **options)
+    check_as(adapter, plain)
+    assert any(p.is_meta for p in adapter.model.parameters()) == (places != "cpu")
+    assert adapter.device == torch.device("cpu")
+    if places == "begin on disk":
+        with pytest.raises(ValueError, match="offloaded"):
+            adapter.front(adapter.layers[-1])
+    else:
+        inputs, layer = next(exactness.fresh(adapter)), adapter.layers[0]
+        with torch.no_grad():
+            assert torch.equal(adapter.front(layer)(**inputs).values, adapter.encode(inputs, layer)[layer].values)
+
+
+OFFLOADED: dict[str, Callable[[nn.Module, Path], nn.Module]] = {
+    "all on the cpu": lambda model, folder: accelerate.cpu_offload(model, execution_device="cpu"),
+    "all on disk": lambda model, folder: accelerate.disk_offload(model, str(folder), execution_device="cpu"),
+    "begin on disk": lambda model, folder: accelerate.dispatch_model(
+        model, spread(model, ("disk", "cpu")), main_device="cpu", offload_dir=str(folder)
+    ),
+    "end on disk": lambda model, folder: accelerate.dispatch_model(
+        model, spread(model, ("cpu", "disk")), main_device="cpu", offload_dir=str(folder)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["causal gpt2", "headless swin"])
+@pytest.mark.parametrize("how", OFFLOADED)
+def test_offloaded(how: str, name: str, tmp_path: Path) -> None:
+    plain = make(name)
+    model = OFFLOADED[how](copy.deepcopy(plain), tmp_path)
+    adapter = hf_stitch.load(model)
+    with torch.no_grad():
+        adapter.model(**adapter.example)  # accelerate unties weights in the first forward
+    waiting = [p.is_meta for p in model.parameters()]
+    check_as(adapter, plain)
+    assert any(waiting)
+    assert [p.is_meta for p in model.parameters()] == waiting
+
+
+# -- torch.compile --------------------------------------------------------------------------------------------------
+def test_compiled_parts_run_eagerly_and_are_not_taken_apart() -> None:
+    plain, model = make("bert"), make("bert")
+    model.encoder.layer[1] = torch.compile(model.encoder.layer[1])
+    model.encoder.layer[2].compile()
+    adapter = hf_stitch.load(model)
+    assert adapter.layers == ("encoder.layer.0", "encoder.layer.1", "encoder.layer.2")
+    inputs = texts(3, 7, "left")
+    with torch.no_grad():
+        expected = exactness.bits(plain(**inputs))
+        for layer, representation in adapter.encode(inputs, adapter.layers).items():
+            assert exactness.agree(exactness.bits(adapter.decode(representation, layer)), expected)
+    with pytest.raises(ValueError, match=r"module 'encoder\.layer\.1' of BertModel is compiled"):
+        adapter.front("encoder.layer.0")
+
+
+# -- what encoder-decoders, CLIP and feature extractors read ----------------------------------------------------------
+@pytest.mark.parametrize("content", ["input_ids", "decoder_input_ids"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5, decoder_start_token_id=0)),
+        lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)),
+    ],
+)
+def test_texts_for_a_decoder_too(model: Any, content: str, tokenizer: Any) -> None:
+    network = model().eval()
+    adapter = hf_stitch.load(network, processor=tokenizer, content=content)
+    inputs = adapter.preprocess(["a b c d e", "f g"], offsets=True)
+    spans = inputs.pop("offset_mapping")
+    assert torch.equal(inputs["decoder_input_ids"], network.prepare_decoder_input_ids_from_labels(inputs["input_ids"]))
+    assert inputs["decoder_attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    moved = content == "decoder_input_ids"
+    assert spans[1].tolist() == ([[0, 0]] if moved else []) + [[0, 1], [2, 3], [0, 0], [0, 0]] + [[0, 0]] * (not moved)
+    check_adapter(adapter, inputs, adapter.preprocess(["a b", "c d e f"]))
+    layer = adapter.layers[0]
+    assert len(adapter.encode(inputs, layer)[layer].rows("positions")) == (8 if moved else 7)
+
+
+def test_bart_makes_the_same_of_texts_itself(tokenizer: Any) -> None:
+    model = make("bart")
+    inputs: Mapping[str, Tensor] = hf_stitch.load(model, processor=tokenizer).preprocess(["a b c", "d"])
+    own = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    ours = {name: inputs[name] for name in (*own, "decoder_input_ids")}
+    with torch.no_grad():
+        assert exactness.agree(exactness.bits(model(**own)), exactness.bits(model(**ours)))
+
+
+def test_it_is_told_if_a_decoders_text_begins_with_nothing_known(tokenizer: Any) -> None:
+    adapter = hf_stitch.load(hf.T5Model(hf.T5Config(**T5)).eval(), processor=tokenizer)
+    with pytest.raises(ValueError, match=r"set model\.config\.decoder_start_token_id"):
+        adapter.preprocess(["a b"])
+
+
+@pytest.mark.parametrize("kind", [hf.CLIPTextModel, hf.CLIPTextModelWithProjection])
+@pytest.mark.parametrize("end", [2, 99])
+def test_clip_finds_the_end_of_texts_also_by_old_configs(kind: Any, end: int) -> None:
+    torch.manual_seed(0)
+    config = hf.CLIPTextConfig(**BERT, eos_token_id=end, bos_token_id=1, pad_token_id=0)
+    adapter = hf_stitch.load(tiny.shaken(kind(config)))
+    inputs = texts(4, 9, "right")
+    last = inputs["attention_mask"].sum(1) - 1
+    inputs["input_ids"] = inputs["input_ids"].clamp(max=98).scatter(1, last[:, None], 99)
+    assert len(adapter.layers) == 3
+    check_adapter(adapter, inputs)
+
+
+def test_a_feature_extractor_of_another_size_is_given_images_of_that() -> None:
+    adapter = hf_stitch.load(make("features vit"))
+    assert adapter.example["x"].shape == (2, 3, 32, 32)
+    assert adapter.processor.input_size == (3, 32, 32)
+
+
+def test_a_wav2vec2_returns_what_its_encoder_reads_so_that_the_encoder_has_no_cuts() -> None:
+    adapter = hf_stitch.load(make("speech wav2vec2"))
+    assert adapter.layers == ("feature_extractor.conv_layers.0", "feature_extractor.conv_layers.1")
+    assert "bypasses" in adapter.explain("encoder.layers.1").reason
+    assert hf_stitch.load(make("speech wav2vec2, letters")).layers[0] == "wav2vec2.encoder.layers.0"
