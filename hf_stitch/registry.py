@@ -29,10 +29,10 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "transformers": "hf_stitch.adapters.transformers:TransformersAdapter",
     },
     "overrides": {
-        "PerceiverForImageClassificationLearned": "hf_stitch.adapters.overrides.perceiver:OfImages",
-        "PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:OfTexts",
-        "PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:OfTexts",
-        "Siglip2ForImageClassification": "hf_stitch.adapters.overrides.siglip2:OfPatches",
+        "transformers.PerceiverForImageClassificationLearned": "hf_stitch.adapters.overrides.perceiver:OfImages",
+        "transformers.PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:OfTexts",
+        "transformers.PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:OfTexts",
+        "transformers.Siglip2ForImageClassification": "hf_stitch.adapters.overrides.siglip2:OfPatches",
     },
     "stitches": {
         "identity": "hf_stitch.stitches.identity:IdentityStitch",

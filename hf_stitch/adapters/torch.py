@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..endpoint import Endpoint
-from .base import Adapter, first_argument
+from .base import Adapter
 from .cut import MASK, Interface
+from .example import ExampleError, named
 from .override import override_of
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
@@ -38,21 +38,19 @@ class TorchAdapter(Adapter):
         """Wrap a live module.
 
         Raises:
-            ValueError: Without ``example_inputs``: what the module takes cannot be guessed.
+            ExampleError: Without ``example_inputs``: what the module takes cannot be guessed. Or if they do not fit it.
         """
+        override = override_of(model)
         if example_inputs is None:
-            example_inputs = override_of(model).example(model)
+            example_inputs = override.example(model)
         if example_inputs is None:
-            raise ValueError(
+            raise ExampleError(
                 f"{type(model).__name__} is a class of user code: pass example_inputs, a batch of its inputs "
-                "(a tensor or a dict of arguments), so that its cuts can be found and verified"
+                "(a tensor or a dict of arguments), so that its cuts can be found and verified",
+                model,
             )
-        example = example_inputs
-        if isinstance(example, Tensor):
-            example = {first_argument(model): example}
-        elif isinstance(example, (tuple, list)):
-            example = dict(zip(inspect.signature(model.forward).parameters, example, strict=False))
-        return cls(model, interface_of(example, content), example, endpoint, processor)
+        example = named(model, example_inputs, override.options)
+        return cls(model, interface_of(model, example, content), example, endpoint, processor)
 
     @property
     def task(self) -> str | None:
@@ -71,12 +69,19 @@ class TorchAdapter(Adapter):
         )
 
 
-def interface_of(example: Mapping[str, Any], only: str | None = None) -> Interface:
-    """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given."""
+def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None = None) -> Interface:
+    """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given.
+
+    Raises:
+        ExampleError: If no tensor among them can be the content, or the one that is asked for is none.
+    """
     tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
+    if not tensors:
+        got = ", ".join(f"{name} ({type(value).__name__})" for name, value in example.items()) or "none"
+        raise ExampleError(f"example_inputs must hold at least one tensor of content, got {got}", model)
+    if only not in (None, *tensors):
+        raise ExampleError(f"content must be one of {', '.join(tensors)}, the tensors of the input, got {only!r}", model)
     content = tuple(n for n in tensors if only in (None, n))
-    if not content:
-        raise ValueError(f"example_inputs must hold at least one tensor of content, got {', '.join(example) or 'none'}")
     first = example[content[0]]
     modality = "text" if not first.is_floating_point() else "image" if first.dim() == 4 else "tensor"
     values = {n: example[n] for n in content if example[n].is_floating_point()}
