@@ -92,18 +92,17 @@ class TransformersAdapter(Adapter):
         if isinstance(pinned, ResolvedRevision):  # all files are of one commit, and the record names it
             endpoint = dataclasses.replace(endpoint, revision=pinned.resolved)
             hub["revision"] = pinned.resolved
-        pretrained = options.pop("pretrained", True)
-        config, others = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
+        config = transformers.AutoConfig.from_pretrained(place, **hub)
         if endpoint.task is not None:
             if endpoint.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
         else:
             loader = _class((config.architectures or ["AutoModel"])[0]) or transformers.AutoModel
-        if pretrained:
+        if options.pop("pretrained", True):
             model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
         else:
-            model = (loader.from_config if hasattr(loader, "from_config") else loader._from_config)(config, **others)
+            model = _untrained(loader, place, hub, options)
         if processor is None:
             processor = load_processor(place, model.main_input_name, hub)
         return cls.of(model.eval(), endpoint, example_inputs, processor, content)
@@ -221,6 +220,17 @@ def _class(name: str) -> Any:
     import transformers
 
     return resolve_name(OWN_CLASSES[name]) if name in OWN_CLASSES else getattr(transformers, name, None)
+
+
+def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """A model with random weights; of its options, the config takes those that it knows."""
+    import transformers
+
+    config, unused = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
+    others = {name: value for name, value in unused.items() if name in options}
+    if hasattr(loader, "from_config"):  # an Auto class
+        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **others)
+    return loader._from_config(config, **others)
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
