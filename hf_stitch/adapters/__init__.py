@@ -9,6 +9,7 @@ from ..endpoint import Endpoint, Library
 from ..registry import registries
 from .base import Adapter, Explanation
 from .cut import Back, Cut, Front, Interface, NotACutError, Plan
+from .example import ExampleError, check_runs
 from .override import Override
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = [
     "Adapter",
     "Back",
     "Cut",
+    "ExampleError",
     "Explanation",
     "Front",
     "Interface",
@@ -53,7 +55,7 @@ def load(
             encoder-decoder, ``input_ids`` (the default: its cuts are in the encoder) or ``decoder_input_ids`` (in the
             decoder). The other is context: among the inputs, and known to either half.
         **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``,
-            ``device_map``, ``num_classes``, …).
+            ``device_map``, ``num_classes``, …). With ``pretrained=False`` weights are random, of either library.
 
     Returns:
         The adapter.
@@ -69,21 +71,18 @@ def load(
     """
     if isinstance(model, Adapter):
         return model
-    which = {} if content is None else {"content": content}
+    chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
+    given = {name: value for name, value in chosen.items() if value is not None}
     if isinstance(model, str):
         endpoint = Endpoint.parse(model, task=task, **options)
-        loaded: Adapter = registries.adapters.get(endpoint.library).load(endpoint, **options)
-        if example_inputs is None and processor is None and content is None:
-            return loaded
-        chosen = loaded.processor if processor is None else processor
-        return type(loaded).of(loaded.model, loaded.endpoint, example_inputs=example_inputs, processor=chosen, **which)
+        loaded: Adapter = registries.adapters.get(endpoint.library).load(endpoint, **given, **options)
+        return loaded
     if options:
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = unwrap(model)
+    check_runs(module)
     endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
-    return registries.adapters.get(endpoint.library).of(
-        module, endpoint, example_inputs=example_inputs, processor=processor, **which
-    )
+    return registries.adapters.get(endpoint.library).of(module, endpoint, **given)
 
 
 TRUSTED = frozenset(

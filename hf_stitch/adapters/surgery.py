@@ -203,6 +203,8 @@ class Stub(_StandIn, _Absent):
         Raises:
             RuntimeError: On the wrong side of the cut, where its values would count.
         """
+        if not self._after:
+            _present(self._slot)
         if self._slot.passed != self._after:
             raise RuntimeError(
                 f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, which it "

@@ -29,6 +29,9 @@ from .trace import Reads, Seen, Trace, readers, trace
 
 Run = Callable[[Mapping[str, Any]], Any]
 
+INSTEAD = "Cut instead at"
+"""How the last sentence of a refusal begins, which names other layers."""
+
 
 class Survey:
     """What is known of the cuts of one model for inputs of one size.
@@ -493,14 +496,17 @@ class Survey:
                 bypasses, self._failure = True, f"{type(error).__name__}: {error}"
             if bypasses:
                 return (
-                    f"{what}: the output of {call.name!r} bypasses it (what follows uses it directly). "
-                    f"Cut at the end of a block instead: {_short(self.blocks)}"
+                    f"{what}: the output of {call.name!r} bypasses it (what follows uses it directly)."
+                    f"{self._instead(cut)}"
                 )
         told = f" The model's own code said: {self._failure}." if self._failure else ""
-        return (
-            f"{what}: what follows depends on the input by another way than through it.{told} "
-            f"Cuts: {_short(self.blocks)}"
-        )
+        return f"{what}: what follows depends on the input by another way than through it.{told}{self._instead(cut)}"
+
+    def _instead(self, cut: Cut) -> str:
+        """Where to cut instead: blocks that are verified, else those that may be; none that is refused."""
+        known = tuple(name for name in self.blocks if name in self._plans)
+        names = known or tuple(n for n in self.blocks if n not in self._refused and n != cut.layer)
+        return f" {INSTEAD}{'' if known else ' (not verified yet)'}: {_short(names)}" if names else ""
 
 
 def same(a: Any, b: Any) -> bool:

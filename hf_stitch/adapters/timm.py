@@ -14,6 +14,7 @@ from .. import hub
 from ..endpoint import Endpoint
 from ..registry import did_you_mean
 from .base import Adapter
+from .example import named
 from .preprocess import load_processor, place_of
 from .torch import interface_of
 
@@ -30,7 +31,15 @@ class TimmAdapter(Adapter):
     library: ClassVar[str] = "timm"
 
     @classmethod
-    def load(cls, endpoint: Endpoint, **options: Any) -> TimmAdapter:
+    def load(
+        cls,
+        endpoint: Endpoint,
+        *,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+        **options: Any,
+    ) -> TimmAdapter:
         """Create a model by its endpoint: ``timm:name``, a Hub id, or a local folder.
 
         Weights come from safetensors only. ``pretrained=False`` gives random ones.
@@ -52,7 +61,7 @@ class TimmAdapter(Adapter):
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
             model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
-            return cls.of(model.eval(), endpoint)
+            return cls.of(model.eval(), endpoint, example_inputs, processor, content)
         folder = Path(endpoint.id)
         if not endpoint.is_local:
             wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
@@ -61,11 +70,22 @@ class TimmAdapter(Adapter):
         if pretrained and not (folder / "model.safetensors").is_file():
             raise ValueError(f"{endpoint} has no model.safetensors; other weight files would have to be unpickled")
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
-        return cls.of(model.eval(), endpoint)
+        return cls.of(model.eval(), endpoint, example_inputs, processor, content)
 
     @classmethod
-    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> TimmAdapter:
-        """Wrap a live timm model."""
+    def of(
+        cls,
+        model: nn.Module,
+        endpoint: Endpoint,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> TimmAdapter:
+        """Wrap a live timm model, which takes images alone.
+
+        Raises:
+            ExampleError: If ``example_inputs`` do not fit it, or ``content`` is no argument of it.
+        """
         import timm.data
 
         from .timm_images import TimmImageProcessor
@@ -78,8 +98,8 @@ class TimmAdapter(Adapter):
         if example_inputs is None:
             generator = torch.Generator().manual_seed(0)
             example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(*place_of(model))
-        example = {"x": example_inputs}
-        return cls(model, interface_of(example), example, endpoint, processor)
+        example = named(model, example_inputs, {}, "x")
+        return cls(model, interface_of(model, example, content), example, endpoint, processor)
 
     @property
     def task(self) -> str | None:

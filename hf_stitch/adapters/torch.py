@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..endpoint import Endpoint
-from .base import Adapter, first_argument
+from .base import Adapter
 from .cut import MASK, Interface
+from .example import ExampleError, named
 from .override import override_of
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
@@ -38,21 +38,19 @@ class TorchAdapter(Adapter):
         """Wrap a live module.
 
         Raises:
-            ValueError: Without ``example_inputs``: what the module takes cannot be guessed.
+            ExampleError: Without ``example_inputs``: what the module takes cannot be guessed. Or if they do not fit it.
         """
+        override = override_of(model)
         if example_inputs is None:
-            example_inputs = override_of(model).example(model)
+            example_inputs = override.example(model)
         if example_inputs is None:
-            raise ValueError(
+            raise ExampleError(
                 f"{type(model).__name__} is a class of user code: pass example_inputs, a batch of its inputs "
-                "(a tensor or a dict of arguments), so that its cuts can be found and verified"
+                "(a tensor or a dict of arguments), so that its cuts can be found and verified",
+                model,
             )
-        example = example_inputs
-        if isinstance(example, Tensor):
-            example = {first_argument(model): example}
-        elif isinstance(example, (tuple, list)):
-            example = dict(zip(inspect.signature(model.forward).parameters, example, strict=False))
-        return cls(model, interface_of(example, content), example, endpoint, processor)
+        example = named(model, example_inputs, override.options)
+        return cls(model, interface_of(model, example, content), example, endpoint, processor)
 
     @property
     def task(self) -> str | None:
@@ -71,20 +69,29 @@ class TorchAdapter(Adapter):
         )
 
 
-def interface_of(example: Mapping[str, Any], only: str | None = None) -> Interface:
+def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None = None) -> Interface:
     """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given.
 
     Where some are floating-point, the integers and booleans beside them are context: time steps, masks, classes.
+
+    Raises:
+        ExampleError: If no tensor among them can be the content, or the one that is asked for is none.
     """
     tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
     floats = tuple(n for n in tensors if example[n].is_floating_point())
     ids = tuple(n for n in tensors if example[n].dtype in (torch.int64, torch.int32) and example[n].dim() == 2)
-    content = tuple(n for n in floats or ids if only is None) or tuple(n for n in (*floats, *ids) if n == only)
-    if not content:
-        raise ValueError(
-            f"example_inputs must hold a tensor of content{f' {only!r}' if only else ''}: floating-point numbers, or "
-            f"token ids of the shape (samples, tokens); got {', '.join(example) or 'none'}"
+    if not (floats or ids):
+        got = ", ".join(f"{name} ({_told(value)})" for name, value in example.items()) or "none"
+        raise ExampleError(
+            "example_inputs must hold at least one tensor of content, of floating-point numbers or of token ids "
+            f"(samples, tokens), got {got}",
+            model,
         )
+    if only not in (None, *floats, *ids):
+        raise ExampleError(
+            f"content must be one of {', '.join((*floats, *ids))}, the tensors of the input, got {only!r}", model
+        )
+    content = (only,) if only else floats or ids
     values = {n: example[n] for n in content if n in floats}
     modality = "text" if not values else "image" if example[content[0]].dim() == 4 else "tensor"
     return Interface(
@@ -94,3 +101,7 @@ def interface_of(example: Mapping[str, Any], only: str | None = None) -> Interfa
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
         given=tuple(n for n in tensors if n not in content),
     )
+
+
+def _told(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

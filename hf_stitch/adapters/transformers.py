@@ -10,11 +10,12 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..endpoint import Endpoint
 from .base import Adapter
 from .cut import MASK, Interface, mask_of
+from .example import ExampleError, named
 from .override import override_of
 from .preprocess import load_processor, place_of
 
@@ -37,6 +38,9 @@ OWN_CLASSES = {"Head": "hf_stitch.models.head:Head"}
 IDS = ("input_ids", "decoder_input_ids")
 """Arguments that are token ids: what the encoder reads, or the only stack; and what the decoder reads beside one."""
 
+EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""What a config may ask to be returned of every block: a way around each."""
+
 HEADS = {
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
@@ -52,11 +56,20 @@ class TransformersAdapter(Adapter):
     library: ClassVar[str] = "transformers"
 
     @classmethod
-    def load(cls, endpoint: Endpoint, **options: Any) -> TransformersAdapter:
+    def load(
+        cls,
+        endpoint: Endpoint,
+        *,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+        **options: Any,
+    ) -> TransformersAdapter:
         """Load a model by its endpoint: a Hub id or a local folder.
 
         The class is that of ``endpoint.task``, else the one that the config names. Weights come from safetensors only,
-        and code from the repository runs only with ``trust_remote_code=True``.
+        and code from the repository runs only with ``trust_remote_code=True``. ``pretrained=False`` gives random ones,
+        by the config alone.
 
         Raises:
             ValueError: For an unknown task.
@@ -86,8 +99,13 @@ class TransformersAdapter(Adapter):
             loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
         else:
             loader = _class((config.architectures or ["AutoModel"])[0]) or transformers.AutoModel
-        model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
-        return cls.of(model.eval(), endpoint, processor=load_processor(place, model.main_input_name, hub))
+        if options.pop("pretrained", True):
+            model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
+        else:
+            model = _untrained(loader, place, hub, options)
+        if processor is None:
+            processor = load_processor(place, model.main_input_name, hub)
+        return cls.of(model.eval(), endpoint, example_inputs, processor, content)
 
     @classmethod
     def of(
@@ -104,19 +122,27 @@ class TransformersAdapter(Adapter):
         and is among the inputs; with ``content="decoder_input_ids"`` it is the other way round.
 
         Raises:
-            ValueError: If it takes neither text nor images and no ``example_inputs`` are given.
+            ExampleError: If it takes neither text nor images and no ``example_inputs`` are given, or they do not fit
+                it, or ``content`` is no argument of it.
         """
         config: Any = model.config
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
         arguments = inspect.signature(model.forward).parameters
+        if content is not None and content not in arguments:
+            raise ExampleError(
+                f"content must be an argument of {type(model).__name__}, got {content!r}; it takes "
+                f"{', '.join(arguments)}",
+                model,
+            )
+        override = override_of(model)
         if example_inputs is None:
-            example_inputs = override_of(model).example(model)
+            example_inputs = override.example(model)
         if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
             from .timm_images import TimmImageProcessor
 
             processor = TimmImageProcessor(**processor.data_config)
         if example_inputs is not None:
-            example = dict(example_inputs) if isinstance(example_inputs, Mapping) else {name: example_inputs}
+            example = named(model, example_inputs, override.options, name)
         elif name in IDS:
             example = _text_example(model, arguments)
             if name != "input_ids" and mask_of(name) in arguments:
@@ -126,14 +152,21 @@ class TransformersAdapter(Adapter):
         elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
             example = {name: dummy[name]}
         else:
-            raise ValueError(
+            raise ExampleError(
                 f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
-                "override that makes one"
+                "override that makes one",
+                model,
             )
         device, dtype = place_of(model)
-        example = {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in example.items()}
-        if name not in example:
-            raise ValueError(f"example_inputs of {type(model).__name__} must hold {name!r}, got {', '.join(example)}")
+        example = {
+            n: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+            for n, v in example.items()
+        }
+        if not isinstance(example.get(name), Tensor):
+            got = ", ".join(f"{n} ({type(v).__name__})" for n, v in example.items()) or "none"
+            raise ExampleError(
+                f"example_inputs of {type(model).__name__} must hold a tensor {name!r}, got {got}", model
+            )
         return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
 
     @property
@@ -191,6 +224,17 @@ def _class(name: str) -> Any:
     return resolve_name(OWN_CLASSES[name]) if name in OWN_CLASSES else getattr(transformers, name, None)
 
 
+def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """A model with random weights; of its options, the config takes those that it knows."""
+    import transformers
+
+    config, unused = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
+    others = {name: value for name, value in unused.items() if name in options}
+    if hasattr(loader, "from_config"):  # an Auto class
+        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **others)
+    return loader._from_config(config, **others)
+
+
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
     config, arguments = model.config, inspect.signature(model.forward).parameters
     options: dict[str, Any] = {}
@@ -198,7 +242,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
         options["use_cache"] = False
     if "use_mems" in arguments:  # a cache among the outputs is a way around every cut
         options["use_mems"] = False
-    options |= {flag: False for flag in ("output_hidden_states", "output_attentions") if getattr(config, flag, False)}
+    options |= {flag: False for flag in EXTRA_OUTPUTS if getattr(config, flag, False)}
     value = example[name]
     if value.is_floating_point():
         dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"

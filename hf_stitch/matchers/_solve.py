@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_stitch.statistics import Moments
 
-_EPS = torch.finfo(torch.float64).eps
+EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Spectrum:
 
 def default_rcond(width: int) -> float:
     """``sqrt(width · eps)``: in a float64 ``sxx``, eigenvalues below ``width · eps`` of the largest are rounding."""
-    return math.sqrt(width * _EPS)
+    return math.sqrt(width * EPS)
 
 
 def check_rcond(rcond: float | None) -> None:
@@ -69,5 +69,5 @@ def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None
         )
     for side, scatter, mean in (("x", moments.sxx, moments.mean_x), ("y", moments.syy, moments.mean_y)):
         # Equal rows may scatter a little, for their mean is rounded.
-        if scatter.trace() <= moments.n * (8 * _EPS * mean.norm()) ** 2:
+        if scatter.trace() <= moments.n * (8 * EPS * mean.norm()) ** 2:
             raise ValueError(f"all {moments.n} rows of {side} are equal: there is nothing to match; is the layer dead?")

@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import require
+from hf_stitch.matchers._solve import EPS, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
@@ -23,10 +23,11 @@ class Permutation(ClosedFormMatcher):
     """Each feature of y is one feature of x, as it is, moved to the mean of y.
 
     One to one, found by the Hungarian method: of the greatest sum of correlations (Li et al. 2016, section 3.1), or of
-    the least ``Σ‖xᵢ - yⱼ‖²`` of centred features, which is the greatest ``Σ xᵢᵀyⱼ`` (Ainsworth et al. 2023, section
-    3.1). Of unequal widths the ``min(dx, dy)`` that match best are matched; a feature of y that gets none is its mean.
+    the least distance ``Σ‖ŷⱼ - yⱼ‖²`` of all centred features of y, which is the greatest ``Σ xᵢᵀyⱼ`` where every
+    feature of x has its match (Ainsworth et al. 2023, section 3.1). Of unequal widths the ``min(dx, dy)`` that match
+    best are matched; a feature of y that gets none is its mean.
 
-    A constant feature correlates with none.
+    A constant feature is matched with none, and a constant of y is its mean.
 
     ``fitted`` holds ``n``, ``r2``, ``matched`` (how many features of y got one) and ``correlation`` (the mean over
     these).
@@ -61,13 +62,15 @@ class Permutation(ClosedFormMatcher):
             ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
         """
         require(moments, 2)
-        correlations = _correlations(moments)
-        costs = -correlations
-        if self.compare == "distance":
-            costs = moments.sxx.diagonal()[:, None] + moments.syy.diagonal() - 2 * moments.sxy
-        rows, columns = self._matched(costs)
+        sources = _varying(moments.sxx.diagonal(), moments.mean_x, moments.n)
+        targets = _varying(moments.syy.diagonal(), moments.mean_y, moments.n)
+        sxx, syy = moments.sxx.diagonal()[sources], moments.syy.diagonal()[targets]
+        sxy = moments.sxy[sources][:, targets]
+        correlations = sxy / torch.outer(sxx.sqrt(), syy.sqrt())
+        # To the distance, a feature of y adds its own scatter whether it is matched or not.
+        rows, columns = self._matched(-correlations if self.compare == "correlation" else sxx[:, None] - 2 * sxy)
         weight = moments.sxy.new_zeros(moments.dy, moments.dx)
-        weight[columns, rows] = 1
+        weight[targets[columns], sources[rows]] = 1
         stitch = affine_stitch(LinearStitch, moments, {"weight": weight}, dtype)
         correlation = correlations[rows, columns].mean().item()
         return recorded(stitch, moments, matched=len(columns), correlation=correlation)
@@ -80,7 +83,6 @@ class Permutation(ClosedFormMatcher):
         return torch.from_numpy(rows).to(costs.device), torch.from_numpy(columns).to(costs.device)
 
 
-def _correlations(moments: Moments) -> Tensor:
-    """``(dx, dy)``; 0 where a feature does not vary."""
-    scale = torch.outer(moments.sxx.diagonal().sqrt(), moments.syy.diagonal().sqrt())
-    return torch.where(scale > 0, moments.sxy / scale, 0)
+def _varying(scatter: Tensor, mean: Tensor, n: int) -> Tensor:
+    """Which features vary: equal values may scatter a little, for their mean is rounded."""
+    return (scatter > n * (8 * EPS * mean) ** 2).nonzero().flatten()

@@ -12,6 +12,7 @@ from families import BERT, SPEECH
 
 import hf_stitch
 from hf_stitch.adapters.diagnosis import diagnose
+from hf_stitch.adapters.override import Override, override_of
 from hf_stitch.registry import registries
 from hf_stitch.testing import check_adapter
 
@@ -70,4 +71,40 @@ def test_two_ways_side_by_side_are_told() -> None:
 def test_what_is_no_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.overrides._registered, "MadeUp", dict)
     with pytest.raises(TypeError, match="the override of MadeUp must be an Override, got dict"):
+        hf_stitch.load(made_up.MadeUp())
+
+
+def test_a_name_with_its_package_holds_for_that_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(made_up.MadeUp):
+        pass
+
+    other = type("Net", (made_up.MadeUp,), {"__module__": "elsewhere.nets"})()
+    monkeypatch.delitem(registries.overrides._registered, "MadeUp")
+    monkeypatch.setitem(registries.overrides._registered, "elsewhere.Net", made_up.ForMadeUp)
+    assert type(override_of(other)) is made_up.ForMadeUp
+    assert type(override_of(Net())) is Override
+
+
+def test_an_override_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(made_up.ForMadeUp):
+        def __init__(self) -> None:
+            made.append(self)
+
+    monkeypatch.setitem(registries.overrides._registered, "MadeUp", Counted)
+    hf_stitch.load(made_up.MadeUp())
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ("first", "must give its blocks as a tuple of names or as None, got 'first'"),
+        (("first", "secnd"), "names a block 'secnd' that MadeUp does not have; did you mean 'second'"),
+    ],
+)
+def test_blocks_that_are_none_are_told(blocks: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: blocks)
+    with pytest.raises((TypeError, ValueError), match=message):
         hf_stitch.load(made_up.MadeUp())

@@ -70,8 +70,9 @@ def test_an_integer_path_that_autograd_cannot_see_is_found_by_verification() -> 
 
     adapter = hf_stitch.load(Leaky(), example_inputs=torch.randn(4, 8))
     assert adapter.layers == ()
-    with pytest.raises(hf_stitch.NotACutError, match="another way than through it"):
+    with pytest.raises(hf_stitch.NotACutError, match="another way than through it") as refusal:
         adapter.encode(torch.randn(4, 8), "blocks.1")
+    assert "blocks.0" not in str(refusal.value)  # which is refused as well
 
 
 def test_a_layer_that_fires_twice_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from sklearn.linear_model import Lasso as SklearnLasso
 from sklearn.linear_model import Ridge as SklearnRidge
 
 from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Ridge
+from hf_stitch.matchers.permutation import Compare
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 if TYPE_CHECKING:
@@ -304,7 +305,50 @@ def test_of_unequal_widths_as_many_are_matched_as_the_narrower_has(dx: int, dy: 
     assert (matrix.sum(0) <= 1).all() and (matrix.sum(1) <= 1).all() and matrix.sum() == 3
 
 
-def test_a_constant_feature_is_matched_last(paired: type[Rows]) -> None:
+@pytest.mark.parametrize(("dx", "dy"), [(2, 4), (4, 2), (3, 3)])
+def test_distance_counts_features_without_a_match_too(dx: int, dy: int, paired: type[Rows]) -> None:
+    rng = np.random.default_rng(dx)
+    x = rng.normal(size=(80, dx)) * np.arange(1, dx + 1)
+    y = (x @ rng.normal(size=(dx, dy)) + rng.normal(size=(80, dy))) * 10.0 ** -np.arange(dy)
+    rows = paired(x, y)
+    matches = [
+        list(zip(chosen, order, strict=True))
+        for chosen in itertools.permutations(range(dx), min(dx, dy))
+        for order in itertools.combinations(range(dy), min(dx, dy))
+    ]
+    centred_x, centred_y = rows.centred
+
+    def residual(pairs: list[tuple[int, int]]) -> float:
+        found = np.zeros_like(centred_y)
+        for i, j in pairs:
+            found[:, j] = centred_x[:, i]
+        return float(((found - centred_y) ** 2).sum())
+
+    matrix, bias = weights(Permutation(compare="distance").fit(rows.moments, DOUBLE))
+    assert error(x, y, matrix, bias) == pytest.approx(min(map(residual, matches)))
+
+
+def test_a_tiny_feature_is_not_matched_for_its_size(paired: type[Rows]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 1))
+    y = np.c_[10 * x + rng.normal(size=(200, 1)), 1e-3 * rng.normal(size=(200, 1))]
+    stitch = Permutation(compare="distance").fit(paired(x, y).moments, DOUBLE)
+    np.testing.assert_array_equal(weights(stitch)[0], [[1, 0]])
+    assert stitch.fitted["r2"] > 0
+
+
+@pytest.mark.parametrize("matcher", [Permutation(semi=s, compare=c) for s in (False, True) for c in get_args(Compare)])
+@pytest.mark.parametrize("value", [7.0, 0.1])
+def test_a_constant_feature_of_y_is_its_mean(matcher: Permutation, value: float, paired: type[Rows]) -> None:
+    x, _ = paired.draw(50, 3, 3)
+    y = np.c_[x[:, 2], np.full(50, value), x[:, 0]]
+    stitch = matcher.fit(paired(x, y).moments, DOUBLE)
+    np.testing.assert_array_equal(weights(stitch)[0], [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    assert stitch.fitted["matched"] == 2
+    assert stitch.fitted["correlation"] == pytest.approx(1)
+
+
+def test_a_constant_feature_of_x_is_matched_with_none(paired: type[Rows]) -> None:
     x, _ = paired.draw(50, 4, 4)
     x[:, 1] = 7
     stitch = Permutation(semi=True).fit(paired(x, x[:, [0, 2, 3]]).moments, DOUBLE)
