@@ -328,6 +328,10 @@ def _special_ids(config: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+TOKENS, TRIED = 6, 9
+"""How long the texts of an example are, and the longest that a cut is tried with."""
+
+
 def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Token ids and mask; for an encoder-decoder also what the decoder reads: as many tokens where a head compares.
 
@@ -342,9 +346,12 @@ def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, t
     def text(tokens: int) -> torch.Tensor:
         return ordinary[torch.randint(len(ordinary), (2, tokens), generator=generator)]
 
-    example = {"input_ids": text(6)}
+    limit = _max_tokens(model, config, None) or TRIED
+    tokens = max(min(TOKENS, limit - (TRIED - TOKENS)), 1)
+    example = {"input_ids": text(tokens)}
     if "decoder_input_ids" in arguments:
-        example["decoder_input_ids"] = text(6 if type(model).__name__.endswith("ForSequenceClassification") else 4)
+        alike = type(model).__name__.endswith("ForSequenceClassification")
+        example["decoder_input_ids"] = text(tokens if alike else max(tokens - 2, 1))
         if isinstance(end, int):
             example["input_ids"][:, -1] = end
     return {**example, MASK: torch.ones_like(example["input_ids"])} if MASK in arguments else example
