@@ -21,7 +21,7 @@ from .cut import MASK, Back, Cut, Front, Interface, NotACutError, Plan, in_conte
 from .override import override_of
 from .preprocess import place_of, preprocess
 from .surgery import CutReached, is_bookkeeping, swapped
-from .survey import Survey, same
+from .survey import Survey
 
 SMALL = 20_000_000
 """Models of up to this many parameters have their cuts verified when they are listed.
@@ -339,40 +339,25 @@ class Adapter(ABC):
         """The part up to a cut as a module of its own, with copies of the weights that run and of no others.
 
         Raises:
-            NotACutError: If the layer is no cut, or the part does not give the same alone.
-            ValueError: If weights are offloaded, or a hook would be lost.
+            NotACutError: If the layer is no cut.
+            ValueError: If weights are offloaded, modules are compiled, or a hook would be lost.
         """
         cut, plan = self.cut(layer)
         gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.after}
-        front = Front(self._copy(gone), cut, plan, self.interface)
-        with torch.no_grad():
-            alone, within = front(**self._example), self.encode(self._example, layer)[layer]
-        self._check_alone(layer, same(alone.values, within.values))
-        return front
+        return Front(self._copy(gone), cut, plan, self.interface)
 
     def back(self, layer: str) -> Back:
         """The part after a cut as a module of its own, with copies of the weights that run and of no others.
 
         Raises:
-            NotACutError: If the layer is no cut, or the part does not give the same alone.
-            ValueError: If weights are offloaded, or a hook would be lost.
+            NotACutError: If the layer is no cut.
+            ValueError: If weights are offloaded, modules are compiled, or a hook would be lost.
         """
         cut, plan = self.cut(layer)
         gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
             gone[layer] = _hollow(self.model.get_submodule(layer))
-        back = Back(self._copy(gone), cut, plan, self.interface)
-        with torch.no_grad():
-            entering = self.encode(self._example, layer)[layer]
-            self._check_alone(layer, same(back(entering), self.decode(entering, layer)))
-        return back
-
-    def _check_alone(self, layer: str, agrees: bool) -> None:
-        if not agrees:
-            raise NotACutError(
-                f"{type(self.model).__name__} runs from and to {layer!r} in place (encode, decode), but not in two: a "
-                "half alone gives something else"
-            )
+        return Back(self._copy(gone), cut, plan, self.interface)
 
     # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:

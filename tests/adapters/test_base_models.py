@@ -136,14 +136,6 @@ def test_a_weight_that_is_read_of_the_cut_is_there() -> None:
     assert adapter.cut(layer)[1].entry is None
 
 
-def test_a_half_that_gives_something_else_alone_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = load(make("backbone dinov2, last map"), "")
-    layer = adapter.layers[0]
-    monkeypatch.setattr("hf_stitch.adapters.cut._prepare", lambda model, cut, plan: None)
-    with pytest.raises(hf_stitch.NotACutError, match=r"in place .* but not in two"):
-        adapter.back(layer)
-
-
 # -- gradient checkpointing -----------------------------------------------------------------------------------------
 def gradients(model: nn.Module, output: Any) -> dict[str, Tensor]:
     values = [t for t in exactness.bits(output) if t.requires_grad]
