@@ -46,7 +46,7 @@ class Flow:
     """Follows marked tensors through all that runs inside ``with flow:``.
 
     Args:
-        special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret.
+        special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret, nor where it is.
 
     Example:
         >>> import torch
@@ -106,7 +106,10 @@ class Flow:
         if not marked or packet in SHAPE_ONLY:
             return operation(*args, **kwargs)
         ids = all(map(self._are_ids, marked))
-        if ids and packet in COMPARISONS and self._looks_for_special(args, given):
+        if ids and (
+            (packet in COMPARISONS and self._looks_for_special(args, given))
+            or (packet is aten.argmax and self._finds_special(*args, **kwargs))
+        ):
             return operation(*args, **kwargs)
         if READS & set(operation.tags) and not (packet is aten.index and not _by_mask(marked, args)):
             raise ValuesReadError(operation)
@@ -123,6 +126,11 @@ class Flow:
         numbers = [value for value in args if isinstance(value, (int, float))]
         wanted = [*(value.flatten().cpu().long() for value in others), torch.tensor(numbers, dtype=torch.long)]
         return len(others) + len(numbers) == 1 and bool(torch.isin(torch.cat(wanted), self._special).all())
+
+    def _finds_special(self, ids: Tensor, dim: int | None = None, keepdim: bool = False) -> bool:
+        """Whether the largest id (by which CLIP finds the end of a text) is a special one."""
+        largest = ids.max() if dim is None else ids.amax(dim)
+        return bool(torch.isin(largest.cpu(), self._special).all())
 
 
 def _by_mask(marked: list[Tensor], args: Any) -> bool:
