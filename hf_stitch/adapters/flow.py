@@ -46,7 +46,8 @@ class Flow:
     """Follows marked tensors through all that runs inside ``with flow:``.
 
     Args:
-        special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret, nor where it is.
+        special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret, nor where it is
+            in a text.
 
     Example:
         >>> import torch
