@@ -73,6 +73,8 @@ class Representation:
             tokens have no mask.
         context: What the rest of the network needs beside the values: the keyword arguments of its forward, with the
             content of the input erased.
+        blurred: Whether padding is among the positions and nobody knows where (tokens merged on the way, or padded by
+            the network): rows that would count it are refused.
 
     Example:
         >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
@@ -88,6 +90,7 @@ class Representation:
     prefix_tokens: int = 0
     grid: tuple[int, int] | None = None
     context: Mapping[str, Any] = field(default_factory=dict)
+    blurred: bool = False
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -153,10 +156,11 @@ class Representation:
         Raises:
             ValueError: For an unknown policy, or one that this representation does not have (``cls`` of a grid,
                 ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without a single
-                real token).
+                real token, any but ``cls`` of a blurred one).
         """
         if policy not in ROWS_POLICIES:
             raise ValueError(f"rows policy must be one of {', '.join(ROWS_POLICIES)}, got {policy!r}")
+        self.check_sharp(policy)
         if self.layout == "bd":
             return self.values
         if policy in ("cls", "last"):
@@ -178,11 +182,25 @@ class Representation:
         )
         return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
+    def check_sharp(self, policy: RowsPolicy) -> None:
+        """Refuse rows that would count padding.
+
+        Raises:
+            ValueError: If the representation is blurred, and the policy is another than ``cls``.
+        """
+        if self.blurred and policy != "cls":
+            raise ValueError(
+                f"rows policy {policy!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
+                "are not the tokens of the text but merged, or padded by the network itself, and which of them are "
+                "real is not known; use 'cls' or another layer, or leave out the mask if no text is padded"
+            )
+
     def row_samples(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
         """For each row of :meth:`rows`, the index in the batch of the sample it belongs to: (n,) int64."""
         samples = torch.arange(self.batch, device=self.values.device)
         if self.layout == "bd" or policy != "positions":
             return samples
+        self.check_sharp(policy)
         tokens, mask = self._positions(prefix)
         owners = samples[:, None].expand(tokens.shape[:2])
         return owners.flatten() if mask is None else owners[mask]

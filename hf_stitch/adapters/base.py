@@ -326,7 +326,7 @@ class Adapter(ABC):
         placed = in_context(representation, self.interface)
         survey = self._survey(placed.context)
         cut, plan = survey.cut(layer), survey.plan(layer)
-        cut.accept(representation)
+        cut.accept(representation, self.interface)
         if representation.layout != cut.form.layout or representation.width != cut.form.width:
             raise ValueError(
                 f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ from .flow import Flow
 from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
 
 MASK = "attention_mask"
+
+Padding = Literal["masked", "behind", "absent", "unknown"]
+"""Which positions at a cut are padding.
+
+Those of the tokens that the mask says, after the prefix; these and all ``behind`` the tokens, which the network added;
+none (of an image, of latents, one vector); or nobody knows (tokens merged on the way).
+"""
 
 
 DECODER = "decoder_"
@@ -187,7 +194,7 @@ class Cut:
         cost: Share of the network's floating-point operations up to here.
         axes: Which axes of the tensor there are those of the form's layout, in its order: (1, 0, 2) for tokens before
             samples, (0, 2, 1) for channels before positions. Empty: they are in order.
-        per_token: Whether, in a text, the positions are its tokens, and not latents or tokens merged or padded.
+        padding: What is known of padding among the positions.
     """
 
     layer: str
@@ -196,7 +203,7 @@ class Cut:
     dtype: str
     cost: float
     axes: tuple[int, ...] = ()
-    per_token: bool = True
+    padding: Padding = "masked"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives it back."""
@@ -218,14 +225,15 @@ class Cut:
         """The values of a representation with their axes as the network has them at this cut."""
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
-    def accept(self, representation: Representation) -> Representation:
+    def accept(self, representation: Representation, interface: Interface) -> Representation:
         """The representation, if it can enter here.
 
         Raises:
             ValueError: If it comes from another network, without a context, and this place has no tokens to tell the
                 length of the text by.
         """
-        if not (representation.context or self.per_token):
+        tokens = interface.modality == "text" and self.form.layout == "bnd"
+        if tokens and self.padding != "masked" and not representation.context:
             raise ValueError(
                 f"at {self.layer!r} this network has no tokens, so that no blank context can be made for a "
                 "representation of another one: give it a context of this network's own, "
@@ -236,11 +244,7 @@ class Cut:
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
         """The values captured at this cut as a representation, with its mask and context."""
         values = values.permute(self.axes) if self.axes else values
-        text = interface.modality == "text" and self.form.layout == "bnd" and self.per_token
-        mask = inputs[interface.mask].bool() if text and interface.mask in inputs else None
-        if mask is not None and mask.shape != values.shape[:2]:
-            # with a cache, the mask covers the past too; a network that pads a text itself has positions that are none
-            mask = mask[:, -values.shape[1] :] if mask.shape[1] > values.shape[1] else None
+        mask, blurred = self._real(values, inputs, interface)
         return Representation(
             values,
             self.form.layout,
@@ -248,7 +252,26 @@ class Cut:
             prefix_tokens=self.form.prefix_tokens,
             grid=self.form.grid if self.form.layout == "bnd" else None,
             context=interface.erase(inputs),
+            blurred=blurred,
         )
+
+    def _real(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> tuple[Tensor | None, bool]:
+        """The mask of the positions, and whether padding is among them in places that nobody knows."""
+        mask = inputs.get(interface.mask)
+        if mask is not None and mask.dim() != 2:  # says who attends to whom, not what is real
+            mask = None
+        if self.padding in ("absent", "unknown"):
+            return None, self.padding == "unknown" and mask is not None
+        batch, tokens = inputs[interface.content[0]].shape[:2]
+        before, behind = self.form.prefix_tokens, values.shape[1] - self.form.prefix_tokens - tokens
+        if behind < 0 or (behind and self.padding == "masked"):  # the network did what it did not when it was watched
+            return None, True
+        if mask is None and not behind:
+            return None, False
+        one = values.new_ones(1, dtype=torch.bool)
+        # with a cache, the mask covers the past too
+        real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:]
+        return torch.cat([one.expand(batch, before), real, ~one.expand(batch, behind)], 1), False
 
 
 def in_context(representation: Representation, interface: Interface) -> Representation:
@@ -271,6 +294,8 @@ def in_context(representation: Representation, interface: Interface) -> Represen
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":
         mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    if mask is not None:
+        mask = mask[:, representation.prefix_tokens :]
     return representation.replace(context=interface.blank(representation.batch, mask, values.device))
 
 
@@ -401,7 +426,7 @@ class Back(nn.Module):
             ValueError: For a representation of images of another size than the cut was verified with.
         """
         _check_size(representation.context, self.interface, self.cut)
-        representation = in_context(self.cut.accept(representation), self.interface)
+        representation = in_context(self.cut.accept(representation, self.interface), self.interface)
         fill(self._slot, self.cut.restore(representation.values), size_of(representation, self.interface))
         try:
             context = self.plan.context(representation, self.interface)

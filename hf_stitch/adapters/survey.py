@@ -135,7 +135,13 @@ class Survey:
 
     @cached_property
     def _shapes(self) -> Shapes:
-        return Shapes(self.model, [watched for _, _, watched in self._examples], self._tokens, self.interface.modality)
+        content = self._vary(2)[self.interface.content[0]].shape
+        traces = [watched for _, _, watched in self._examples]
+        return Shapes(self.model, traces, self._long, tuple(content), self.interface.modality)
+
+    def _long(self) -> Trace:
+        """A trace of a text of up to four times as many tokens."""
+        return self._trace(2, min(4 * self._tokens, self.interface.max_tokens or 4 * self._tokens))
 
     def _trace(self, batch: int, tokens: int | None = None) -> Trace:
         return trace(self.model, self.run, self._vary(batch, tokens), self.interface.content, self._reads)
@@ -254,15 +260,15 @@ class Survey:
             raise NotACutError(
                 f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid"
             )
-        axes, per_token = self._shapes.axes(layer, path, seen, what)
+        axes = self._shapes.axes(layer, path, what)
         return Cut(
             layer,
             path,
-            self._shapes.form(call, seen, axes, what),
+            axes.form,
             str(seen.dtype).removeprefix("torch."),
             call.flops / self.trace.flops if self.trace.flops else 0.0,
-            () if axes == tuple(sorted(axes)) else axes,
-            per_token,
+            axes.order,
+            axes.padding,
         )
 
     # -- how the rest runs alone ------------------------------------------------------------------------------------

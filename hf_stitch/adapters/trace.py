@@ -11,7 +11,7 @@ What autograd does not see (a path through integers) is left to the verification
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,7 @@ class Seen:
         is_output: Whether the model returns this very tensor.
         given: The way to this very tensor among the arguments of the module (by place or name), which passed it on;
             ``None`` for one that it made.
+        value: A number that this very tensor has wherever it is seen; ``None`` if it does not depend on the content.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,39 @@ class Seen:
     dominates: bool
     is_output: bool
     given: _tree.Path | None
+    value: int | None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One axis of three seen as two, or two as one: tokens and the grid that they form, a width and its heads.
+
+    Attributes:
+        axis: Which of the three axes.
+        sides: Lengths of the two.
+        shape: The shape with both; empty where the operation itself says that they are positions (``unfold``).
+    """
+
+    axis: int
+    sides: tuple[int, int]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Join:
+    """Tensors of two or three axes put one after the other, or padding put around one.
+
+    Attributes:
+        axis: Along which axis.
+        lengths: How long each is there.
+    """
+
+    axis: int
+    lengths: tuple[int, ...]
+
+
+Arrangement = Fold | Join
+"""What an operation did to positions."""
 
 
 @dataclass
@@ -59,6 +93,8 @@ class Call:
         exited: Tick of its last exit.
         outputs: What each of its calls returned, tensors replaced by :class:`Seen`.
         flops: Floating-point operations of the forward up to its last exit.
+        arguments: The tensors that each of its calls was given, in the same way, by the way to each.
+        arranged: How many of the trace's arrangements came before its last exit.
     """
 
     name: str
@@ -66,6 +102,8 @@ class Call:
     exited: int = -1
     outputs: list[Any] = field(default_factory=list)
     flops: int = 0
+    arguments: list[Mapping[_tree.Path, Any]] = field(default_factory=list)
+    arranged: int = 0
 
     def seen(self) -> dict[_tree.Path, Seen]:
         """The tensors of its last output, by the way to each."""
@@ -82,6 +120,7 @@ class Trace:
         has_source: Whether anything differentiable comes of the content at all.
         reaches: Whether any of what the model returns is seen to depend on it.
         flops: Floating-point operations of the whole forward.
+        arrangements: How positions were arranged, in order.
     """
 
     calls: dict[str, Call]
@@ -89,6 +128,7 @@ class Trace:
     has_source: bool
     reaches: bool
     flops: int
+    arrangements: tuple[Arrangement, ...]
 
 
 def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
@@ -132,10 +172,11 @@ def _topological(roots: Iterator[Node]) -> list[Node]:
 
 
 class Operations(TorchDispatchMode):
-    """Counts floating-point operations; unlike torch's own counter it needs no hooks on modules.
+    """Counts floating-point operations and notes arrangements; unlike torch's counter it needs no hooks on modules.
 
     Attributes:
         count: Operations so far.
+        arrangements: How positions were arranged so far.
 
     Example:
         >>> with Operations() as counted:
@@ -148,13 +189,68 @@ class Operations(TorchDispatchMode):
         """None so far."""
         super().__init__()
         self.count = 0
+        self.arrangements: list[Arrangement] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count it, if there is a formula for it."""
         out = func(*args, **(kwargs or {}))
         if formula := flop_registry.get(func.overloadpacket):
             self.count += formula(*args, **(kwargs or {}), out_val=out)
+        if (reads := _ARRANGING.get(func.overloadpacket)) and (arranged := reads(*args, **(kwargs or {}), out=out)):
+            self.arrangements.append(arranged)
         return out
+
+
+def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
+    """A fold, if a view is one within each sample."""
+    flat, folded = sorted((tuple(values.shape), tuple(out.shape)), key=len)
+    if len(flat) != 3 or len(folded) < 4 or flat[0] != folded[0]:
+        return None
+    if folded[1] * folded[2] == flat[1]:
+        return Fold(1, (folded[1], folded[2]), folded)
+    return Fold(2, (folded[2], folded[3]), folded) if len(folded) == 4 and folded[1] == flat[1] else None
+
+
+def _unfolded(
+    values: Tensor,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+    *,
+    out: Tensor,
+) -> Fold:
+    """The grid of patches (``torch.nn.functional.unfold``)."""
+    h, w = (
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, d, p, s in zip(values.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    )
+    return Fold(2, (h, w), ())
+
+
+def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
+    if out.dim() not in (2, 3):
+        return None
+    axis = dim % out.dim()
+    return Join(axis, tuple(t.shape[axis] for t in tensors if t.dim() == out.dim()))
+
+
+def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
+    """A join, if padding is along one axis."""
+    sides = {values.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]}
+    if len(sides) != 1 or out.dim() not in (2, 3):
+        return None
+    ((axis, (before, after)),) = sides.items()
+    return Join(axis, (before, values.shape[axis], after))
+
+
+_ARRANGING: dict[Any, Callable[..., Arrangement | None]] = {
+    torch.ops.aten.view: _viewed,
+    torch.ops.aten._unsafe_view: _viewed,
+    torch.ops.aten.im2col: _unfolded,
+    torch.ops.aten.cat: _concatenated,
+    torch.ops.aten.constant_pad_nd: _padded,
+}
 
 
 def _nothing(saved: Tensor) -> Tensor:
@@ -254,10 +350,12 @@ def trace(
         return leaf.clone()  # so that an in-place operation does not meet a leaf
 
     def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal clock
             clock += 1
-            calls.setdefault(name, Call(name, clock))
+            call = calls.setdefault(name, Call(name, clock))
+            arguments = _tree.tensors(_tree.arguments(args, kwargs))
+            call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
 
         return hook
 
@@ -270,7 +368,7 @@ def trace(
             if name and (name, len(call.outputs)) in reads and _is_source(output):
                 sources.append(name)
                 replaced = _tree.transform(output, lambda leaf: sprout(leaf) if _is_values(leaf) else leaf)
-            call.exited, call.flops = clock, counter.count
+            call.exited, call.flops, call.arranged = clock, counter.count, len(counter.arrangements)
             given = {id(leaf): path for path, leaf in _tree.tensors(_tree.arguments(args, kwargs)).items()}
             call.outputs.append(_tree.transform(replaced, lambda leaf: _place(leaf, given)))
             return replaced
@@ -280,7 +378,7 @@ def trace(
     handles = []
     try:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name)))
+            handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
             handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
         with (
             torch.inference_mode(False),
@@ -297,17 +395,25 @@ def trace(
     returned = _tree.transform(output, lambda leaf: _place(leaf, {}))
     roots = [leaf.edge for _, leaf in _tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
     dominating = _dominating(roots, origins)
+    numbers: dict[Edge, int] = {}
 
     def see(leaf: Any) -> Any:
         if not isinstance(leaf, _Place):
             return leaf
         return Seen(
-            leaf.shape, leaf.dtype, leaf.edge is not None, leaf.edge in dominating, leaf.edge in roots, leaf.given
+            leaf.shape,
+            leaf.dtype,
+            leaf.edge is not None,
+            leaf.edge in dominating,
+            leaf.edge in roots,
+            leaf.given,
+            None if leaf.edge is None else numbers.setdefault(leaf.edge, len(numbers)),
         )
 
     for call in calls.values():
         call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
-    return Trace(calls, sources, bool(sprouts), bool(roots), counter.count)
+        call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
+    return Trace(calls, sources, bool(sprouts), bool(roots), counter.count, tuple(counter.arrangements))
 
 
 def _is_values(leaf: Any) -> bool:

@@ -329,6 +329,7 @@ def record(
         if rows != "positions" or representation.layout == "bd":
             parts[name].append(representation.rows(rows).to("cpu", copy=True))
             return
+        representation.check_sharp(rows)
         parts[name].append(representation.positions().to("cpu", copy=True))
         if representation.grid is not None:
             grids[name] = representation.grid

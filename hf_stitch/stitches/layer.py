@@ -240,6 +240,8 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
     check_forms(source.form, target.form, rows)
     x = source_positions(source, source.form, target.form, rows)
     if rows == "positions" and source.layout != "bd":
+        source.check_sharp(rows)
+        target.check_sharp(rows)
         y = target.positions()
         if x.shape[1] != y.shape[1] or (
             source.mask is not None

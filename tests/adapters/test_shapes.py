@@ -1,0 +1,303 @@
+"""What the axes of a tensor are: by what a forward does around it, never by lengths that happen to be equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from families import BERT
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hf_stitch
+from hf_stitch.representation import ROWS_POLICIES
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x))
+
+
+class Patches(nn.Module):
+    """Patches of 8 × 8 pixels, ``before`` and ``behind`` them learned tokens, then blocks."""
+
+    def __init__(self, how: str, before: int = 0, behind: int = 0) -> None:
+        super().__init__()
+        self.how = how
+        self.proj = nn.Conv2d(3, 16, 8, 8) if how == "conv" else nn.Linear(3 * 64, 16)
+        self.before = nn.Parameter(torch.randn(1, before, 16)) if before else None
+        self.behind = nn.Parameter(torch.randn(1, behind, 16)) if behind else None
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        if self.how == "conv":
+            x = self.proj(x).flatten(2).transpose(1, 2)
+        elif self.how == "unfold":
+            x = self.proj(functional.unfold(x, 8, stride=8).transpose(1, 2))
+        else:
+            x = x.reshape(b, c, h // 8, 8, w // 8, 8).permute(0, 2, 4, 3, 5, 1)
+            x = self.proj(x.reshape(b, (h // 8) * (w // 8), -1))
+        learned = [one if one is None else one.expand(b, -1, -1) for one in (self.before, self.behind)]
+        x = torch.cat([one for one in (learned[0], x, learned[1]) if one is not None], 1)
+        return self.blocks(x).mean(1)
+
+
+class Latents(nn.Module):
+    """Latents that look at 4 × 4 patches."""
+
+    def __init__(self, latents: int) -> None:
+        super().__init__()
+        self.patch, self.latents = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(latents, 16))
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        return self.blocks((self.latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
+
+
+def forms(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
+    """The forms at the cuts, all or one, for a batch of two of a size."""
+    adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, *size))
+    return {name: str(adapter.form(name)) for name in ([layer] if layer else adapter.layers)}
+
+
+def of_vit(name: str, **options: Any) -> str:
+    model = timm.create_model(name, patch_size=8, depth=2, embed_dim=48, num_classes=5, **options)
+    height, width = model.patch_embed.img_size
+    return forms(model, 3, height, width)["blocks.0"]
+
+
+# -- the grid that tokens form -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("heads", [1, 3])
+def test_heads_are_no_grid(heads: int) -> None:
+    assert of_vit("vit_tiny_patch16_224", img_size=32, num_heads=heads) == "bnd 48 4x4 +1"
+    assert of_vit("vit_small_patch16_dinov3", img_size=32, num_heads=heads) == "bnd 48 4x4 +5"
+
+
+def test_a_class_token_is_no_row() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_heads=1)
+    adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, 3, 32, 32))
+    assert adapter.encode(torch.randn(4, 3, 32, 32), "blocks.0")["blocks.0"].rows().shape == (64, 48)
+
+
+@pytest.mark.parametrize("how", ["conv", "unfold", "reshape"])
+@pytest.mark.parametrize("size", [(32, 48), (32, 32), (24, 40)])
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_patches_are_a_grid_however_they_are_made(how: str, size: tuple[int, int], before: int) -> None:
+    h, w = (n // 8 for n in size)
+    want = f"bnd 16 {h}x{w}" + (f" +{before}" if before else "")
+    assert forms(Patches(how, before), 3, *size)["blocks.0"] == want
+
+
+def test_a_width_as_large_as_the_number_of_patches_is_not_mistaken_for_it() -> None:
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(16, 64), patch_size=8, depth=2, embed_dim=16, num_heads=4
+    )
+    assert forms(model, 3, 16, 64)["blocks.0"] == "bnd 16 2x8 +1"
+
+
+@pytest.mark.parametrize("latents", [20, 25])
+def test_latents_are_no_grid_even_where_there_is_one_or_they_are_a_square(latents: int) -> None:
+    assert forms(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
+
+
+def test_tokens_behind_the_patches_are_no_prefix() -> None:
+    assert forms(Patches("conv", 1, 3), 3, 32, 32)["blocks.0"] == "bnd 16"
+
+
+def test_a_grid_that_shrinks_is_told_at_each_size() -> None:
+    config = hf.PvtConfig(image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 40, 64])
+    adapter = hf_stitch.load(hf.PvtForImageClassification(config).eval())
+    got = [str(adapter.form(f"pvt.encoder.block.{stage}.0")) for stage in range(4)]
+    assert got == ["bnd 8 16x16", "bnd 16 8x8", "bnd 40 4x4", "bnd 64 2x2 +1"]
+
+
+# -- where channels are ------------------------------------------------------------------------------------------------
+def test_what_a_layer_passes_on_keeps_its_axes() -> None:
+    net = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Conv1d(4, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(96, 2))
+    assert forms(net, 3, 20) == {"0": "bnd 4", "1": "bnd 4", "2": "bnd 6", "3": "bnd 6", "4": "bd 96"}
+
+
+@pytest.mark.parametrize(("channels", "size"), [(16, (16, 20)), (8, (24, 20)), (16, (16, 16)), (20, (16, 16))])
+@pytest.mark.parametrize("middle", ["relu", "norm2d", "group norm"])
+def test_channels_are_where_the_layers_around_have_them(channels: int, size: tuple[int, int], middle: str) -> None:
+    def between() -> nn.Module:
+        if middle == "relu":
+            return nn.ReLU()
+        return LayerNorm2d(channels) if middle == "norm2d" else nn.GroupNorm(2, channels)
+
+    net = nn.Sequential(
+        nn.ConvTranspose2d(3, channels, 3, padding=1), between(),
+        nn.Conv2d(channels, channels, 3, padding=1), between(), nn.Dropout(), nn.AdaptiveAvgPool2d(1),
+    )  # fmt: skip
+    want = f"bchw {channels} {size[0]}x{size[1]}"
+    assert {form for name, form in forms(net, 3, *size).items() if name != "5"} == {want}
+
+
+def test_channels_last_of_a_cube_are_told_by_the_next_layer() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 16, 3, padding=1)
+            self.blocks = nn.Sequential(Block(), nn.GELU(), Block(), nn.GELU())
+            self.norm = nn.LayerNorm(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.blocks(self.stem(x).permute(0, 2, 3, 1)))
+
+    got = {layer: forms(Last(), 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
+    assert got == {"stem": "bchw 16 16x16", "blocks.0": "bhwc 16 16x16", "blocks.3": "bhwc 16 16x16"}
+
+
+def test_where_no_layer_tells_the_proportions_of_the_image_do_or_the_layer_is_refused() -> None:
+    class Weighted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 + x.mean(1, keepdim=True)
+
+    net = nn.Sequential(Weighted(), Weighted(), Weighted())
+    assert forms(net, 3, 16, 20)["1"] == "bchw 3 16x20"
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 16, 16, 16))
+    assert "nothing tells where its channels are" in adapter.explain("1").reason
+
+
+# -- which positions of a text are real --------------------------------------------------------------------------------
+class Reader(nn.Module):
+    """Texts of which ``made`` makes positions; then blocks."""
+
+    def __init__(self, before: int = 0, behind: int = 0, merge: int = 1, window: int = 1) -> None:
+        super().__init__()
+        self.merge, self.window = merge, window
+        self.embedding = nn.Embedding(50, 16)
+        self.learned = nn.Parameter(torch.randn(1, before + behind, 16))
+        self.before = before
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        ids = functional.pad(ids, (0, -ids.shape[1] % self.window), value=0)
+        x = self.embedding(ids)
+        if self.merge > 1:
+            x = functional.avg_pool1d(x.transpose(1, 2), self.merge, ceil_mode=True).transpose(1, 2)
+        learned = self.learned.expand(len(x), -1, -1)
+        return self.blocks(torch.cat([learned[:, : self.before], x, learned[:, self.before :]], 1)).mean(1)
+
+
+def read(model: nn.Module, *lengths: int, masked: bool = True) -> Any:
+    """What a network says at its first block of texts of some lengths, padded to the longest and found at 6 tokens."""
+    ids = torch.randint(1, 50, (2, 6))
+    example = {"ids": ids, "attention_mask": torch.ones_like(ids)}
+    adapter = hf_stitch.load(model.eval(), example_inputs=example)
+    assert adapter.layers == ("blocks.0", "blocks.1")
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    inputs = {"ids": torch.randint(1, 50, mask.shape), **({"attention_mask": mask} if masked else {})}
+    said = adapter.encode(inputs, "blocks.0")["blocks.0"]
+    with torch.no_grad():
+        assert torch.equal(adapter.decode(said, "blocks.0"), model(**inputs))
+    return said
+
+
+def test_a_class_token_that_a_text_model_prepends_is_a_prefix_and_padding_no_row() -> None:
+    said = read(Reader(before=2), 3, 9)
+    assert said.prefix_tokens == 2
+    assert said.mask.tolist() == [[True] * 5 + [False] * 6, [True] * 11]
+    assert said.rows().shape == (12, 16)
+    assert torch.equal(said.rows("last")[0], said.values[0, 4])
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("window", [4, 32])
+def test_padding_that_a_network_adds_is_no_row(window: int, masked: bool) -> None:
+    said = read(Reader(before=1, window=window), 3, 9, masked=masked)
+    assert said.values.shape[1] == 1 + -(-9 // window) * window
+    assert said.rows().shape == (12 if masked else 18, 16)
+    assert torch.equal(said.rows("mean")[1], said.values[1, 1:10].mean(0))
+
+
+def test_learned_tokens_behind_a_text_are_no_rows() -> None:
+    assert read(Reader(before=1, behind=2), 3, 9).rows().shape == (12, 16)
+
+
+def test_longformer_counts_real_tokens_only() -> None:
+    config = hf.LongformerConfig(**BERT, attention_window=32, max_position_embeddings=140)
+    adapter = hf_stitch.load(hf.LongformerModel(config).eval())
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, 4:] = 0
+    inputs = {"input_ids": torch.randint(3, 99, (2, 9)), "attention_mask": mask}
+    said = adapter.encode(inputs, adapter.layers[0])[adapter.layers[0]]
+    assert said.values.shape[1] == 32
+    assert said.rows().shape == (13, 32)
+
+
+def test_where_padding_went_nobody_knows_rows_are_refused() -> None:
+    said = read(Reader(merge=2), 3, 9)
+    for policy in ROWS_POLICIES:
+        if policy == "cls":
+            assert said.rows(policy).shape == (2, 16)
+        else:
+            with pytest.raises(ValueError, match="would count padding"):
+                said.rows(policy)
+    with pytest.raises(ValueError, match="would count padding"):
+        said.row_samples("positions")
+    assert read(Reader(merge=2), 9, 9, masked=False).rows().shape == (10, 16)
+
+
+def test_a_network_that_pads_longer_texts_only_is_not_believed_there() -> None:
+    class Chunked(Reader):
+        def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            return super().forward(ids if ids.shape[1] < 8 else functional.pad(ids, (0, -ids.shape[1] % 8)))
+
+    assert read(Chunked(), 3, 7).rows().shape == (10, 16)
+    with pytest.raises(ValueError, match="would count padding"):
+        read(Chunked(), 3, 13).rows("mean")
+
+
+def test_latents_of_a_text_are_all_real() -> None:
+    class Asking(Reader):
+        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+            x = self.embedding(ids)
+            weights = (self.learned @ x.transpose(1, 2)).masked_fill(attention_mask[:, None] == 0, -1e9).softmax(-1)
+            return self.blocks(weights @ x).mean(1)
+
+    assert read(Asking(before=5), 3, 9).rows().shape == (10, 16)
+
+
+def test_the_mask_of_a_sequence_of_vectors_counts() -> None:
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cls, self.blocks = nn.Parameter(torch.randn(1, 1, 16)), nn.Sequential(Block(), Block())
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            x = torch.cat([self.cls.expand(len(x), -1, -1), x * attention_mask[..., None]], 1)
+            return self.blocks(x)[:, 0]
+
+    example = {"x": torch.randn(2, 6, 16), "attention_mask": torch.ones(2, 6)}
+    adapter = hf_stitch.load(Sequence(), example_inputs=example)
+    mask = torch.tensor([[1.0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+    said = adapter.encode({"x": torch.randn(2, 6, 16), "attention_mask": mask}, "blocks.0")["blocks.0"]
+    assert (said.prefix_tokens, said.rows().shape) == (1, (8, 16))
+
+
+def test_a_number_for_each_token_is_no_representation() -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.score = nn.Embedding(50, 8), nn.Linear(8, 1)
+            self.blocks = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.blocks(self.score(self.embedding(ids)).squeeze(-1)).sum(1)
+
+    adapter = hf_stitch.load(Scores(), example_inputs={"ids": torch.randint(1, 50, (2, 6))})
+    assert set(adapter.layers) == {"embedding", "score"}
+    assert "a number for each token and no vectors" in adapter.explain("blocks.0").reason
