@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, NotACutError
 from hf_stitch.adapters.surgery import is_bookkeeping
-from hf_stitch.adapters.survey import same
+from hf_stitch.adapters.verify import same
 from hf_stitch.testing._require import require, require_error
 
 

@@ -13,7 +13,7 @@ from families import BERT, GPT2, FlatNet, images, make, texts
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch.adapters.survey import same
+from hf_stitch.adapters.verify import same
 from hf_stitch.representation import Form
 
 
