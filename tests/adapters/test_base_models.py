@@ -96,7 +96,7 @@ def test_two_cuts_or_more_and_all_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["bert", "llama", "vit", "swin", "masked bert", "causal gpt2", "bart"])
+@pytest.mark.parametrize("name", ["bert", "causal llama", "vit", "swin", "bart"])
 def test_in_bf16_with_either_attention(name: str, attention: str) -> None:
     model: Any = make(name).to(torch.bfloat16)
     model.set_attn_implementation(attention)
@@ -215,15 +215,13 @@ def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
 
 
 def test_a_stitched_model_does_not_offer_checkpoints_across_a_cut() -> None:
-    a, b = load(make("swin"), "swin"), load(make("vit"), "vit")
+    def stitched(name: str) -> StitchedModel:
+        adapter = load(make(name), name)
+        layer = adapter.layers[1]
+        return hf_stitch.stitch(adapter, layer, adapter, layer, matcher="identity", data=images(4), task=None)
 
-    def stitched(source: Adapter, target: Adapter) -> StitchedModel:
-        data = images(60)
-        layers = source.layers[1], target.layers[1]
-        return hf_stitch.stitch(source, layers[0], target, layers[1], matcher="lstsq", data=data, task=None)
-
-    assert stitched(b, b).supports_gradient_checkpointing
-    assert not stitched(a, b).supports_gradient_checkpointing
+    assert stitched("vit").supports_gradient_checkpointing
+    assert not stitched("swin").supports_gradient_checkpointing
 
 
 # -- device_map -----------------------------------------------------------------------------------------------------
@@ -255,7 +253,7 @@ def check_as(adapter: Adapter, plain: nn.Module) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*raw samples will need processor=")
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("name", ["bert", "causal llama", "vit"])
+@pytest.mark.parametrize("name", ["causal llama", "vit"])
 def test_loaded_by_device_map(name: str, places: str, tmp_path: Path) -> None:
     plain: Any = make(name)
     plain.save_pretrained(tmp_path / "model")
