@@ -271,7 +271,9 @@ class Cut:
         one = values.new_ones(1, dtype=torch.bool)
         # with a cache, the mask covers the past too
         real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:]
-        return torch.cat([one.expand(batch, before), real, ~one.expand(batch, behind)], 1), False
+        if before or behind:
+            real = torch.cat([one.expand(batch, before), real, ~one.expand(batch, behind)], 1)
+        return real, False
 
 
 def in_context(representation: Representation, interface: Interface) -> Representation:

@@ -7,7 +7,6 @@ positions were folded into a grid, and joined to others that belong to none.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ FIRST = (
     conv._ConvNd,
     batchnorm._NormBase,
     nn.GroupNorm,
+    nn.Unfold,
     pooling._MaxPoolNd,
     pooling._AvgPoolNd,
     pooling._AdaptiveMaxPoolNd,
@@ -175,7 +175,7 @@ class Shapes:
         return said
 
     @cached_property
-    def _said_of(self) -> dict[int | None, set[int]]:
+    def _said_of(self) -> defaultdict[int | None, set[int]]:
         """By tensor, the axes on which layers say that its channels are."""
         said = defaultdict(set)
         for _, seen, axis in self._statements:
@@ -183,7 +183,7 @@ class Shapes:
         return said
 
     @cached_property
-    def _kin(self) -> dict[int | None, set[int | None]]:
+    def _kin(self) -> defaultdict[int | None, set[int | None]]:
         """By tensor, those of its shape that a module made it of or made of it: the axes stay where they are."""
         kin = defaultdict(set)
         for call in self.traces[0].calls.values():
@@ -200,13 +200,12 @@ class Shapes:
     def _grid(self, positions: int, arranged: Sequence[Arrangement]) -> tuple[int, int] | None:
         """The grid that so many positions were last folded into, or made of."""
         for one in reversed(arranged):
-            if (
-                isinstance(one, Fold)
-                and math.prod(one.sides) == positions
-                and (min(one.sides) > 1 or positions == 1)
-                and (one.axis == 1 or one.shape in self._grids)
-            ):
-                return one.sides
+            if not isinstance(one, Fold) or one.length != positions:
+                continue
+            if one.axis == 2 and one.shape not in self._grids:  # a width and its heads
+                continue
+            if positions == 1 or 1 not in one.sides:
+                return one.sides or None
         return None
 
     @cached_property

@@ -57,12 +57,14 @@ class Fold:
 
     Attributes:
         axis: Which of the three axes.
-        sides: Lengths of the two.
+        length: How long it is.
+        sides: Lengths of the two; empty where one was made of axes that are no rows and columns.
         shape: The shape with both; empty where the operation itself says that they are positions (``unfold``).
     """
 
     axis: int
-    sides: tuple[int, int]
+    length: int
+    sides: tuple[int, int] | tuple[()]
     shape: tuple[int, ...]
 
 
@@ -202,13 +204,17 @@ class Operations(TorchDispatchMode):
 
 
 def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
-    """A fold, if a view is one within each sample."""
-    flat, folded = sorted((tuple(values.shape), tuple(out.shape)), key=len)
+    """A fold, if tokens are seen as a grid, or are made of one (of pixels in a grid of patches) or of anything else."""
+    before, after = tuple(values.shape), tuple(out.shape)
+    flat, folded = (before, after) if len(before) == 3 else (after, before)
     if len(flat) != 3 or len(folded) < 4 or flat[0] != folded[0]:
         return None
-    if folded[1] * folded[2] == flat[1]:
-        return Fold(1, (folded[1], folded[2]), folded)
-    return Fold(2, (folded[2], folded[3]), folded) if len(folded) == 4 and folded[1] == flat[1] else None
+    made = flat is after
+    if folded[1] * folded[2] == flat[1] and (len(folded) == 4 or (made and len(folded) == 6)):
+        return Fold(1, flat[1], (folded[1], folded[2]), folded)
+    if folded[1] == flat[1]:
+        return Fold(2, flat[2], (folded[2], folded[3]), folded) if len(folded) == 4 else None
+    return Fold(1, flat[1], (), folded) if made else None
 
 
 def _unfolded(
@@ -225,7 +231,7 @@ def _unfolded(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, d, p, s in zip(values.shape[-2:], kernel, dilation, padding, stride, strict=True)
     )
-    return Fold(2, (h, w), ())
+    return Fold(2, h * w, (h, w), ())
 
 
 def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
