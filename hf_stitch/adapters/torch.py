@@ -80,7 +80,9 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
         got = ", ".join(f"{name} ({type(value).__name__})" for name, value in example.items()) or "none"
         raise ExampleError(f"example_inputs must hold at least one tensor of content, got {got}", model)
     if only not in (None, *tensors):
-        raise ExampleError(f"content must be one of {', '.join(tensors)}, the tensors of the input, got {only!r}", model)
+        raise ExampleError(
+            f"content must be one of {', '.join(tensors)}, the tensors of the input, got {only!r}", model
+        )
     content = tuple(n for n in tensors if only in (None, n))
     first = example[content[0]]
     modality = "text" if not first.is_floating_point() else "image" if first.dim() == 4 else "tensor"

@@ -164,7 +164,9 @@ class TransformersAdapter(Adapter):
         }
         if not isinstance(example.get(name), Tensor):
             got = ", ".join(f"{n} ({type(v).__name__})" for n, v in example.items()) or "none"
-            raise ExampleError(f"example_inputs of {type(model).__name__} must hold a tensor {name!r}, got {got}", model)
+            raise ExampleError(
+                f"example_inputs of {type(model).__name__} must hold a tensor {name!r}, got {got}", model
+            )
         return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
 
     @property
