@@ -7,6 +7,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from . import _tree
 from .base import SMALL, Adapter, Explanation
-from .override import full_name
+from .cut import NotACutError
+from .override import Override, full_name
 from .survey import Survey
 
 CONTENTS = ("input_ids", "pixel_values")
@@ -144,7 +146,7 @@ def _on_ids(asked: Asked, adapter: Adapter) -> Advice:
     ends = " and ".join(map(str, adapter.interface.special_ids)) or "none"
     told = (
         "What follows reads the token ids themselves, as heads do that look for the end of a text. Of these it is "
-        f"shown padding and end of text alone, which the config says to be {ends}: if the tokenizer's are others, say so."
+        f"shown padding and end of text alone, by the config {ends}: if the tokenizer's are others, say so."
     )
     if not isinstance(asked.model, str):
         return Advice((told,))
@@ -176,13 +178,10 @@ def _on_few(asked: Asked, adapter: Adapter, layers: tuple[Explanation, ...], ver
         found = _one_output(asked, adapter) or _body(asked, adapter)
         return Advice((told, *found.sentences), found.snippet) if found else Advice((told,))
     if others := _others(adapter, layers):
-        return Advice(
-            (
-                f"These are cuts too, though no blocks: {', '.join(others)}. Ask for them by name (explain, encode), "
-                "or have them listed by an override:",
-            ),
-            _override_of_blocks(asked, adapter, layers, others),
-        )
+        told = f"These are cuts too, though no blocks: {', '.join(others)}. Ask for them by name (explain, encode), or "
+        if type(adapter.override) is not Override:
+            return Advice((f"{told}name them among the blocks of the override {type(adapter.override).__name__}.",))
+        return Advice((f"{told}have them listed by an override:",), _override_of_blocks(asked, adapter, layers, others))
     if body := (None if verified else _body(asked, adapter)):
         return body
     return Advice(("No other module that everything flows through is a cut either.",) if not verified else ())
@@ -211,6 +210,7 @@ def _override_of_blocks(
     cuts = [e.layer for e in layers if e.status == "verified"]
     blocks = sorted((*cuts, *others), key=lambda name: calls[name].exited)
     return _lines(
+        "import torch",
         "import hf_stitch",
         "from hf_stitch.adapters import Override",
         "",
@@ -221,8 +221,8 @@ def _override_of_blocks(
         f"        return ({', '.join(map(_quoted, blocks))},)",
         "",
         "",
-        *_loaded(asked, adapter),
-        "print(hf_stitch.load(model).layers)",
+        f"a = {_again(asked, adapter)}",
+        "print(a.layers)",
     )
 
 
@@ -259,17 +259,22 @@ def _one_output(asked: Asked, adapter: Adapter) -> Advice | None:
         if not path:
             return None
         alone = Survey(adapter.model, _Output(adapter, path), adapter.interface, adapter.example)
-        try:
-            cuts = [name for name in alone.blocks if alone.plan(name)]
-        except ValueError:  # this output does not depend on the input, or a block of it is no cut
-            continue
-        if cuts:
+        if cuts := list(_cuts_of(alone)):
             place = "".join(f"[{_quoted(key)}]" for key in path)
             return Advice(
                 (f"One of its outputs alone, output{place}, can be cut at {', '.join(cuts)}: wrap it so.",),
                 _wrapped(asked, adapter, place),
             )
     return None
+
+
+def _cuts_of(survey: Survey) -> Iterator[str]:
+    """The blocks that are verified; none where the output does not depend on the input."""
+    with suppress(ValueError):
+        for name in survey.blocks:
+            with suppress(NotACutError):
+                survey.plan(name)
+                yield name
 
 
 @dataclass(frozen=True)
@@ -308,11 +313,13 @@ def _wrapped(asked: Asked, adapter: Adapter, place: str) -> str:
 
 def _loaded(asked: Asked, adapter: Adapter) -> list[str]:
     """The line that gives ``model``, where only its name was given."""
-    if not isinstance(asked.model, str):
-        return []
+    return [f"model = {_again(asked, adapter)}.model"] if isinstance(asked.model, str) else []
+
+
+def _again(asked: Asked, adapter: Adapter) -> str:
+    """The same call, with inputs of the same shapes where some were given."""
     given = asked.options.get("example_inputs") is not None
-    example = {"example_inputs": _example(adapter.model, adapter.example)} if given else {}
-    return [f"model = {asked.load(**example)}.model"]
+    return asked.load(**({"example_inputs": _example(adapter.model, adapter.example)} if given else {}))
 
 
 def _with_example(asked: Asked, model: nn.Module, tried: Mapping[str, Any]) -> str:

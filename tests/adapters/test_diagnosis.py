@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.adapters.diagnosis import Diagnosis, diagnose
+from hf_stitch.registry import registries
 
 X = torch.randn(2, 4)
 
@@ -161,8 +162,28 @@ def test_cuts_that_are_no_blocks_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: ("branch",))
     found = diagnose(made_up.MadeUp())
     assert "first, second" in found.advice[-1]
-    assert 'return ("first", "second",)' in found.snippet
-    assert 'register("made_up.MadeUp")' in found.snippet
+    assert "the override ForMadeUp" in found.advice[-1]
+    assert not found.snippet
+
+
+def test_an_override_that_lists_what_is_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bypassed(Net):
+        """Blocks beside which autograd does not see a way."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Any:
+            first = self.stem(x)
+            return self.norm(self.blocks(first) + first.detach()) * 2
+
+    model = Bypassed()
+    found = diagnose(model, example_inputs=X)
+    assert found.cuts == ()
+    assert "These are cuts too, though no blocks: stem, norm" in found.advice[-1]
+    monkeypatch.setattr(registries.overrides, "_registered", dict(registries.overrides._registered))
+    assert ran(found, model=model) == ("stem", "norm")
 
 
 def test_an_encoder_decoder_is_told_of_its_other_stack() -> None:
