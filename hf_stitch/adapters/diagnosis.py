@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from . import advice as advise
 from .base import Adapter, Explanation
+from .example import ExampleError
+from .override import Override
+from .survey import INSTEAD
 
 if TYPE_CHECKING:
     from torch import nn
+
+FAILED = {
+    "loading": "It could not be loaded.",
+    "inputs": "It was loaded, but there is nothing to look at it with.",
+    "forward": "Its forward fails on these inputs.",
+    "survey": "Its forward runs, but it cannot be told what depends on what.",
+    "": "",
+}
+"""Where it came to an end -> what that means."""
+
+LEGEND = (
+    "representation: order of the axes (b batch, n positions, d features, c channels, h × w grid), features, grid, "
+    "+ prefix tokens. cost before: share of a forward's operations up to there, which decoding from there saves. "
+    "plan: stubs, what precedes is left out; full, it runs too."
+)
 
 
 @dataclass(frozen=True)
@@ -26,10 +46,16 @@ class Diagnosis:
         parameters: How many it has.
         takes: Its arguments that are the content, and what kind of content: ``("image", "pixel_values")``.
         given: Arguments that belong to the context and that every input must hold.
+        tried: The inputs that it was looked at with, and their shapes.
+        tried_by: Where these come from: ``made up``, ``example_inputs`` or the class of an override.
         override: The class of the override that it has; empty without.
         layers: Every candidate, verified or refused.
-        error: Why nothing could be found out; empty otherwise.
+        failed: Where it came to an end: ``loading``, ``inputs`` (there are none), ``forward`` or ``survey`` (it runs,
+            but cannot be looked into); empty if candidates were found, or none.
+        error: Of what kind, and what was said; empty otherwise.
+        notes: What was warned of.
         advice: What to do, in sentences.
+        snippet: The same in Python, ready to run once values that are marked as yours are filled in; or empty.
     """
 
     model: str
@@ -37,10 +63,15 @@ class Diagnosis:
     parameters: int = 0
     takes: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    tried_by: str = ""
     override: str = ""
     layers: tuple[Explanation, ...] = ()
+    failed: str = ""
     error: str = ""
+    notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    snippet: str = ""
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -52,17 +83,51 @@ class Diagnosis:
         return asdict(self)
 
     def __rich__(self) -> Group:
-        """What the network is, a table of its candidates, and the advice."""
-        table = Table("layer", "status", "representation", "plan", "cost before / why not")
-        for e in self.layers:
-            told = e.reason if e.status == "refused" else f"{e.cost:.0%}"
-            table.add_row(e.layer, e.status, str(e.form or "–"), e.plan or "–", told)
-        what = f"{self.model}: {self.kind}, {self.parameters:,} parameters, takes {' '.join(self.takes)}"
+        """What the network is, a table of its candidates, why some are refused, and the advice."""
+        lines = [self._head(), *(f"note: {note}" for note in self.notes), FAILED[self.failed], self.error]
+        parts: list[Any] = [Text(line) for line in lines if line]
+        if not self.failed:
+            parts += self._found()
+        parts += [Text(f"→ {line}") for line in self.advice]
+        if self.snippet:
+            parts.append(Text(f"\n{self.snippet}", no_wrap=True, overflow="ignore"))
+        return Group(*parts)
+
+    def _head(self) -> str:
+        what = self.model
+        what += f": {self.kind}, {self.parameters:,} parameters" if self.kind else ""
+        if self.takes:
+            what += f"\ntakes {', '.join(self.takes[1:])} ({self.takes[0]})"
         what += f" and, as context, {', '.join(self.given)}" if self.given else ""
-        what += f"; override {self.override}" if self.override else ""
-        head = Text(what) if self.kind else Text(f"{self.model} could not be loaded")
-        rest = [Text(line) for line in (self.error, *self.advice) if line]
-        return Group(head, *([table] if self.layers else []), *rest)
+        if self.tried:
+            what += f"\nlooked at with {', '.join(self.tried)} ({self.tried_by})"
+        return what + (f"\noverride {self.override}" if self.override else "")
+
+    def _found(self) -> list[Any]:
+        table = Table("layer", "status", "representation", "cost before", "plan")
+        for e in self.layers:
+            cost = "–" if e.cost is None else f"{e.cost:.0%}"
+            table.add_row(e.layer, e.status, str(e.form or "–"), cost, e.plan or "–")
+        told = f"{len(self.cuts)} of {len(self.layers)} candidates are cuts"
+        told += ": what follows them, run alone, gives the network's own output bit for bit." if self.cuts else "."
+        why = [Text(f"refused: {', '.join(names)}: {cause}") for cause, names in self._refusals().items()]
+        return [
+            *([table] if self.layers else []),
+            *([Text(LEGEND, "dim")] if self.cuts else []),
+            *([Text(told)] if self.layers else []),
+            *why,
+        ]
+
+    def _refusals(self) -> dict[str, list[str]]:
+        """Why layers are refused, each cause once."""
+        causes: dict[str, list[str]] = {}
+        for e in self.layers:
+            if e.status == "refused":
+                cause = e.reason.partition(f" {INSTEAD}")[0]
+                for prefix in (f"{self.kind} cannot be cut at {e.layer!r}", f"layer {e.layer!r} of {self.kind}"):
+                    cause = cause.removeprefix(prefix).lstrip(": ")
+                causes.setdefault(cause, []).append(e.layer)
+        return causes
 
 
 def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
@@ -73,75 +138,79 @@ def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
         **options: As for :func:`hf_stitch.load`.
 
     Example:
-        >>> import torch
-        >>> print(diagnose(torch.nn.Linear(2, 2)).advice[0])
-        Pass example_inputs, a batch of its inputs, to hf_stitch.load; or register an override with an example.
+        >>> found = diagnose(torch.nn.Linear(2, 2))
+        >>> found.failed
+        'inputs'
+        >>> print(found.snippet)
+        import torch
+        import hf_stitch
+        <BLANKLINE>
+        a = hf_stitch.load(
+            model,
+            example_inputs={
+                "input": torch.randn(2, 16),  # samples first: the sizes are yours to say
+            },
+        )
+        print(a.layers)
     """
+    name = model if isinstance(model, str) else type(getattr(model, "model", model)).__name__
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found = _examined(Diagnosis(name), model, options)
+    notes = (str(w.message) for w in caught if w.category is UserWarning)
+    return replace(found, notes=tuple(dict.fromkeys(notes)))
+
+
+def _examined(found: Diagnosis, model: str | nn.Module | Adapter, options: dict[str, Any]) -> Diagnosis:
     from . import load
 
-    name = model if isinstance(model, str) else type(getattr(model, "model", model)).__name__
+    asked = advise.Asked(model, options)
     try:
         adapter = load(model, **options)
-    except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
-        return Diagnosis(name, error=_told(error), advice=tuple(_advice_on(error)))
-    found = Diagnosis(
-        name,
-        type(adapter.model).__name__,
-        sum(p.numel() for p in adapter.model.parameters()),
-        (adapter.interface.modality, *adapter.interface.content),
-        adapter.interface.given,
-        type(adapter.override).__name__ if type(adapter.override).__module__ != f"{__package__}.override" else "",
-    )
+    except ExampleError as error:
+        found = replace(found, kind=type(error.model).__name__, parameters=_size(error.model))
+        return _ended(found, "inputs", error, advise.on_inputs(asked, error.model))
+    except Exception as error:  # whatever a library says of files that are no network
+        return _ended(found, "loading", error, advise.on_loading(error))
+    found = _introduced(found, adapter, options)
+    try:
+        with torch.no_grad():
+            adapter.forward(adapter.example)
+    except Exception as error:  # the network's own code
+        return _ended(found, "forward", error, advise.on_forward(asked, adapter, found.tried_by))
     try:
         layers = tuple(adapter.explain(layer) for layer in adapter.candidates)
-    except Exception as error:  # the network's own code, at inputs that were made up for it
-        return Diagnosis(**{**vars(found), "error": _told(error), "advice": tuple(_advice_on(error))})
-    return Diagnosis(**{**vars(found), "layers": layers, "advice": tuple(_advice(found.kind, layers))})
+    except Exception as error:  # the network's own code, with inputs of other sizes
+        return _ended(found, "survey", error, advise.on_survey(asked, adapter, error))
+    told = advise.on_layers(asked, adapter, layers)
+    return replace(found, layers=layers, advice=told.sentences, snippet=told.snippet)
 
 
-def _told(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def _ended(found: Diagnosis, where: str, error: Exception, told: advise.Advice) -> Diagnosis:
+    said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return replace(found, failed=where, error=" ".join(said.split()), advice=told.sentences, snippet=told.snippet)
 
 
-def _advice_on(error: Exception) -> Iterator[str]:
-    """What to do about an error of loading, or of the first forward."""
-    text = str(error)
-    if isinstance(error, ImportError):
-        yield "It needs a package that is not installed: install it, and ask again."
-    elif "example_inputs" in text:
-        yield (
-            "Pass example_inputs, a batch of its inputs, to hf_stitch.load; or register an override with an example."
-        )
-    elif "different outputs for the same input" in text:
-        yield "Switch what is random off: by an argument of its forward (options of an override) or in its config."
-    elif "no module turns" in text:
-        yield "Pass its embeddings as the input, floating-point example_inputs, if its forward takes them."
-    elif isinstance(error, OSError):
-        yield "Check its name, its revision and the connection."
-    else:
-        yield (
-            "The network's own code fails on the inputs that were made up for it: pass example_inputs that it runs "
-            "with, or register an override with an example."
-        )
+def _introduced(found: Diagnosis, adapter: Adapter, options: dict[str, Any]) -> Diagnosis:
+    kind = type(adapter.override)
+    override = "" if kind is Override else kind.__name__
+    invents = bool(override) and adapter.override.example(adapter.model) is not None
+    given = options.get("example_inputs") is not None
+    return replace(
+        found,
+        kind=type(adapter.model).__name__,
+        parameters=_size(adapter.model),
+        takes=(adapter.interface.modality, *adapter.interface.content),
+        given=adapter.interface.given,
+        tried=tuple(f"{name} {_shape(value)}" for name, value in adapter.example.items()),
+        tried_by="example_inputs" if given else f"by the override {override}" if invents else "made up",
+        override=override,
+    )
 
 
-def _advice(kind: str, layers: tuple[Explanation, ...]) -> Iterator[str]:
-    """What to do about candidates that are refused, or that there are none."""
-    verified = [e for e in layers if e.status == "verified"]
-    if not layers:
-        yield (
-            f"Everything flows through no single module of {kind}: two ways or more run side by side from its input to "
-            "its output."
-        )
-    if len(verified) < 2:
-        yield (
-            f"There are fewer than two cuts. If you know a module of {kind} that everything flows through, ask for it "
-            f"by name (explain, encode); to have it listed, register an override of {kind} with its blocks."
-        )
-    if any(e.status == "refused" for e in layers):
-        yield (
-            "What bypasses a refused layer cannot be overridden: a cut lies where the ways meet again, at the end of "
-            "the block or stage that both are in."
-        )
-    if any(e.plan == "full" for e in verified):
-        yield "Cuts of plan full are exact, but what precedes them runs too: the code between the modules needs it."
+def _size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _shape(value: Any) -> str:
+    return "×".join(map(str, value.shape)) if isinstance(value, torch.Tensor) else repr(value)

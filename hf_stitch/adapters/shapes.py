@@ -19,7 +19,8 @@ from torch.nn.modules import batchnorm, conv, pooling
 from ..representation import Form, Layout
 from . import _tree
 from .cut import NotACutError, Padding
-from .trace import Arrangement, Call, Fold, Join, Seen, Trace
+from .operations import Arrangement, Fold, Join
+from .trace import Call, Seen, Trace
 
 Whole = TypeVar("Whole")
 

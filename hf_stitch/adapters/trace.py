@@ -11,7 +11,7 @@ What autograd does not see (a path through integers) is left to the verification
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from . import _tree
+from .operations import Arrangement, Operations
 
 Edge = tuple[Node, int]
 
@@ -49,40 +48,6 @@ class Seen:
     is_output: bool
     given: _tree.Path | None
     value: int | None
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One axis of three seen as two, or two as one: tokens and the grid that they form, a width and its heads.
-
-    Attributes:
-        axis: Which of the three axes.
-        length: How long it is.
-        sides: Lengths of the two; empty where one was made of axes that are no rows and columns.
-        shape: The shape with both; empty where the operation itself says that they are positions (``unfold``).
-    """
-
-    axis: int
-    length: int
-    sides: tuple[int, int] | tuple[()]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Join:
-    """Tensors of two or three axes put one after the other, or padding put around one.
-
-    Attributes:
-        axis: Along which axis.
-        lengths: How long each is there.
-    """
-
-    axis: int
-    lengths: tuple[int, ...]
-
-
-Arrangement = Fold | Join
-"""What an operation did to positions."""
 
 
 @dataclass
@@ -171,92 +136,6 @@ def _topological(roots: Iterator[Node]) -> list[Node]:
             stack.append((node, True))
             stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in done)
     return order
-
-
-class Operations(TorchDispatchMode):
-    """Counts floating-point operations and notes arrangements; unlike torch's counter it needs no hooks on modules.
-
-    Attributes:
-        count: Operations so far.
-        arrangements: How positions were arranged so far.
-
-    Example:
-        >>> with Operations() as counted:
-        ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
-        >>> counted.count
-        48
-    """
-
-    def __init__(self) -> None:
-        """None so far."""
-        super().__init__()
-        self.count = 0
-        self.arrangements: list[Arrangement] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count it, if there is a formula for it."""
-        out = func(*args, **(kwargs or {}))
-        if formula := flop_registry.get(func.overloadpacket):
-            self.count += formula(*args, **(kwargs or {}), out_val=out)
-        if (reads := _ARRANGING.get(func.overloadpacket)) and (arranged := reads(*args, **(kwargs or {}), out=out)):
-            self.arrangements.append(arranged)
-        return out
-
-
-def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
-    """A fold, if tokens are seen as a grid, or are made of one (of pixels in a grid of patches) or of anything else."""
-    before, after = tuple(values.shape), tuple(out.shape)
-    flat, folded = (before, after) if len(before) == 3 else (after, before)
-    if len(flat) != 3 or len(folded) < 4 or flat[0] != folded[0]:
-        return None
-    made = flat is after
-    if folded[1] * folded[2] == flat[1] and (len(folded) == 4 or (made and len(folded) == 6)):
-        return Fold(1, flat[1], (folded[1], folded[2]), folded)
-    if folded[1] == flat[1]:
-        return Fold(2, flat[2], (folded[2], folded[3]), folded) if len(folded) == 4 else None
-    return Fold(1, flat[1], (), folded) if made else None
-
-
-def _unfolded(
-    values: Tensor,
-    kernel: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-    *,
-    out: Tensor,
-) -> Fold:
-    """The grid of patches (``torch.nn.functional.unfold``)."""
-    h, w = (
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, d, p, s in zip(values.shape[-2:], kernel, dilation, padding, stride, strict=True)
-    )
-    return Fold(2, h * w, (h, w), ())
-
-
-def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
-    if out.dim() not in (2, 3):
-        return None
-    axis = dim % out.dim()
-    return Join(axis, tuple(t.shape[axis] for t in tensors if t.dim() == out.dim()))
-
-
-def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
-    """A join, if padding is along one axis."""
-    sides = {values.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]}
-    if len(sides) != 1 or out.dim() not in (2, 3):
-        return None
-    ((axis, (before, after)),) = sides.items()
-    return Join(axis, (before, values.shape[axis], after))
-
-
-_ARRANGING: dict[Any, Callable[..., Arrangement | None]] = {
-    torch.ops.aten.view: _viewed,
-    torch.ops.aten._unsafe_view: _viewed,
-    torch.ops.aten.im2col: _unfolded,
-    torch.ops.aten.cat: _concatenated,
-    torch.ops.aten.constant_pad_nd: _padded,
-}
 
 
 def _nothing(saved: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -15,20 +17,42 @@ def doctor(
         str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")
     ],
     task: Task = None,
-    random: Annotated[
-        bool, typer.Option("--random", help="Random weights, which need no download (timm only).")
-    ] = False,
+    content: Annotated[
+        str | None,
+        typer.Option(
+            help="Which argument is cut away from the output, where there are several: decoder_input_ids for the "
+            "decoder of an encoder-decoder."
+        ),
+    ] = None,
+    random: Annotated[bool, typer.Option("--random", help="Random weights, which need no download.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Tell what was found in a network, verified, or refused and why; and what to register to make it work.
+    """Tell what was found in a network, verified, or refused and why; and what to do to make it work.
 
     The exit code is 1 if it has no cut.
     """
     from ..adapters.diagnosis import diagnose
 
     output = Output(json)
-    found = diagnose(model, task=task, **({"pretrained": False} if random else {}))
+    with _quiet():
+        found = diagnose(model, task=task, content=content, **({"pretrained": False} if random else {}))
     output.say(found)
     output.record(found.to_dict())
     if not found.cuts:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the remarks and progress bars of transformers, among which a report is not found."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

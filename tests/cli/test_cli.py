@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from transformers import BertConfig, BertModel, T5Config
 from typer.testing import CliRunner, Result
 
 import hf_stitch
@@ -316,10 +317,31 @@ def test_doctor_tells_what_is_found(folders: dict[str, Path]) -> None:
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
     shown = run("doctor", folders["vit"]).stdout
-    assert "takes image pixel_values" in " ".join(shown.split())  # wherever the path makes the line break
+    assert "takes pixel_values (image)" in " ".join(shown.split())  # wherever the path makes the line break
 
 
 def test_doctor_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
     result = run("doctor", tmp_path / "nothing")
     assert result.exit_code == 1
     assert "could not be loaded" in result.stdout
+
+
+def test_doctor_looks_at_either_stack_of_an_encoder_decoder_with_random_weights(tmp_path: Path) -> None:
+    config = T5Config(
+        d_model=16, num_layers=2, num_heads=2, d_ff=16, d_kv=8, vocab_size=50, decoder_start_token_id=0,
+        architectures=["T5ForConditionalGeneration"],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    record = recorded("doctor", tmp_path, "--random", "--content", "decoder_input_ids")
+    assert [e["layer"] for e in record["layers"]] == ["decoder.block.0", "decoder.block.1"]
+
+
+def test_nothing_precedes_the_report(tmp_path: Path) -> None:
+    BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)).save_pretrained(
+        tmp_path
+    )
+    shown = subprocess.run(
+        [sys.executable, "-m", "hf_stitch.cli", "doctor", str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert not shown.stderr
+    assert shown.stdout.startswith(str(tmp_path))

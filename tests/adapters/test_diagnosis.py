@@ -1,0 +1,203 @@
+"""The doctor: what it says depends on where it ended, and the snippets that it gives run."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import made_up
+import pytest
+import torch
+import transformers as hf
+from families import BERT, VIT
+from rich.console import Console
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch.adapters.diagnosis import Diagnosis, diagnose
+from hf_stitch.registry import registries
+
+X = torch.randn(2, 4)
+
+
+def told(found: Diagnosis) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(found)
+    return captured.get()
+
+
+def ran(found: Diagnosis, **names: Any) -> tuple[str, ...]:
+    """The cuts that the snippet finds."""
+    exec(found.snippet, names)
+    layers: tuple[str, ...] = names["a"].layers
+    return layers
+
+
+class Net(nn.Module):
+    """Three blocks; a subclass says what becomes of their output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.blocks(x) * 2
+
+
+BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
+
+
+def test_what_is_found_is_told_in_words() -> None:
+    found = diagnose(Net(), example_inputs=X)
+    assert (found.cuts, found.failed, found.tried, found.tried_by) == (BLOCKS, "", ("x 2×4",), "example_inputs")
+    assert "3 of 3 candidates are cuts" in told(found)
+
+
+def test_missing_inputs_are_not_taken_for_a_failed_load() -> None:
+    found = diagnose(Net())
+    assert (found.failed, found.kind) == ("inputs", "Net")
+    assert "could not be loaded" not in told(found)
+    assert '"x": torch.randn(2, 16),  # samples first' in found.snippet
+    assert ran(Diagnosis("", snippet=found.snippet.replace("16", "4")), model=Net()) == BLOCKS
+
+
+def test_inputs_by_the_documented_shape(tmp_path: Path) -> None:
+    config = hf.PatchTSTConfig(num_input_channels=2, context_length=16, d_model=8, num_hidden_layers=2, ffn_dim=8)
+    hf.PatchTSTModel(config).save_pretrained(tmp_path)
+    found = diagnose(str(tmp_path))
+    assert "torch.randn(2, 16, 2),  # (bs, sequence_length, num_input_channels)" in found.snippet
+    ran(found)
+
+
+@pytest.mark.parametrize("option", [{"content": "y"}, {"example_inputs": 3}])
+def test_what_the_user_said_wrong_is_not_explained_away(option: dict[str, Any]) -> None:
+    found = diagnose(Net(), **{"example_inputs": X, **option})
+    assert (found.failed, found.advice, found.snippet) == ("inputs", (), "")
+
+
+def test_an_error_of_loading_blames_no_inputs(tmp_path: Path) -> None:
+    hf.BertConfig(**BERT).save_pretrained(tmp_path)
+    found = diagnose(str(tmp_path), wrong=3)
+    assert found.failed == "loading"
+    assert not any("inputs" in line for line in found.advice)
+
+
+def test_a_forward_that_needs_several_inputs(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = hf.CLIPConfig(
+        text_config={**small, "vocab_size": 60, "eos_token_id": 59},
+        vision_config={**small, "image_size": 32, "patch_size": 8},
+    )
+    hf.CLIPModel(config).save_pretrained(tmp_path)
+    found = diagnose(str(tmp_path))
+    assert (found.failed, found.tried_by) == ("forward", "made up")
+    assert ran(found) == ("vision_model.encoder.layers.0", "vision_model.encoder.layers.1")
+
+
+def test_a_forward_that_fails_on_inputs_of_ones_own() -> None:
+    found = diagnose(Net(), example_inputs=torch.randn(2, 3))
+    assert found.failed == "forward"
+    assert "example_inputs that were passed" in found.advice[0]
+    assert not found.snippet
+
+
+def test_a_forward_that_fails_on_what_an_override_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up.ForMadeUp, "example", lambda self, model: {"x": torch.randn(2, 3)})
+    found = diagnose(made_up.MadeUp())
+    assert found.advice == ("They were made by the override ForMadeUp: mend its example.",)
+
+
+def test_a_head_that_cannot_be_cut_on_a_body_that_can() -> None:
+    model = hf.BertForMultipleChoice(hf.BertConfig(**BERT)).eval()
+    found = diagnose(model)
+    assert found.failed == "forward"
+    assert ran(found, model=model) == hf_stitch.load(model.bert).layers
+
+
+def test_an_output_that_cannot_be_looked_into() -> None:
+    class Opaque(Net):
+        def forward(self, x: Tensor) -> Any:
+            return object()
+
+    found = diagnose(Opaque(), example_inputs=X)
+    assert (found.failed, found.advice) == ("survey", ())
+    assert "wrap it in a module" in found.error
+
+
+def test_one_of_several_outputs_can_be_cut() -> None:
+    class Telling(Net):
+        def forward(self, x: Tensor) -> Any:
+            return {"mean": x.mean(1), "y": self.blocks(x) * 2}
+
+    model = Telling()
+    found = diagnose(model, example_inputs=X)
+    assert found.cuts == ()
+    assert 'output["y"]' in found.advice[-1]
+    assert ran(found, model=model) == tuple(f"model.{name}" for name in BLOCKS)
+
+
+def test_a_module_without_modules() -> None:
+    (line,) = diagnose(nn.Linear(4, 4), example_inputs=X).advice
+    assert "has no modules inside" in line
+
+
+def test_an_end_of_text_that_the_config_does_not_name() -> None:
+    class Ending(hf.BertForSequenceClassification):
+        """Looks for the greatest id."""
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:  # type: ignore[override]
+            hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            return self.classifier(hidden[torch.arange(len(hidden)), input_ids.argmax(1)])
+
+    found = diagnose(Ending(hf.BertConfig(**BERT)).eval())
+    assert found.cuts == ()
+    assert "reads the token ids themselves" in found.advice[0]
+    assert told(found).count("depends on the input by another way") == 1
+
+
+def test_cuts_that_are_no_blocks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: ("branch",))
+    found = diagnose(made_up.MadeUp())
+    assert "first, second" in found.advice[-1]
+    assert "the override ForMadeUp" in found.advice[-1]
+    assert not found.snippet
+
+
+def test_an_override_that_lists_what_is_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bypassed(Net):
+        """Blocks beside which autograd does not see a way."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Any:
+            first = self.stem(x)
+            return self.norm(self.blocks(first) + first.detach()) * 2
+
+    model = Bypassed()
+    found = diagnose(model, example_inputs=X)
+    assert found.cuts == ()
+    assert "These are cuts too, though no blocks: stem, norm" in found.advice[-1]
+    monkeypatch.setattr(registries.overrides, "_registered", dict(registries.overrides._registered))
+    assert ran(found, model=model) == ("stem", "norm")
+
+
+def test_an_encoder_decoder_is_told_of_its_other_stack() -> None:
+    config = hf.T5Config(
+        d_model=16, num_layers=2, num_heads=2, d_ff=16, d_kv=8, vocab_size=50, decoder_start_token_id=0
+    )
+    model = hf.T5ForConditionalGeneration(config).eval()
+    assert "--content decoder_input_ids" in diagnose(model).advice[0]
+    assert diagnose(model, content="decoder_input_ids").cuts == ("decoder.block.0", "decoder.block.1")
+
+
+def test_warnings_are_notes(tmp_path: Path) -> None:
+    hf.ViTForImageClassification(hf.ViTConfig(**VIT)).save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (note,) = diagnose(str(tmp_path)).notes
+    assert "has no ImageProcessor" in note
