@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -223,82 +224,98 @@ def trace(
     Returns:
         The watched forward.
     """
-    calls: dict[str, Call] = {}
-    sources: list[str] = []
-    sprouts: list[Tensor] = []
-    clock = 0
-    counter = Operations()
-
-    def sprout(values: Tensor) -> Tensor:
-        leaf = values.detach().clone().requires_grad_()
-        sprouts.append(leaf)
-        return leaf.clone()  # so that an in-place operation does not meet a leaf
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            nonlocal clock
-            clock += 1
-            call = calls.setdefault(name, Call(name, clock))
-            arguments = _tree.tensors(_tree.arguments(args, kwargs))
-            call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
-
-        return hook
-
-    def leave(name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            nonlocal clock
-            clock += 1
-            replaced = output
-            call = calls[name]
-            if name and (name, len(call.outputs)) in reads and _is_source(output):
-                sources.append(name)
-                replaced = _tree.transform(output, lambda leaf: sprout(leaf) if _is_values(leaf) else leaf)
-            call.exited, call.flops, call.arranged = clock, counter.count, len(counter.arrangements)
-            given = {id(leaf): path for path, leaf in _tree.tensors(_tree.arguments(args, kwargs)).items()}
-            call.outputs.append(_tree.transform(replaced, lambda leaf: _place(leaf, given)))
-            return replaced
-
-        return hook
-
+    watch = _Watch(reads)
     handles = []
     try:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(partial(watch.enter, name)))
+            handles.append(module.register_forward_hook(partial(watch.leave, name), with_kwargs=True))
         with (
             torch.inference_mode(False),
             _frozen(model),
             torch.enable_grad(),
             saved_tensors_hooks(_nothing, _nothing),
-            counter,
+            watch.operations,
         ):
-            output = run({n: sprout(v) if n in content and v.is_floating_point() else v for n, v in inputs.items()})
-            origins = {get_gradient_edge(leaf).node for leaf in sprouts}
+            given = {n: watch.sprout(v) if n in content and _is_values(v) else v for n, v in inputs.items()}
+            output = run(given)
+            origins = {get_gradient_edge(leaf).node for leaf in watch.sprouts}
     finally:
         for handle in handles:
             handle.remove()
-    returned = _tree.transform(output, lambda leaf: _place(leaf, {}))
-    roots = [leaf.edge for _, leaf in _tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
-    dominating = _dominating(roots, origins)
-    numbers: dict[Edge, int] = {}
+    return watch.trace(output, origins)
 
-    def see(leaf: Any) -> Any:
-        if not isinstance(leaf, _Place):
-            return leaf
-        return Seen(
-            leaf.shape,
-            leaf.dtype,
-            leaf.edge is not None,
-            leaf.edge in dominating,
-            leaf.edge in roots,
-            leaf.given,
-            None if leaf.edge is None else numbers.setdefault(leaf.edge, len(numbers)),
+
+class _Watch:
+    """What is noted while a model runs; edges of the graph until it is over."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self.calls: dict[str, Call] = {}
+        self.sources: list[str] = []
+        self.sprouts: list[Tensor] = []
+        self.operations = Operations()
+        self.clock = 0
+
+    def sprout(self, values: Tensor) -> Tensor:
+        """The same values, from which a gradient path begins."""
+        leaf = values.detach().clone().requires_grad_()
+        self.sprouts.append(leaf)
+        return leaf.clone()  # so that an in-place operation does not meet a leaf
+
+    def enter(self, name: str, module: nn.Module, args: Any) -> None:
+        """Before a module runs."""
+        self.clock += 1
+        self.calls.setdefault(name, Call(name, self.clock))
+
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """After a module has run."""
+        self.clock += 1
+        call, replaced = self.calls[name], output
+        if name and (name, len(call.outputs)) in self.reads and _is_source(output):
+            self.sources.append(name)
+            replaced = _tree.transform(output, lambda leaf: self.sprout(leaf) if _is_values(leaf) else leaf)
+        call.exited, call.flops = self.clock, self.operations.count
+        call.arranged = len(self.operations.arrangements)
+        arguments = _tree.tensors(_tree.arguments(args, kwargs))
+        given = {id(leaf): path for path, leaf in arguments.items()}
+        call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
+        call.outputs.append(_tree.transform(replaced, lambda leaf: _place(leaf, given)))
+        return replaced
+
+    def trace(self, output: Any, origins: set[Node]) -> Trace:
+        """What was noted, with what the whole graph tells in place of its edges."""
+        returned = _tree.transform(output, lambda leaf: _place(leaf, {}))
+        roots = [leaf.edge for _, leaf in _tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
+        dominating = _dominating(roots, origins)
+        numbers: dict[Edge, int] = {}
+
+        def see(leaf: Any) -> Any:
+            if not isinstance(leaf, _Place):
+                return leaf
+            return Seen(
+                leaf.shape,
+                leaf.dtype,
+                leaf.edge is not None,
+                leaf.edge in dominating,
+                leaf.edge in roots,
+                leaf.given,
+                None if leaf.edge is None else numbers.setdefault(leaf.edge, len(numbers)),
+            )
+
+        calls = {name: call for name, call in self.calls.items() if call.outputs}  # the others were broken off
+        for call in calls.values():
+            call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
+            call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
+        operations = self.operations
+        return Trace(
+            calls,
+            self.sources,
+            bool(self.sprouts),
+            bool(roots),
+            operations.count,
+            tuple(operations.arrangements),
         )
-
-    for call in calls.values():
-        call.outputs = [_tree.transform(tree, see) for tree in call.outputs]
-        call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
-    return Trace(calls, sources, bool(sprouts), bool(roots), counter.count, tuple(counter.arrangements))
 
 
 def _is_values(leaf: Any) -> bool:

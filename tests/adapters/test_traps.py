@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -435,3 +436,18 @@ def test_positions_that_a_network_adds_to_a_text_are_no_tokens() -> None:
 def test_a_config_of_texts_without_a_limit() -> None:
     config = hf.XLNetConfig(vocab_size=100, d_model=16, n_layer=2, n_head=2, d_inner=32)
     assert hf_stitch.load(hf.XLNetModel(config).eval()).interface.max_tokens is None
+
+
+def test_a_module_whose_failure_the_model_survives_is_as_good_as_none() -> None:
+    class Trying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.wrong, self.blocks = nn.Linear(4, 8), nn.Linear(3, 3), nn.Sequential(Block(), Block())
+
+        def forward(self, x: Tensor) -> Tensor:
+            with suppress(RuntimeError):
+                x = self.wrong(x)
+            return self.blocks(self.stem(x))
+
+    adapter = hf_stitch.load(Trying(), example_inputs=torch.randn(2, 4))
+    assert adapter.layers == ("blocks.0", "blocks.1")
