@@ -112,6 +112,17 @@ def test_latents_are_no_grid_even_where_there_is_one_or_they_are_a_square(latent
     assert forms(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
+def test_patches_in_another_order_than_that_of_reading_are_no_grid() -> None:
+    class Windows(Patches):
+        """As Hiera has them: window by window."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.proj(x).flatten(2).transpose(1, 2).reshape(len(x), 2, 2, 2, 2, 16)
+            return self.blocks(x.permute(0, 1, 3, 2, 4, 5).reshape(len(x), 16, 16)).mean(1)
+
+    assert forms(Windows("conv"), 3, 32, 32)["blocks.0"] == "bnd 16"
+
+
 def test_tokens_behind_the_patches_are_no_prefix() -> None:
     assert forms(Patches("conv", 1, 3), 3, 32, 32)["blocks.0"] == "bnd 16"
 

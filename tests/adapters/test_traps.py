@@ -430,7 +430,9 @@ def test_positions_that_a_network_adds_to_a_text_are_no_tokens() -> None:
     assert adapter.encode(texts(2, 6), words)[words].mask is not None
     padded = adapter.encode(texts(2, 13), words)[words]
     assert padded.values.shape[1] == 16
-    assert padded.mask is None
+    assert padded.blurred
+    with pytest.raises(ValueError, match="would count padding"):
+        padded.rows("mean")
 
 
 def test_a_config_of_texts_without_a_limit() -> None:
