@@ -263,7 +263,7 @@ def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
     config: Any = model.config
     vision = getattr(config, "vision_config", config)
     if name == "pixel_values" and not (
-        isinstance(getattr(vision, "image_size", None), int) or hasattr(vision, "num_patches")
+        isinstance(getattr(vision, "image_size", None), (int, list, tuple)) or hasattr(vision, "num_patches")
     ):
         return {name: torch.randn(2, 3, 64, 64, generator=generator)}
     return None
@@ -287,7 +287,7 @@ def smallest(module: str) -> str:
     return min(counts, key=lambda name: (counts[name], name))
 
 
-def timm_attempts(name: str, sizes: tuple[int, ...] = (64, 128)) -> Iterator[Attempt]:
+def timm_attempts(name: str, sizes: tuple[int, ...] = (64, 56, 128)) -> Iterator[Attempt]:
     """Ways to a timm model with random weights and inputs of a small size, at last of its own."""
 
     def attempt(size: int | None, **arguments: Any) -> tuple[nn.Module, Any]:
