@@ -146,14 +146,14 @@ def _on_ids(asked: Asked, adapter: Adapter) -> Advice:
     ends = " and ".join(map(str, adapter.interface.special_ids)) or "none"
     told = (
         "What follows reads the token ids themselves, as heads do that look for the end of a text. Of these it is "
-        f"shown padding and end of text alone, by the config {ends}: if the tokenizer's are others, say so."
+        f"shown {ends} alone (padding and end of text of a config): if it looks for others, "
     )
     if not isinstance(asked.model, str):
-        return Advice((told,))
+        return Advice((f"{told}name them in special_ids of an override (docs/adapters.md).",))
     config: Any = adapter.model.config
     end = getattr(adapter.processor, "eos_token_id", None) or config.get_text_config().vocab_size - 1
     return Advice(
-        (told,),
+        (f"{told}say so.",),
         _lines(
             "import hf_stitch",
             "",
