@@ -369,8 +369,10 @@ def _code(model: nn.Module, name: str, tried: Any) -> str | None:
     config: Any = getattr(model, "config", None)
     if isinstance(tried, Tensor):
         shape = ", ".join(map(str, tried.shape))
-        if tried.is_floating_point():
-            return f"torch.randn({shape})"
+        if tried.is_floating_point() or tried.is_complex():
+            return f"torch.randn({shape}, dtype={tried.dtype})" if tried.is_complex() else f"torch.randn({shape})"
+        if not tried.numel():
+            return f"torch.zeros({shape}, dtype={tried.dtype})"
         low, high = int(tried.min()), int(tried.max())
         ones = low == high == 1
         return f"torch.ones({shape}, dtype=torch.long)" if ones else f"torch.randint({low}, {high + 1}, ({shape}))"

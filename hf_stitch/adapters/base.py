@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..endpoint import Endpoint, weights_hash
 from ..representation import Form, Representation
 from . import _tree
-from .cut import MASK, Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after
+from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after, size_of_inputs
 from .override import override_of
 from .preprocess import place_of, preprocess
 from .surgery import CutReached, is_bookkeeping, swapped
@@ -298,7 +298,7 @@ class Adapter(ABC):
                 values = _tree.get(output, cut.path)
                 see(cut.layer, cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not to_the_end:
-                    raise CutReached(values)
+                    raise CutReached
 
             return look
 
@@ -393,15 +393,14 @@ class Adapter(ABC):
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
         """The survey for inputs of a kind: the native one, or another for images of another size, other arguments."""
-        kind, native = (), self._kind(self._example)
-        example = self._example
-        if inputs is not None and (kind := self._kind(inputs)) != native:
-            example = {name: self._some(name, value) for name, value in inputs.items()}
-        if kind == native:
-            kind = ()
-        if kind not in self._surveys:
+        native = self._kind(self._example)
+        kind = native if inputs is None else self._kind(inputs)
+        if kind in self._surveys:
+            self._surveys[kind] = self._surveys.pop(kind)  # the last that was asked for
+        else:
             if len(self._surveys) > MOST_KINDS:
-                del self._surveys[next(known for known in self._surveys if known != ())]
+                del self._surveys[next(known for known in self._surveys if known != native)]
+            example = self._example if inputs is None or kind == native else self._few(inputs)
             blocks = self.override.blocks(self.model)
             self._surveys[kind] = Survey(self.model, self._run, self.interface, example, blocks)
         return self._surveys[kind]
@@ -410,21 +409,28 @@ class Adapter(ABC):
         """What cuts may depend on: the size of images, and which arguments there are beside those of texts."""
         interface = self.interface
         sizes = () if interface.modality == "text" else tuple(tuple(inputs[n].shape[1:]) for n in interface.content)
-        known = {*interface.content, *interface.given, *interface.arguments, MASK}
-        flags = {**interface.options, **{n: v for n, v in inputs.items() if n not in known}}
-        told = {name: "" if isinstance(value, Tensor) else repr(value) for name, value in flags.items()}
+        known = {*interface.content, *interface.given, *interface.arguments}
+        others = {n: v for n, v in {**interface.options, **inputs}.items() if n not in known}
+        told = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in others.items()}
         return sizes, tuple(sorted(told.items()))
 
-    def _some(self, name: str, value: Any) -> Any:
-        """Two samples of an input, by which cuts are verified for its kind."""
-        if not isinstance(value, Tensor) or not value.dim():
-            return value
-        value = value[:2].detach()
-        if name not in self.interface.content or not value.is_floating_point():
-            return value
-        if not any(value.stride()):  # erased, in a context
-            return torch.randn(2, *value.shape[1:], generator=torch.Generator().manual_seed(0)).to(value)
-        return torch.cat([value, value.flip(-1)])[:2]
+    def _few(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Two samples of inputs, of texts as many tokens as of the native ones: by these their kind is verified."""
+        interface, few = self.interface, {}
+        batch, tokens = size_of_inputs(inputs, interface)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and value.dim():
+                value = value.detach()
+                if tokens and value.dim() > 1 and value.shape[1] == tokens:
+                    native = self._example[interface.content[0]].shape[1]
+                    value = torch.ones_like(value[:, :native]) if name == interface.mask else value[:, :native]
+                if len(value) == batch:
+                    other = value.flip(-1) if name in interface.shapes else value
+                    value = torch.cat([value[:2], other[:1]])[:2]
+                if name in interface.shapes and not any(value.stride()):  # erased, in a context
+                    value = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+            few[name] = value
+        return few
 
     def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:
         """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied.

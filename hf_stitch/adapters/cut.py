@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..representation import Form, Representation
 from . import _tree
 from .flow import Flow
-from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, swapped
+from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, noise, swapped
 
 MASK = "attention_mask"
 
@@ -104,6 +104,11 @@ class Interface:
                 special = torch.isin(value, torch.tensor(self.special_ids, dtype=value.dtype, device=value.device))
                 context[name] = torch.where(special, value, self.filler_id)
         return context
+
+    def obscure(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        """A context with noise in place of values that were erased."""
+        erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
+        return {**context, **{n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}}
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
         """A context for representations that come from elsewhere.
@@ -265,7 +270,7 @@ class Cut:
         batch, tokens = inputs[interface.content[0]].shape[:2]
         before, behind = self.form.prefix_tokens, values.shape[1] - self.form.prefix_tokens - tokens
         if behind < 0 or (behind and self.padding == "masked"):  # the network did what it did not when it was watched
-            return None, True
+            return None, mask is not None or behind > 0
         if mask is None and not behind:
             return None, False
         one = values.new_ones(1, dtype=torch.bool)
@@ -350,16 +355,19 @@ def run_after(
     interface: Interface,
     representation: Representation,
     flow: Flow | None = None,
+    noise: bool = False,
 ) -> Any:
     """Run what follows the cut on a representation.
 
-    Nothing before it is computed, and the model is as it was afterwards. ``flow`` follows what stands in for the rest.
+    Nothing before it is computed, and the model is as it was afterwards. ``flow`` follows what stands in for the rest;
+    with ``noise`` that is noise.
     """
     slot = Slot()
-    slot.flow = flow
+    slot.flow, slot.noise = flow, noise
     fill(slot, cut.restore(representation.values), size_of(representation, interface))
     with swapped(model, plan.after_cut(model, cut, slot)):
-        return run(plan.context(representation, interface))
+        context = plan.context(representation, interface)
+        return run(interface.obscure(context) if noise else context)
 
 
 class Front(nn.Module):
@@ -386,7 +394,7 @@ class Front(nn.Module):
         """The representation at the cut of the network's inputs.
 
         Raises:
-            ValueError: For images of another size than the cut was verified with.
+            ValueError: For images or sequences of another size than the cut was verified with.
         """
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(inputs, self.interface))
@@ -425,7 +433,7 @@ class Back(nn.Module):
             **options: Further arguments of the network (a cache).
 
         Raises:
-            ValueError: For a representation of images of another size than the cut was verified with.
+            ValueError: For a representation of images or sequences of another size than the cut was verified with.
         """
         _check_size(representation.context, self.interface, self.cut)
         representation = in_context(self.cut.accept(representation, self.interface), self.interface)
@@ -438,12 +446,13 @@ class Back(nn.Module):
 
 
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
-    """Refuse images of another size: what a half does without may have told its size to the rest."""
-    for name in interface.content if interface.modality == "image" else ():
+    """Refuse images and sequences of another size: what a half does without may have told its size to the rest."""
+    for name in interface.shapes:
         if name in inputs and tuple(inputs[name].shape[1:]) != interface.shapes[name]:
             raise ValueError(
                 f"the network was cut at {cut.layer!r} for {name} of the shape {interface.shapes[name]}, got "
-                f"{tuple(inputs[name].shape[1:])}: resize them, or cut it anew, loaded with example_inputs of that size"
+                f"{tuple(inputs[name].shape[1:])}: resize or pad them, or cut it anew, loaded with "
+                "example_inputs of that size"
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,11 +28,18 @@ SHAPE_ONLY = {
 COMPARISONS = {aten.eq, aten.ne, aten.isin}
 MOVES = {
     *(aten.clone, aten._to_copy, aten.copy_, aten.cat, aten.stack, aten.flip, aten.roll, aten.constant_pad_nd),
-    *(aten.index, aten.index_select, aten.gather, aten.where, aten.masked_fill, aten.masked_fill_, aten.repeat),
+    *(aten.where, aten.masked_fill, aten.masked_fill_, aten.repeat),
 }
 """What makes no new ids of token ids, but puts them elsewhere."""
+PICKS = {aten.index, aten.index_select, aten.gather}
+"""What puts ids elsewhere if they are its source, and makes new ones if they are its places."""
+IDS = (torch.int32, torch.int64)
+"""What holds any token id."""
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-OUTSIDE = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+OUTSIDE = {
+    *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__),
+    *(Tensor.map_, Tensor.map2_, Tensor.apply_, Tensor.tensor_split, torch.tensor_split),
+}
 
 
 class ValuesReadError(RuntimeError):
@@ -48,6 +56,7 @@ class Flow:
     Args:
         special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret, nor where it is
             in a text.
+        largest_id: The largest id there can be.
 
     Example:
         >>> import torch
@@ -58,10 +67,11 @@ class Flow:
         (True, False, False)
     """
 
-    def __init__(self, special_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, special_ids: tuple[int, ...] = (), largest_id: int | None = None) -> None:
         """Nothing is marked yet."""
         self._special = torch.tensor(special_ids, dtype=torch.long)
-        self._marked: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # the storage lives on: no other gets its id
+        self._largest = largest_id
+        self._marked: dict[int, tuple[StorageWeakRef, bool]] = {}  # which keeps the number from any other, not the data
         self._modes = ExitStack()
 
     def __enter__(self) -> Flow:
@@ -85,15 +95,16 @@ class Flow:
         return any(map(self._is_marked, _tree.tensors(values).values()))
 
     def _is_marked(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._marked
+        return isinstance(value, Tensor) and any(storage._cdata in self._marked for storage in _storages(value))
 
     def _put(self, value: Tensor, *, ids: bool) -> None:
-        storage = value.untyped_storage()
-        _, before = self._marked.get(storage._cdata, (storage, True))
-        self._marked[storage._cdata] = storage, ids and before
+        for storage in _storages(value):
+            known = self._marked.get(storage._cdata)
+            reference, before = known or (StorageWeakRef(storage), True)
+            self._marked[storage._cdata] = reference, ids and before and value.dtype in IDS
 
     def _are_ids(self, value: Tensor) -> bool:
-        return self._marked[value.untyped_storage()._cdata][1]
+        return all(self._marked[storage._cdata][1] for storage in _storages(value) if storage._cdata in self._marked)
 
     def run(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation and mark what comes of marked arguments.
@@ -117,9 +128,10 @@ class Flow:
         output = operation(*args, **kwargs)
         if operation.is_view:
             return output
-        for leaf in tree_leaves(output):
+        moved = ids and (packet in MOVES or (packet in PICKS and self._is_marked(args[0])))
+        for leaf in tree_leaves((output, _written(operation, args, kwargs))):
             if isinstance(leaf, Tensor):
-                self._put(leaf, ids=ids and packet in MOVES)
+                self._put(leaf, ids=moved)
         return output
 
     def _looks_for_special(self, args: Any, given: list[Tensor]) -> bool:
@@ -129,14 +141,32 @@ class Flow:
         return len(others) + len(numbers) == 1 and bool(torch.isin(torch.cat(wanted), self._special).all())
 
     def _finds_special(self, ids: Tensor, dim: int | None = None, keepdim: bool = False) -> bool:
-        """Whether the largest id (by which CLIP finds the end of a text) is a special one."""
+        """Whether the largest id (by which CLIP finds the end of a text) is the largest there can be, and special."""
         largest = ids.max() if dim is None else ids.amax(dim)
-        return bool(torch.isin(largest.cpu(), self._special).all())
+        return self._largest in self._special.tolist() and bool(largest.eq(self._largest or 0).all())
+
+
+def _storages(value: Tensor) -> list[torch.UntypedStorage]:
+    """Where the values of a tensor are."""
+    if value.layout == torch.strided:
+        return [value.untyped_storage()]
+    parts = (value._indices(), value._values()) if value.layout == torch.sparse_coo else (value.values(),)
+    return [part.untyped_storage() for part in parts]
+
+
+def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes into."""
+    return [
+        kwargs.get(argument.name) if place >= len(args) else args[place]
+        for place, argument in enumerate(operation._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 def _by_mask(marked: list[Tensor], args: Any) -> bool:
     """Whether an indexing takes places by a marked mask, so that how many there are depends on it."""
-    return any(index is value and index.dtype == torch.bool for index in args[1] for value in marked)
+    masks = (torch.bool, torch.uint8)
+    return any(index is value and index.dtype in masks for index in args[1] for value in marked)
 
 
 class _Dispatch(TorchDispatchMode):
@@ -156,6 +186,6 @@ class _Outside(TorchFunctionMode):
         self._flow = flow
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in OUTSIDE and self._flow._is_marked(args[0]):
+        if func in OUTSIDE and any(map(self._flow._is_marked, args)):
             raise ValuesReadError(func.__name__)
         return func(*args, **(kwargs or {}))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cut import Interface, mask_of
+from .cut import MASK, Interface, mask_of
 
 
 class Probes:
@@ -33,13 +34,14 @@ class Probes:
         old_batch = self.example[self.interface.content[0]].shape[0]
         varied = {}
         for name, value in self.example.items():
-            if isinstance(value, Tensor) and value.dim() and value.shape[0] == old_batch:
-                value = value[torch.arange(batch, device=value.device) % old_batch]
+            if isinstance(value, Tensor) and value.dim():
+                if value.shape[0] == old_batch:
+                    value = value[torch.arange(batch, device=value.device) % old_batch]
                 if tokens is not None and value.dim() > 1 and value.shape[1] == self.tokens:
                     places = torch.arange(tokens, device=value.device) % max(self.tokens - 1, 1)
                     places[-1] = self.tokens - 1  # texts may end with a token that heads look for
                     value = value[:, places]
-            varied[name] = value
+            varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
         return varied
 
     def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +74,10 @@ class Probes:
                 for one in {name, mask_of(name)} & full.keys():
                     full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
         yield full
+        longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
+        for name in set(self.interface.arguments) - longer.keys():  # what a tokenizer may give besides
+            longer[name] = torch.full_like(longer[self.interface.content[0]], int(name.endswith(MASK)))
+        yield longer
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             for left in (False, True):
@@ -89,4 +95,4 @@ class Probes:
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs that a forward may overwrite."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return {n: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for n, value in inputs.items()}

@@ -9,7 +9,7 @@ temporary in an adapter (:func:`swapped`) and final in the halves of a stitched 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ class Slot:
         tokens: Length of the text, 0 for images.
         passed: Whether the forward has passed the cut.
         flow: Follows what stubs return, while a cut is verified.
+        noise: Whether stubs return noise, while a cut is verified.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Slot:
         self.tokens = 0
         self.passed = False
         self.flow: Flow | None = None
+        self.noise = False
 
 
 def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
@@ -109,11 +111,20 @@ def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialis
     values = _present(slot)
     dtype = values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
     shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
-    if materialise:
+    if slot.noise:
+        empty = noise(shape, dtype, values.device)
+    elif materialise:
         empty = torch.zeros(shape, dtype=dtype, device=values.device)
     else:
         empty = torch.zeros((), dtype=dtype, device=values.device).expand(shape)
     return slot.flow.mark(empty) if slot.flow else empty
+
+
+def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Large numbers of either sign; zeros of an integer dtype."""
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return (1e4 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(device, dtype)
 
 
 def _present(slot: Slot) -> Tensor:
@@ -255,13 +266,8 @@ class Entry(_AtCut):
         return _tree.put(output, self._path, values.clone())  # an in-place operation may follow
 
 
-class CutReached(Exception):
-    """Carries the representation out of a forward that has reached its cut."""
-
-    def __init__(self, values: Tensor) -> None:
-        """Carry ``values``."""
-        super().__init__("the cut was reached")
-        self.values = values
+class CutReached(BaseException):
+    """Ends a forward that has said all that was asked for; no ``except Exception`` of its code stops it."""
 
 
 class Exit(_AtCut):

@@ -352,8 +352,8 @@ class Survey:
             why = f"the output of {name!r} bypasses it (what follows uses it directly)."
         else:
             why = "what follows depends on the input by another way than through it."
-            if self._verifier.failure:
-                why += f" The model's own code said: {self._verifier.failure}."
+            if said := self._verifier.failure(cut):
+                why += f" The model's own code said: {said}."
         return f"{type(self.model).__name__} cannot be cut at {cut.layer!r}: {why}{self._instead(cut)}"
 
     def _instead(self, cut: Cut) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..representation import Representation
 from . import _tree
 from .cut import Cut, NotACutError, Plan, run_after, run_before
-from .flow import Flow
+from .flow import Flow, ValuesReadError
 from .probes import Probes, copied
 from .surgery import StubReadError
 
@@ -35,14 +35,18 @@ class Verifier:
 
     Attributes:
         read: Modules that the code around them was seen to look into: no plan can do without them.
-        failure: What the model's own code last said to a plan.
     """
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
         """Nothing is tried yet."""
         self.model, self.run, self.probes, self.interface = model, run, probes, probes.interface
         self.read: set[str] = set()
-        self.failure = ""
+        self._reading: dict[str, str] = {}
+        self._failure: dict[str, str] = {}
+
+    def failure(self, cut: Cut) -> str:
+        """What the model's own code said to plans for a cut: that it reads values before it, or what it said last."""
+        return self._reading.get(cut.layer) or self._failure.get(cut.layer, "")
 
     def holds(self, cut: Cut, plan: Plan) -> bool:
         """Whether both parts give what the whole model gives.
@@ -67,14 +71,21 @@ class Verifier:
             self.read.add(error.stub)
         except (torch.OutOfMemoryError, NotACutError):
             raise
+        except ValuesReadError as error:
+            self._reading[cut.layer] = f"{type(error).__name__}: {error}"
         except Exception as error:  # the model's own code refuses what the plan gives it: the next plan is tried
-            self.failure = f"{type(error).__name__}: {error}"
+            self._failure[cut.layer] = f"{type(error).__name__}: {error}"
         return False
 
     def _observed(self, cut: Cut, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
         """What passes the cut, and the model's output."""
         with self._capture(cut) as captured:
             output = self.run(copied(inputs))
+        if not captured:
+            raise NotACutError(
+                f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
+                f"{len(inputs[self.interface.content[0]])} samples)"
+            )
         return captured[0], output
 
     def _follows(self, cut: Cut, plan: Plan, representation: Representation, output: Any) -> bool:
@@ -82,10 +93,14 @@ class Verifier:
         after = run_after(self.model, self.run, cut, plan, self.interface, representation)
         if not same(after, output):
             return False
-        with Flow(self.interface.special_ids) as flow:  # which may keep a network from its fused kernels
+        largest = max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
+        with Flow(self.interface.special_ids, largest) as flow:  # which may keep a network from its fused kernels
             for name in self.interface.content:
                 flow.mark(representation.context[name])
-            return not flow.reaches(run_after(self.model, self.run, cut, plan, self.interface, representation, flow))
+            if flow.reaches(run_after(self.model, self.run, cut, plan, self.interface, representation, flow)):
+                return False
+        # what no operation shows (kernels of its own, threads) would come out otherwise
+        return same(run_after(self.model, self.run, cut, plan, self.interface, representation, noise=True), output)
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
@@ -120,16 +135,16 @@ class Verifier:
 
     def bypass(self, cut: Cut, before: Iterable[str]) -> str:
         """The first of some modules before a cut whose output matters although the cut's is held fixed; or nothing."""
-        inputs = next(iter(self.probes))
-        with torch.no_grad(), self._capture(cut) as captured:
-            expected = self.run(inputs)
+        inputs = self.probes.vary(2)
+        with torch.no_grad():
+            values, expected = self._observed(cut, inputs)
         for name in before:
             try:
-                with torch.no_grad(), self._capture(cut, poisoned=name, entering=captured[0]):
-                    if not same(expected, self.run(inputs)):
+                with torch.no_grad(), self._capture(cut, poisoned=name, entering=values):
+                    if not same(expected, self.run(copied(inputs))):
                         return name
             except Exception as error:  # the model's own code refuses the NaN: so it is read
-                self.failure = f"{type(error).__name__}: {error}"
+                self._failure[cut.layer] = f"{type(error).__name__}: {error}"
                 return name
         return ""
 
@@ -150,31 +165,35 @@ def _equal(a: Any, b: Any) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """What modules keep beside their parameters as it was afterwards: modules, buffers, plain attributes.
+    """What modules keep beside their parameters as it was afterwards: modules, buffers, attributes, lists and dicts.
 
-    A forward on a short text may switch a network over for good, or leave something in a buffer.
+    A forward on a short text may switch a network over for good, or leave something in a buffer. (Attributes with a
+    leading underscore are left: by these libraries note which hooks they have installed.)
     """
-    kept = [
-        (
-            module,
-            dict(module._modules),
-            {
-                name: (buffer, buffer.clone())
-                for name, buffer in module._buffers.items()
-                if buffer is not None and not buffer.is_meta
-            },
-            {name: value for name, value in vars(module).items() if isinstance(value, (bool, int, float, str))},
-        )
-        for module in model.modules()
+    modules = [(module, dict(module._modules), dict(module._buffers)) for module in model.modules()]
+    attributes = [
+        (module, {n: v for n, v in vars(module).items() if not n.startswith("_")}) for module in model.modules()
     ]
+    lists = [(v, list(v)) for _, values in attributes for v in values.values() if type(v) is list]
+    dicts = [(v, dict(v)) for _, values in attributes for v in values.values() if type(v) is dict]
+    buffers = {id(buffer): buffer for _, _, held in modules for buffer in held.values() if buffer is not None}
+    before = [(buffer, buffer.clone()) for buffer in buffers.values() if not buffer.is_meta]
     try:
         yield
     finally:
-        for module, modules, buffers, values in kept:
-            module._modules.update(modules)
-            for name, (buffer, before) in buffers.items():
-                with torch.no_grad():
-                    module._buffers[name] = buffer
-                    if not (buffer.is_meta or torch.equal(buffer, before)):
-                        buffer.copy_(before)
+        for module, children, held in modules:
+            module._modules.update(children)
+            module._buffers.update(held)
+        for module, values in attributes:
+            for name in [name for name in vars(module) if not name.startswith("_") and name not in values]:
+                del vars(module)[name]
             vars(module).update(values)
+        for now, then in lists:
+            now[:] = then
+        for table, entries in dicts:
+            table.clear()
+            table.update(entries)
+        with torch.no_grad():
+            for buffer, was in before:
+                if not (buffer.is_meta or torch.equal(buffer, was)):
+                    buffer.copy_(was)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import transformers as hf
@@ -182,17 +184,19 @@ def test_outputs_that_cannot_be_looked_into_are_refused() -> None:
 
 def test_a_module_that_runs_again_after_the_cut_in_longer_texts_says_so() -> None:
     class Longer(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, limit: int) -> None:
             super().__init__()
+            self.limit = limit
             self.words, self.norm, self.blocks = nn.Embedding(50, 8), nn.LayerNorm(8), nn.Sequential(Block(), Block())
 
         def forward(self, ids: Tensor) -> Tensor:
             y = self.blocks(self.norm(self.words(ids)))
-            return y + self.norm(y) if ids.shape[1] > 16 else y
+            return y + self.norm(y) if ids.shape[1] > self.limit else y
 
-    adapter = hf_stitch.load(Longer(), example_inputs=torch.randint(50, (2, 6)))
-    assert exact(adapter, torch.randint(50, (3, 12)))
-    long = adapter.encode(torch.randint(50, (3, 20)), "blocks.0")["blocks.0"]
+    adapter = hf_stitch.load(Longer(16), example_inputs=torch.randint(50, (2, 6)))
+    assert exact(adapter, torch.randint(50, (3, 20)))
+    adapter = hf_stitch.load(Longer(30), example_inputs=torch.randint(50, (2, 6)))
+    long = adapter.encode(torch.randint(50, (3, 40)), "blocks.0")["blocks.0"]
     with pytest.raises(RuntimeError, match="'norm' runs after the cut for these inputs"):
         adapter.decode(long, "blocks.0")
 
@@ -235,7 +239,7 @@ def test_halves_refuse_images_of_another_size() -> None:
     assert exact(adapter, larger)
     with pytest.raises(ValueError, match=r"cut at 'blocks.0' for x of the shape \(3, 16, 16\), got \(3, 24, 24\)"):
         adapter.front("blocks.0")(x=larger)
-    with pytest.raises(ValueError, match="resize them, or cut it anew"):
+    with pytest.raises(ValueError, match="resize or pad them, or cut it anew"):
         adapter.back("blocks.0")(adapter.encode(larger, "blocks.0")["blocks.0"])
 
 
@@ -312,3 +316,129 @@ def test_packed_sequences_pass() -> None:
 def test_a_text_model_of_few_positions_is_tried_with_short_texts() -> None:
     config = hf.BertConfig(**{**BERT, "max_position_embeddings": 8})
     assert len(hf_stitch.load(hf.BertModel(config).eval()).layers) == config.num_hidden_layers
+
+
+class Words(nn.Module):
+    """A text model; ``after`` is told the ids, what the embedding and the blocks say, and the net."""
+
+    def __init__(self, after: Callable[..., Any]) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(1000, 8), nn.Sequential(Block(), Block())
+        self.register_buffer("kinds", torch.arange(1000) % 3)
+        self.after = after
+        self.eval()
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        stem = self.words(ids)
+        return self.after(self, ids, stem, self.blocks(stem), attention_mask)
+
+
+class ForWords(Override):
+    """Tells an id."""
+
+    def special_ids(self, model: nn.Module) -> tuple[int, ...]:
+        return (1, 600)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda net, ids, stem, y, mask: y * (net.kinds[ids] == 1)[..., None],
+        lambda net, ids, stem, y, mask: y * (ids.to(torch.uint8) == 1)[..., None],
+        lambda net, ids, stem, y, mask: y + ids.argmax(1)[:, None, None],
+    ],
+    ids=["a table of ids", "ids cut short", "the largest id of a text"],
+)
+def test_of_ids_only_those_that_are_looked_for_are_known(
+    after: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(hf_stitch.registries.overrides._registered, "Words", ForWords)
+    ids = torch.randint(2, 400, (2, 6))
+    ids[:, -1] = 600
+    assert not any("blocks" in layer for layer in hf_stitch.load(Words(after), example_inputs=ids).layers)
+
+
+def test_a_mask_that_was_not_there_before_is_verified_anew() -> None:
+    model = Words(lambda net, ids, stem, y, mask: y if mask is None else y + stem)
+    adapter = hf_stitch.load(model, example_inputs=torch.randint(50, (2, 6)))
+    ids = torch.randint(50, (3, 9))
+    assert exact(adapter, ids)
+    with pytest.raises(hf_stitch.NotACutError, match="bypasses"):
+        adapter.encode({"ids": ids, "attention_mask": torch.ones_like(ids)}, "blocks.0")
+
+
+def add_in_foreach(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
+    extra = torch.zeros(len(x), 8)
+    torch._foreach_add_([extra], [(stem > 50).float()])
+    return net.head(y + extra)
+
+
+def in_a_thread(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return net.head(y) * pool.submit(lambda: 1.0 + float(stem.max().item() > 50)).result()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        add_in_foreach,
+        in_a_thread,
+        lambda net, x, stem, y: net.head(y) * (1 + len(x[(x > 50).to(torch.uint8)])),
+        lambda net, x, stem, y: net.head(y) * (1.0 + float(numpy.from_dlpack(x.detach()).max() > 50)),
+    ],
+    ids=["written in place", "a thread", "a mask of bytes", "DLPack"],
+)
+@pytest.mark.filterwarnings("ignore:.*uint8")
+def test_values_that_leave_by_a_side_door_are_found(after: Callable[..., Any]) -> None:
+    adapter = hf_stitch.load(Net(after), example_inputs=torch.randn(2, 8))
+    assert not any(layer.startswith("blocks") for layer in adapter.layers)
+
+
+def test_sparse_constants_are_no_obstacle() -> None:
+    mixing = torch.eye(8).to_sparse()
+    adapter = hf_stitch.load(
+        Net(lambda net, x, stem, y: net.head(torch.sparse.mm(mixing, y.T).T)), example_inputs=torch.randn(2, 8)
+    )
+    assert {"blocks.0", "blocks.1", "blocks.2"} <= set(adapter.layers)
+
+
+def test_a_cache_that_is_passed_is_not_written_into() -> None:
+    config = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**config, num_attention_heads=4)).eval()
+    adapter = hf_stitch.load(model)
+    with torch.no_grad():
+        cache = model(**texts(2, 5), use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="DynamicCache"):
+            adapter.encode({**texts(2, 1), "past_key_values": cache, "use_cache": True}, adapter.layers[0])
+    assert cache.get_seq_length() == 5
+
+
+def test_labels_of_one_sample_and_positions_of_all() -> None:
+    bert = hf_stitch.load(hf.BertForSequenceClassification(hf.BertConfig(**BERT)).eval())
+    assert exact(bert, {**texts(1, 7), "labels": torch.tensor([1])}, bert.layers[:1])
+    assert exact(bert, {**texts(3, 7), "position_ids": torch.arange(7)[None]}, bert.layers[:1])
+
+
+def test_what_a_forward_keeps_of_its_first_input_is_not_that_of_the_survey() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block())
+            self.scale: Tensor | None = None
+            self.log: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = x.abs().max()
+            self.log.append(len(x))
+            return self.blocks(x) * 2
+
+    model = First()
+    _ = hf_stitch.load(model, example_inputs=torch.randn(2, 8)).layers
+    assert model.scale is None
+    assert model.log == []
+
+
+def test_a_network_that_fails_on_one_sample_is_told_not_raised() -> None:
+    adapter = hf_stitch.load(Net(lambda net, x, stem, y: net.head(y).squeeze()[:, 0]), example_inputs=torch.randn(2, 8))
+    assert "too many indices" in str(adapter.explain("blocks.1"))
