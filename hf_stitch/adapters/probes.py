@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cut import MASK, Interface, mask_of
+from .cut import Interface, mask_of
 
 
 class Probes:
@@ -76,7 +76,11 @@ class Probes:
         yield full
         longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
         for name in set(self.interface.arguments) - longer.keys():  # what a tokenizer may give besides
-            longer[name] = torch.full_like(longer[self.interface.content[0]], int(name.endswith(MASK)))
+            ids = next(
+                (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
+            )
+            if ids is not None:
+                longer[name] = torch.full_like(longer[ids], int(name == mask_of(ids)))
         yield longer
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
