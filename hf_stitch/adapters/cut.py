@@ -408,6 +408,8 @@ class Front(nn.Module):
 class Back(nn.Module):
     """The part of a network after a cut, as a module of its own: only what runs, no hook.
 
+    Like :class:`Front`, it runs in one thread at a time.
+
     Args:
         model: The network; taken over and changed: pass a copy.
         cut: Where it begins.
