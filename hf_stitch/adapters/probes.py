@@ -74,14 +74,6 @@ class Probes:
                 for one in {name, mask_of(name)} & full.keys():
                     full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
         yield full
-        longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
-        for name in set(self.interface.arguments) - longer.keys():  # what a tokenizer may give besides
-            ids = next(
-                (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
-            )
-            if ids is not None:
-                longer[name] = torch.full_like(longer[ids], int(name == mask_of(ids)))
-        yield longer
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             for left in (False, True):
@@ -95,6 +87,22 @@ class Probes:
                 pad = self.interface.pad_id or 0
                 padded = {name: torch.where(real, ids, pad) for name, ids in ends.items()}
                 yield {**ragged, **padded, mask: real.long()}
+
+    def further(self) -> Iterator[dict[str, Any]]:
+        """Texts that a network may or may not take: several times as long, and with all that a tokenizer may give."""
+        if self.interface.modality != "text":
+            return
+        longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
+        yield longer
+        given = {}
+        for name in set(self.interface.arguments) - longer.keys():
+            ids = next(
+                (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
+            )
+            if ids is not None:
+                given[name] = torch.full_like(longer[ids], int(name == mask_of(ids)))
+        if given:
+            yield {**longer, **given}
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -238,7 +238,8 @@ def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
     config, arguments = model.config, inspect.signature(model.forward).parameters
     options: dict[str, Any] = {}
-    if "use_cache" in arguments or any(getattr(part, "use_cache", False) for part in (config, _text(config))):
+    caching = config if getattr(config, "is_encoder_decoder", False) else _text(config)
+    if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
         options["use_cache"] = False
     if "use_mems" in arguments:  # a cache among the outputs is a way around every cut
         options["use_mems"] = False

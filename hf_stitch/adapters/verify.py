@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Verifier:
         """
         try:
             with torch.no_grad():
-                probes = list(self.probes)
+                probes = [*self.probes, *self._further]
                 whole = [self._observed(cut, inputs) for inputs in probes]
                 seen = [
                     cut.represent(values, inputs, self.interface)
@@ -76,6 +77,19 @@ class Verifier:
         except Exception as error:  # the model's own code refuses what the plan gives it: the next plan is tried
             self._failure[cut.layer] = f"{type(error).__name__}: {error}"
         return False
+
+    @cached_property
+    def _further(self) -> list[dict[str, Any]]:
+        """The further probes that the network takes."""
+
+        def runs(inputs: Mapping[str, Any]) -> bool:
+            try:
+                self.run(copied(inputs))
+            except Exception:
+                return False
+            return True
+
+        return [inputs for inputs in self.probes.further() if runs(inputs)]
 
     def _observed(self, cut: Cut, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
         """What passes the cut, and the model's output."""
