@@ -128,7 +128,8 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     told = {layer: adapter.explain(layer) for layer in candidates}
     listed = tuple(layer for layer, e in told.items() if e.status == "verified")
     refused = [e.reason for e in told.values() if e.status == "refused"]
-    reason = "" if len(listed) > 1 else refused[0] if refused else f"{len(listed)} candidates"
+    few = f"everything flows through {len(candidates) or 'no'} single module{'s'[: len(candidates) > 1]}"
+    reason = "" if len(listed) > 1 else refused[0] if refused else few
     record = dataclasses.replace(
         record,
         candidates=len(adapter.candidates),

@@ -38,7 +38,7 @@ What to know when reading it: where less than two blocks qualify, other layers t
 (the first and last of HRNet, TNT, LiLT, NeoMME, Reformer, Zamba, Zaya, Gemma 3n, whose blocks are bypassed). Of
 encoder–decoders the encoder's text is cut away, and the decoder's ids are context. Gemma 4 is
 examined without per-layer inputs, which bypass every layer but the last. The parallel streams of DeepSeek V4 and HY V4
-(four axes) are no representation; only what joins them is. Reformer is examined on texts that fill its chunks.
+(four axes) are no representation. Reformer is examined on texts that fill its chunks.
 """
 
 
