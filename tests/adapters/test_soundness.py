@@ -11,24 +11,13 @@ import numpy
 import pytest
 import torch
 import transformers as hf
-from families import BERT, texts
+from families import BERT, Block, texts
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import hf_stitch
 from benchmarks.exactness import agree, bits
 from hf_stitch.adapters import Override
-
-
-class Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.inner(x))
 
 
 class Net(nn.Module):

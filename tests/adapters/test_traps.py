@@ -10,23 +10,12 @@ import pytest
 import torch
 import transformers as hf
 from accelerate import dispatch_model
-from families import BERT, GPT2, FlatNet, images, make, texts
+from families import BERT, GPT2, Block, FlatNet, images, make, texts
 from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.adapters.verify import same
 from hf_stitch.representation import Form
-
-
-class Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.inner(x))
 
 
 class Skipping(nn.Module):
