@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from .models import (
+from hf_stitch.models import (
     StitchConfig,
     StitchedModel,
     StitchedModelForCausalLM,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
-from .adapters import Adapter, load
+from hf_stitch.adapters import Adapter, load
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..endpoint import Endpoint, Library
-from ..registry import registries
-from .base import Adapter, Explanation
-from .cut import Back, Cut, Front, Interface, NotACutError, Plan
-from .example import ExampleError, check_runs
-from .override import Override
+from hf_stitch.adapters.base import Adapter, Explanation
+from hf_stitch.adapters.cut import Back, Cut, Front, Interface, NotACutError, Plan
+from hf_stitch.adapters.example import ExampleError, check_runs
+from hf_stitch.adapters.override import Override
+from hf_stitch.endpoint import Endpoint, Library
+from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from . import _tree
-from .base import SMALL, Adapter, Explanation
-from .cut import NotACutError
-from .override import Override, full_name
-from .survey import Survey
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.base import SMALL, Adapter, Explanation
+from hf_stitch.adapters.cut import NotACutError
+from hf_stitch.adapters.override import Override, full_name
+from hf_stitch.adapters.survey import Survey
 
 CONTENTS = ("input_ids", "pixel_values")
 """What networks of transformers that take several things take."""
@@ -228,7 +228,7 @@ def _override_of_blocks(
 
 def _body(asked: Asked, adapter: Adapter) -> Advice | None:
     """A network of transformers without its head, where that has cuts."""
-    from . import load
+    from hf_stitch.adapters import load
 
     model: Any = adapter.model
     prefix = getattr(model, "base_model_prefix", "")

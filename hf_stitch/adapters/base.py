@@ -14,14 +14,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..endpoint import Endpoint, weights_hash
-from ..representation import Form, Representation
-from . import _tree
-from .cut import Back, Cut, Front, Interface, NotACutError, Plan, in_context, run_after, size_of_inputs
-from .override import override_of
-from .preprocess import place_of, preprocess
-from .surgery import CutReached, is_bookkeeping, swapped
-from .survey import Survey
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.cut import (
+    Back,
+    Cut,
+    Front,
+    Interface,
+    NotACutError,
+    Plan,
+    in_context,
+    run_after,
+    size_of_inputs,
+)
+from hf_stitch.adapters.override import override_of
+from hf_stitch.adapters.preprocess import place_of, preprocess
+from hf_stitch.adapters.surgery import CutReached, is_bookkeeping, swapped
+from hf_stitch.adapters.survey import Survey
+from hf_stitch.endpoint import Endpoint, weights_hash
+from hf_stitch.representation import Form, Representation
 
 SMALL = 20_000_000
 """Models of up to this many parameters have their cuts verified when they are listed.

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..representation import Form, Representation
-from . import _tree
-from .flow import Flow
-from .surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, noise, swapped
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.flow import Flow
+from hf_stitch.adapters.surgery import Entry, Exit, Gone, Outline, Slot, Stub, exchange, noise, swapped
+from hf_stitch.representation import Form, Representation
 
 MASK = "attention_mask"
 

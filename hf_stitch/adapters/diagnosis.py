@@ -11,11 +11,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from . import advice as advise
-from .base import Adapter, Explanation
-from .example import ExampleError
-from .override import Override
-from .survey import INSTEAD
+from hf_stitch.adapters import advice as advise
+from hf_stitch.adapters.base import Adapter, Explanation
+from hf_stitch.adapters.example import ExampleError
+from hf_stitch.adapters.override import Override
+from hf_stitch.adapters.survey import INSTEAD
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,7 +162,7 @@ def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
 
 
 def _examined(found: Diagnosis, model: str | nn.Module | Adapter, options: dict[str, Any]) -> Diagnosis:
-    from . import load
+    from hf_stitch.adapters import load
 
     asked = advise.Asked(model, options)
     try:

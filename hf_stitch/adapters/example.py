@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .base import first_argument
+from hf_stitch.adapters.base import first_argument
 
 
 class ExampleError(ValueError):

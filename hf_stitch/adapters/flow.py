@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import _tree
+from hf_stitch.adapters import _tree
 
 aten = torch.ops.aten
 SHAPE_ONLY = {

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..registry import did_you_mean, registries
+from hf_stitch.registry import did_you_mean, registries
 
 
 class Override:

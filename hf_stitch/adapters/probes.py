@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cut import Interface, mask_of
+from hf_stitch.adapters.cut import Interface, mask_of
 
 
 class Probes:

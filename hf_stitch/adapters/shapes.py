@@ -16,11 +16,11 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.modules import batchnorm, conv, pooling
 
-from ..representation import Form, Layout
-from . import _tree
-from .cut import NotACutError, Padding
-from .operations import Arrangement, Fold, Join
-from .trace import Call, Seen, Trace
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.cut import NotACutError, Padding
+from hf_stitch.adapters.operations import Arrangement, Fold, Join
+from hf_stitch.adapters.trace import Call, Seen, Trace
+from hf_stitch.representation import Form, Layout
 
 Whole = TypeVar("Whole")
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _tree
-from .flow import Flow
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.flow import Flow
 
 Outline = dict[str, Any]
 """A tree of outputs as JSON values: tensors by the rule of their shape, those that a module only passes on by their way

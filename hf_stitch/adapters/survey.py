@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..registry import did_you_mean
-from . import _tree
-from .cut import Cut, Interface, NotACutError, Plan
-from .probes import Probes
-from .shapes import Shapes
-from .surgery import Outline, outline
-from .trace import Reads, Seen, Trace, readers, trace
-from .verify import Run, Verifier, same, unchanged
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.cut import Cut, Interface, NotACutError, Plan
+from hf_stitch.adapters.probes import Probes
+from hf_stitch.adapters.shapes import Shapes
+from hf_stitch.adapters.surgery import Outline, outline
+from hf_stitch.adapters.trace import Reads, Seen, Trace, readers, trace
+from hf_stitch.adapters.verify import Run, Verifier, same, unchanged
+from hf_stitch.registry import did_you_mean
 
 INSTEAD = "Cut instead at"
 """How the last sentence of a refusal begins, which names other layers."""

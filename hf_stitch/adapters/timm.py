@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from .. import hub
-from ..endpoint import Endpoint
-from ..registry import did_you_mean
-from .base import Adapter
-from .example import named
-from .preprocess import load_processor, place_of
-from .torch import interface_of
+from hf_stitch import hub
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.example import named
+from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.adapters.torch import interface_of
+from hf_stitch.endpoint import Endpoint
+from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of ``timm.create_model`` that say where weights come from, which a config is not to say."""
@@ -88,7 +88,7 @@ class TimmAdapter(Adapter):
         """
         import timm.data
 
-        from .timm_images import TimmImageProcessor
+        from hf_stitch.adapters.timm_images import TimmImageProcessor
 
         config = timm.data.resolve_model_data_config(model)
         if size := _native_size(model):

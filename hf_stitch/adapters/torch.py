@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..endpoint import Endpoint
-from .base import Adapter
-from .cut import MASK, Interface
-from .example import ExampleError, named
-from .override import override_of
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cut import MASK, Interface
+from hf_stitch.adapters.example import ExampleError, named
+from hf_stitch.adapters.override import override_of
+from hf_stitch.endpoint import Endpoint
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 """Arguments that place the content rather than carry it."""

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
 
-from . import _tree
-from .operations import Arrangement, Operations
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.operations import Arrangement, Operations
 
 Edge = tuple[Node, int]
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..endpoint import Endpoint
-from .base import Adapter
-from .cut import MASK, Interface, mask_of
-from .example import ExampleError, named
-from .override import override_of
-from .preprocess import load_processor, place_of
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cut import MASK, Interface, mask_of
+from hf_stitch.adapters.example import ExampleError, named
+from hf_stitch.adapters.override import override_of
+from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.endpoint import Endpoint
 
 AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
@@ -138,7 +138,7 @@ class TransformersAdapter(Adapter):
         if example_inputs is None:
             example_inputs = override.example(model)
         if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
-            from .timm_images import TimmImageProcessor
+            from hf_stitch.adapters.timm_images import TimmImageProcessor
 
             processor = TimmImageProcessor(**processor.data_config)
         if example_inputs is not None:

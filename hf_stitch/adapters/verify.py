@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..representation import Representation
-from . import _tree
-from .cut import Cut, NotACutError, Plan, run_after, run_before
-from .flow import Flow, ValuesReadError
-from .probes import Probes, copied
-from .surgery import StubReadError
+from hf_stitch.adapters import _tree
+from hf_stitch.adapters.cut import Cut, NotACutError, Plan, run_after, run_before
+from hf_stitch.adapters.flow import Flow, ValuesReadError
+from hf_stitch.adapters.probes import Probes, copied
+from hf_stitch.adapters.surgery import StubReadError
+from hf_stitch.representation import Representation
 
 Run = Callable[[Mapping[str, Any]], Any]
 

@@ -1,19 +1,19 @@
 """What can be said of a stitched model and of the networks it joins."""
 
-from .activations import Activations, record
-from .atlas import SimilarityAtlas, compare
-from .auditing import Audit, audit
-from .calibration import Interval, Null, bootstrap, permutation_null
-from .connectivity import ModeConnectivity, interpolate, mode_connectivity
-from .curves import Curves, score_curves
-from .distribution import Distribution
-from .evaluation import Evaluation, evaluate
-from .identification import Identification, identify_layers
-from .ranks import rank_curve, reduced_ranks
-from .routes import Plan
-from .scoring import Score
-from .sparsity import sparsify, sparsity_curve, zero_share
-from .trajectory import Trajectory, TrajectoryRecorder
+from hf_stitch.analysis.activations import Activations, record
+from hf_stitch.analysis.atlas import SimilarityAtlas, compare
+from hf_stitch.analysis.auditing import Audit, audit
+from hf_stitch.analysis.calibration import Interval, Null, bootstrap, permutation_null
+from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
+from hf_stitch.analysis.curves import Curves, score_curves
+from hf_stitch.analysis.distribution import Distribution
+from hf_stitch.analysis.evaluation import Evaluation, evaluate
+from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
+from hf_stitch.analysis.routes import Plan
+from hf_stitch.analysis.scoring import Score
+from hf_stitch.analysis.sparsity import sparsify, sparsity_curve, zero_share
+from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
 
 __all__ = [
     "Activations",

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..adapters import Adapter
-from ..adapters.base import See
-from ..data import Id, Samples
-from ..processes import Processes
-from ..registry import did_you_mean
-from ..representation import ROWS_POLICIES, Form, Representation, RowsPolicy
-from ..stitches.layer import check_forms
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.base import See
+from hf_stitch.data import Id, Samples
+from hf_stitch.processes import Processes
+from hf_stitch.registry import did_you_mean
+from hf_stitch.representation import ROWS_POLICIES, Form, Representation, RowsPolicy
+from hf_stitch.stitches.layer import check_forms
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..adapters.base import See
-from ..adapters.preprocess import OFFSETS
-from ..data import Id
-from ..representation import Representation
-from .activations import Network, Side
+from hf_stitch.adapters.base import See
+from hf_stitch.adapters.preprocess import OFFSETS
+from hf_stitch.analysis.activations import Network, Side
+from hf_stitch.data import Id
+from hf_stitch.representation import Representation
 
 Align = Literal["tokens", "offsets"]
 ALIGN: tuple[str, ...] = get_args(Align)

@@ -17,17 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..adapters import Adapter
-from ..checkpoint import Checkpoint
-from ..data import Samples, check_same_order
-from ..metrics import Metric, build_metric
-from ..models.stitching import check_meet, versions
-from ..processes import Processes
-from ..representation import ROWS_POLICIES, RowsPolicy
-from .activations import Activations, Network, Reader, Side, Watch
-from .alignment import ALIGN, Align, aligned
-from .collecting import Collector, run_pass
-from .routes import Plan, as_text, available_memory, routes_of, speed, taken_routes
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.activations import Activations, Network, Reader, Side, Watch
+from hf_stitch.analysis.alignment import ALIGN, Align, aligned
+from hf_stitch.analysis.collecting import Collector, run_pass
+from hf_stitch.analysis.routes import Plan, as_text, available_memory, routes_of, speed, taken_routes
+from hf_stitch.checkpoint import Checkpoint
+from hf_stitch.data import Samples, check_same_order
+from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.models.stitching import check_meet, versions
+from hf_stitch.processes import Processes
+from hf_stitch.representation import ROWS_POLICIES, RowsPolicy
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +109,7 @@ class SimilarityAtlas:
 
     def plot(self, metric: str | None = None) -> Figure:
         """The values of a metric (default: the first) as a heat map; for each layer of a the best match is framed."""
-        from ..plots import heatmap
+        from hf_stitch.plots import heatmap
 
         name = metric or next(iter(self.values))
         marked = np.zeros(self[name].shape, bool)

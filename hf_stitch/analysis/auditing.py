@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..adapters import Adapter
-from ..adapters.base import evaluating
-from ..data import Samples, check_same_order, paired_batches
-from ..models.modeling import StitchedModel
-from ..registry import registries
-from ..representation import Representation, RowsPolicy
-from ..statistics import Moments
-from ..stitches.layer import paired_rows
-from .distribution import SEPARABLE, Distribution, Rows, compare_distributions
-from .evaluation import Evaluation, evaluate
-from .scoring import whole_target
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.base import evaluating
+from hf_stitch.analysis.distribution import SEPARABLE, Distribution, Rows, compare_distributions
+from hf_stitch.analysis.evaluation import Evaluation, evaluate
+from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.data import Samples, check_same_order, paired_batches
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.registry import registries
+from hf_stitch.representation import Representation, RowsPolicy
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches.layer import paired_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,7 +156,7 @@ class Audit:
 
     def plot(self) -> Figure:
         """The AUROCs with their intervals."""
-        from ..plots import intervals
+        from hf_stitch.plots import intervals
 
         several = len(self.distributions) > 1
         scores = {

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..metrics._rows import Rows, paired
-from ..metrics.base import Metric, MomentsMetric, build_metric
-from ..statistics import DebiasedMoments, Moments
+from hf_stitch.metrics._rows import Rows, paired
+from hf_stitch.metrics.base import Metric, MomentsMetric, build_metric
+from hf_stitch.statistics import DebiasedMoments, Moments
 
 if TYPE_CHECKING:
     import pandas
@@ -111,7 +111,7 @@ class Null:
 
     def plot(self) -> Figure:
         """The null values as a histogram, with the observed value marked."""
-        from ..plots import histogram
+        from hf_stitch.plots import histogram
 
         return histogram(self.values, {"observed": self.observed}, label=self.metric, title=f"p = {self.p_value:.3g}")
 
@@ -179,7 +179,7 @@ class Interval:
 
     def plot(self) -> Figure:
         """The resampled values, about the value on all samples, as a histogram with value and interval marked."""
-        from ..plots import histogram
+        from hf_stitch.plots import histogram
 
         about = self.values - self.values.mean() + self.value
         return histogram(about, {"low": self.low, "value": self.value, "high": self.high}, label=self.metric)

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checkpoint import Checkpoint
-from ..metrics import Metric, MomentsMetric
-from ..processes import Processes
-from ..statistics import HSIC, Gram, Grams, LayerMoments, MinibatchGrams
-from .activations import Group, Key, Watch, all_finite
+from hf_stitch.analysis.activations import Group, Key, Watch, all_finite
+from hf_stitch.checkpoint import Checkpoint
+from hf_stitch.metrics import Metric, MomentsMetric
+from hf_stitch.processes import Processes
+from hf_stitch.statistics import HSIC, Gram, Grams, LayerMoments, MinibatchGrams
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data import Samples
-from ..models.modeling import StitchedModel
-from ..stitches import LinearStitch, Stitch, StitchingLayer, as_linear
-from .scoring import Score, as_score, relative_accuracies
+from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
+from hf_stitch.data import Samples
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer, as_linear
 
 if TYPE_CHECKING:
     import pandas
@@ -105,7 +105,7 @@ class ModeConnectivity:
 
     def plot(self) -> Figure:
         """The relative accuracy along each path."""
-        from ..plots import curves
+        from hf_stitch.plots import curves
 
         series = {
             f"{first} – {second}": {weight: (s.value, s.low, s.high) for weight, s in path.items()}

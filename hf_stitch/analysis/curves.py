@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..data import Samples
-from ..models.modeling import StitchedModel
-from ..stitches import StitchingLayer
-from .scoring import Score, as_score, relative_accuracies
+from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
+from hf_stitch.data import Samples
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:
     import pandas
@@ -97,7 +97,7 @@ class Curves:
 
     def plot(self) -> Figure:
         """The curves with their intervals."""
-        from ..plots import curves
+        from hf_stitch.plots import curves
 
         points = {name: {x: (s.value, s.low, s.high) for x, s in curve.items()} for name, curve in self.scores.items()}
         return curves(points, axis=self.axis, label="relative accuracy")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from ..statistics import Moments
-from .scoring import Array, Score, as_score, resampled
+from hf_stitch.analysis.scoring import Array, Score, as_score, resampled
+from hf_stitch.statistics import Moments
 
 SEPARABLE = 0.64
 """AUROC from which two sets of representations count as told apart.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data import Samples
-from ..models.modeling import StitchedModel
-from ..stitches import StitchingLayer
-from .scoring import Answers, Array, Score, answers, as_score, check_place, figures_of, reference
+from hf_stitch.analysis.scoring import Answers, Array, Score, answers, as_score, check_place, figures_of, reference
+from hf_stitch.data import Samples
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:
     import pandas
@@ -98,7 +98,7 @@ class Evaluation:
 
     def plot(self, figure: str | None = None) -> Figure:
         """A bar for each predictor with its interval; by default of the first figure."""
-        from ..plots import intervals
+        from hf_stitch.plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))
         return intervals(

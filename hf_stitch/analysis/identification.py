@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .scoring import Score
+from hf_stitch.analysis.scoring import Score
 
 if TYPE_CHECKING:
     import pandas

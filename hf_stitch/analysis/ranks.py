@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from ..adapters.base import evaluating
-from ..data import Samples
-from ..matchers import build_matcher
-from ..matchers.low_rank import greatest_rank
-from ..models.modeling import StitchedModel
-from ..models.stitching import Statistics, fit_layer
-from ..statistics import Moments
-from ..stitches import StitchingLayer
-from ..stitches.layer import paired_rows
-from .curves import Curves, score_curves
-from .scoring import whole_target
+from hf_stitch.adapters.base import evaluating
+from hf_stitch.analysis.curves import Curves, score_curves
+from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.data import Samples
+from hf_stitch.matchers import build_matcher
+from hf_stitch.matchers.low_rank import greatest_rank
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.models.stitching import Statistics, fit_layer
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches.layer import paired_rows
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..metrics import Metric, MomentsMetric
-from .activations import Watch
+from hf_stitch.analysis.activations import Watch
+from hf_stitch.metrics import Metric, MomentsMetric
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ..adapters import Adapter, load
-from ..adapters.base import evaluating
-from ..data import Batch, Samples, check_same_order, paired_batches
-from ..models.modeling import StitchedModel, logits_of
-from ..stitches import StitchingLayer
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters.base import evaluating
+from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.models.modeling import StitchedModel, logits_of
+from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Array]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.modeling import StitchedModel
-from ..stitches import MaskedStitch, Stitch, StitchingLayer, as_linear
-from .curves import Curves, score_curves
+from hf_stitch.analysis.curves import Curves, score_curves
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.stitches import MaskedStitch, Stitch, StitchingLayer, as_linear
 
 THRESHOLD = 1e-4
 """Csiszárik et al. 2021, figure 8: entries of less magnitude become zero."""

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..adapters import Adapter
-from ..adapters.base import evaluating
-from ..data import Batch, Samples
-from ..metrics import Metric, build_metric
-from ..models.modeling import StitchedModel
-from ..representation import Representation
-from ..stitches import StitchingLayer
-from ..stitches.layer import paired_rows
-from .scoring import whole_target
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.base import evaluating
+from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.data import Batch, Samples
+from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.representation import Representation
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches.layer import paired_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +65,7 @@ class Trajectory:
 
     def plot(self) -> Figure:
         """A curve for each figure."""
-        from ..plots import curves
+        from hf_stitch.plots import curves
 
         series = {
             name: {float(step): (value,) * 3 for step, value in zip(self.steps, values, strict=True)}

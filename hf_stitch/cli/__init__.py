@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .. import __version__
-from . import compare, doctor, evaluate, info, layers, listing, pull, push, quickstart, stitch, swap
+from hf_stitch import __version__
+from hf_stitch.cli import compare, doctor, evaluate, info, layers, listing, pull, push, quickstart, stitch, swap
 
 __all__ = ["app", "main"]
 

@@ -1,5 +1,5 @@
 """``python -m hf_stitch.cli``."""
 
-from . import main
+from hf_stitch.cli import main
 
 main()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
-from .output import Output
+from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
+from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from ..analysis.atlas import SimilarityAtlas
-    from ..metrics import Metric
+    from hf_stitch.analysis.atlas import SimilarityAtlas
+    from hf_stitch.metrics import Metric
 
 
 def compare(
@@ -57,9 +57,8 @@ def compare(
     read = read_samples(data, data_dir, split, samples, seed)
 
     import hf_stitch
-
-    from ..analysis.atlas import compare as compare_networks
-    from ..processes import Processes
+    from hf_stitch.analysis.atlas import compare as compare_networks
+    from hf_stitch.processes import Processes
 
     first = hf_stitch.load(a, task=task)
     second = first if b == a else hf_stitch.load(b, task=task)
@@ -117,7 +116,7 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
 
 def _metric(text: str) -> Metric:
     """A metric from its name and options; values are read as JSON, and as text where they are none."""
-    from ..metrics import build_metric
+    from hf_stitch.metrics import build_metric
 
     name, _, options = text.partition(":")
     values: dict[str, Any] = {}

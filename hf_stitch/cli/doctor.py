@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson, Task
-from .output import Output
+from hf_stitch.cli.options import AsJson, Task
+from hf_stitch.cli.output import Output
 
 
 def doctor(
@@ -31,7 +31,7 @@ def doctor(
 
     The exit code is 1 if it has no cut.
     """
-    from ..adapters.diagnosis import diagnose
+    from hf_stitch.adapters.diagnosis import diagnose
 
     output = Output(json)
     with _quiet():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import AsJson, Count, Data, DataDir, Seed, Split, read_samples
-from .output import Output
+from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, read_samples
+from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from ..analysis import Audit, Evaluation
-    from ..models import StitchedModel
+    from hf_stitch.analysis import Audit, Evaluation
+    from hf_stitch.models import StitchedModel
 
 
 def evaluate(

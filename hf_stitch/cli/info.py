@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from .options import AsJson
-from .output import Output
+from hf_stitch.cli.options import AsJson
+from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from ..analysis.evaluation import Evaluation
-    from ..stitches import Stitch, StitchingLayer
+    from hf_stitch.analysis.evaluation import Evaluation
+    from hf_stitch.stitches import Stitch, StitchingLayer
 
 
 def info(
@@ -22,7 +22,7 @@ def info(
     json: AsJson = False,
 ) -> None:
     """Show what an artefact joins, how its map was found and how well it does; no weights are downloaded."""
-    from .. import hub
+    from hf_stitch import hub
 
     output = Output(json)
     folder = Path(place)
@@ -37,13 +37,13 @@ def info(
 
 def _record(folder: Path) -> tuple[dict[str, Any], StitchingLayer, Evaluation | None]:
     """What either artefact says, in one form; its stitch, without weights; its scores, if it has any."""
-    from ..analysis.evaluation import Evaluation
-    from ..models.files import read_config
-    from ..models.record import check_counts, damaged, known_forms, read_record
-    from ..models.skeleton import weightless
-    from ..registry import PluginError
-    from ..stitches import StitchingLayer
-    from .artefacts import is_stitcher
+    from hf_stitch.analysis.evaluation import Evaluation
+    from hf_stitch.cli.artefacts import is_stitcher
+    from hf_stitch.models.files import read_config
+    from hf_stitch.models.record import check_counts, damaged, known_forms, read_record
+    from hf_stitch.models.skeleton import weightless
+    from hf_stitch.registry import PluginError
+    from hf_stitch.stitches import StitchingLayer
 
     small = is_stitcher(folder)
     path = folder / ("stitcher.json" if small else "config.json")

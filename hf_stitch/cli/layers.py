@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from .options import AsJson, Task
-from .output import Output
+from hf_stitch.cli.options import AsJson, Task
+from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from ..adapters import Explanation
+    from hf_stitch.adapters import Explanation
 
 
 def layers(

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..registry import Registry, UnknownNameError, registries
-from .options import AsJson
-from .output import Output
+from hf_stitch.cli.options import AsJson
+from hf_stitch.cli.output import Output
+from hf_stitch.registry import Registry, UnknownNameError, registries
 
 
 def _known(kind: str) -> str:

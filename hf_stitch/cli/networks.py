@@ -15,9 +15,8 @@ from torch.nn import functional
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import hf_stitch
-
-from ..adapters import Adapter
-from ..data import Samples
+from hf_stitch.adapters import Adapter
+from hf_stitch.data import Samples
 
 SIZE = 32
 BATCH = 32

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..data import Samples
+    from hf_stitch.data import Samples
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and everything else on stderr.")]
 Data = Annotated[str, typer.Option(help="Data set: a Hub id, a local folder, or sklearn:digits.")]
@@ -32,7 +32,7 @@ def read_samples(data: str, data_dir: Path | None, split: str | None, count: int
         FileNotFoundError: If there is no such data set.
         ValueError: If it has no such split, or fewer samples.
     """
-    from ..data import Samples, read_data
+    from hf_stitch.data import Samples, read_data
 
     return draw(Samples.of(read_data(data, data_dir=data_dir, split=split)), count, seed, data)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson
-from .output import Output
+from hf_stitch.cli.options import AsJson
+from hf_stitch.cli.output import Output
 
 
 def pull(
@@ -19,9 +19,9 @@ def pull(
     json: AsJson = False,
 ) -> None:
     """Download a stitcher or stitched model, check that it is whole, and put it into a folder."""
-    from .. import hub
-    from ..models.files import ANCHORS, CONFIG, FILES, INDEX, SHARDS, STITCH, STITCHER
-    from .artefacts import read
+    from hf_stitch import hub
+    from hf_stitch.cli.artefacts import read
+    from hf_stitch.models.files import ANCHORS, CONFIG, FILES, INDEX, SHARDS, STITCH, STITCHER
 
     output = Output(json)
     folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *FILES], revision=revision)

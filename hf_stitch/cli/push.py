@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson
-from .output import Output
+from hf_stitch.cli.options import AsJson
+from hf_stitch.cli.output import Output
 
 
 def push(
@@ -23,7 +23,7 @@ def push(
     json: AsJson = False,
 ) -> None:
     """Upload a saved stitcher or stitched model with its card, in one commit; log in first: hf auth login."""
-    from .artefacts import read
+    from hf_stitch.cli.artefacts import read
 
     output = Output(json)
     card = folder / "README.md"

@@ -15,18 +15,18 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from . import results, stitch
-from .options import AsJson, DataDir, read_samples
-from .output import Output
-from .results import Result
+from hf_stitch.cli import results, stitch
+from hf_stitch.cli.options import AsJson, DataDir, read_samples
+from hf_stitch.cli.output import Output
+from hf_stitch.cli.results import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..adapters import Adapter
-    from ..data import Samples
-    from ..matchers import Matcher
-    from ..models import StitchedModel
+    from hf_stitch.adapters import Adapter
+    from hf_stitch.data import Samples
+    from hf_stitch.matchers import Matcher
+    from hf_stitch.models import StitchedModel
 
 NETWORKS = {"cnn-0": ("cnn", 0), "cnn-1": ("cnn", 1), "vit-0": ("vit", 0), "vit-1": ("vit", 1)}
 """Name -> architecture and seed."""
@@ -118,7 +118,7 @@ def train_networks(samples: Samples, epochs: int, folder: Path, bar: Progress) -
     Returns:
         Name -> folder.
     """
-    from . import networks
+    from hf_stitch.cli import networks
 
     folders = {}
     for name, (architecture, seed) in NETWORKS.items():
@@ -143,8 +143,8 @@ def stitch_pair(
     source: str, target: str, networks: dict[str, Adapter], train: Samples, test: Samples, bar: Progress
 ) -> Iterator[Result]:
     """Stitch two networks at every depth, by every matcher; one pass over the data serves them all."""
-    from ..matchers import build_matcher
-    from ..models.stitching import collect, fit_layer, join
+    from hf_stitch.matchers import build_matcher
+    from hf_stitch.models.stitching import collect, fit_layer, join
 
     a, b = networks[source], networks[target]
     pairs = list(zip(a.layers, b.layers, strict=True))  # four stages of a ResNet, four blocks of a ViT
@@ -161,7 +161,7 @@ def stitch_pair(
 
 def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
     """How a stitch was found: enough to find it again."""
-    from ..models.stitching import versions
+    from hf_stitch.models.stitching import versions
 
     return {
         "matcher": matcher.to_dict(), "rows": "positions", "data": train.fingerprint, "samples": len(train),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from .output import as_json
+from hf_stitch.cli.output import as_json
 
 if TYPE_CHECKING:
-    from ..analysis.evaluation import Evaluation
-    from ..analysis.scoring import Score
-    from ..models import StitchedModel
+    from hf_stitch.analysis.evaluation import Evaluation
+    from hf_stitch.analysis.scoring import Score
+    from hf_stitch.models import StitchedModel
 
 BASELINES = ("mean only", "chance")
 """What is shown beside the matchers; identity, the other baseline, is one of them."""
@@ -130,7 +130,7 @@ def save(results: list[Result], folder: Path) -> dict[str, Path]:
 
 def _draw(results: list[Result], path: Path) -> None:
     """The heat map: layers by matchers, the best matchers framed."""
-    from ..plots import heatmap
+    from hf_stitch.plots import heatmap
 
     matchers = list(dict.fromkeys(r.matcher for r in results))
     lines = [list(line) for _, line in groupby(results, key=lambda r: r.place)]

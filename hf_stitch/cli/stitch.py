@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
-from .output import Output, as_json
+from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
+from hf_stitch.cli.output import Output, as_json
 
 if TYPE_CHECKING:
-    from ..matchers import Matcher
-    from ..models import StitchedModel
+    from hf_stitch.matchers import Matcher
+    from hf_stitch.models import StitchedModel
 
 
 Matching = Annotated[list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")]
@@ -98,7 +98,7 @@ def _test_size(size: float) -> float | int:
 
 def check_rows(rows: str) -> None:
     """Refuse what is no rows policy."""
-    from ..representation import ROWS_POLICIES
+    from hf_stitch.representation import ROWS_POLICIES
 
     if rows not in ROWS_POLICIES:
         raise typer.BadParameter(f"must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}", param_hint="--rows")
@@ -106,7 +106,7 @@ def check_rows(rows: str) -> None:
 
 def matcher_of(name: str, options: list[str]) -> Matcher:
     """The matcher; values are read as JSON (``0.1``, ``true``, ``null``), and as text where they are none."""
-    from ..matchers import build_matcher
+    from hf_stitch.matchers import build_matcher
 
     values: dict[str, Any] = {}
     for option in options:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, Data, DataDir, Seed, Split, Task, draw, read_samples
-from .output import Output
-from .stitch import Matching, check_rows, matcher_of, save
+from hf_stitch.cli.options import AsJson, Data, DataDir, Seed, Split, Task, draw, read_samples
+from hf_stitch.cli.output import Output
+from hf_stitch.cli.stitch import Matching, check_rows, matcher_of, save
 
 if TYPE_CHECKING:
-    from ..adapters import Adapter
-    from ..data import Samples
-    from ..models import StitchedModel
-    from ..relative import AnchorSet
+    from hf_stitch.adapters import Adapter
+    from hf_stitch.data import Samples
+    from hf_stitch.models import StitchedModel
+    from hf_stitch.relative import AnchorSet
 
 
 SELECTIONS = ("random", "stratified")
@@ -79,8 +79,7 @@ def swap(
     pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed)
 
     import hf_stitch
-
-    from ..relative import AnchorSet, select_anchors
+    from hf_stitch.relative import AnchorSet, select_anchors
 
     new = hf_stitch.load(encoder)
     whole: StitchedModel | Adapter
@@ -108,7 +107,7 @@ def swap(
 
 def _stitched(name: str) -> StitchedModel:
     """A saved stitched model, or a stitcher with both networks that it names."""
-    from ..models import StitchedModel, Stitcher
+    from hf_stitch.models import StitchedModel, Stitcher
 
     if (Path(name) / "stitcher.json").is_file():
         return Stitcher.from_pretrained(name).attach()
@@ -117,7 +116,7 @@ def _stitched(name: str) -> StitchedModel:
 
 def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> tuple[AnchorSet, Samples | None]:
     """A stitched model's own anchors, and their samples, found by their ids; ``None`` where they are not needed."""
-    from ..relative import select_anchors
+    from hf_stitch.relative import select_anchors
 
     if model.anchors is None:
         raise ValueError("this stitched model keeps no anchors: swap its target, with --target-layer")

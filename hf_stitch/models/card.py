@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
-from ..endpoint import Endpoint
-from ..hub import CARD
+from hf_stitch.endpoint import Endpoint
+from hf_stitch.hub import CARD
 
 if TYPE_CHECKING:
-    from .stitcher import Stitcher
+    from hf_stitch.models.stitcher import Stitcher
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 BEGIN = "<!-- hf-stitch: from here to the end mark is written anew at every save and push; write above or below -->"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..registry import registries
-from .skeleton import weightless
+from hf_stitch.models.skeleton import weightless
+from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
-    from .modeling import StitchedModel
+    from hf_stitch.models.modeling import StitchedModel
 
 
 def dtype_of(given: torch.dtype | str | None) -> torch.dtype | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
-from ..adapters.timm_images import TimmImageProcessor
-from .record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, known_half
+from hf_stitch.adapters.timm_images import TimmImageProcessor
+from hf_stitch.models.record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, known_half
 
 BESIDES = (
     CHECKSUM,

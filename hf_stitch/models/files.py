@@ -18,10 +18,10 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..endpoint import weights_hash
-from ..relative import AnchorSet
-from .configuration import StitchConfig
-from .record import AGAIN, CHECKSUM, HASH, read_record
+from hf_stitch.endpoint import weights_hash
+from hf_stitch.models.configuration import StitchConfig
+from hf_stitch.models.record import AGAIN, CHECKSUM, HASH, read_record
+from hf_stitch.relative import AnchorSet
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"

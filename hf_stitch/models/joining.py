@@ -6,12 +6,12 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from ..adapters.base import Adapter
-from ..adapters.cut import Back, Front
-from ..endpoint import weights_hash
-from ..stitches import StitchingLayer
-from .configuration import StitchConfig
-from .modeling import StitchedModel, class_for
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cut import Back, Front
+from hf_stitch.endpoint import weights_hash
+from hf_stitch.models.configuration import StitchConfig
+from hf_stitch.models.modeling import StitchedModel, class_for
+from hf_stitch.stitches import StitchingLayer
 
 
 def join(

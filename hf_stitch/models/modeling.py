@@ -22,20 +22,16 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from .. import hub
-from ..adapters.base import Adapter
-from ..adapters.cut import Back, Cut, Front, Interface, Plan
-from ..adapters.preprocess import preprocess
-from ..endpoint import Endpoint, weights_hash
-from ..registry import PluginError, UnknownNameError, did_you_mean, registries
-from ..relative import AnchorSet
-from ..representation import Representation
-from ..stitches import StitchingLayer
-from .cache import decoder_layers, layer_types, shown, sliding_window, takes
-from .card import card, united, write_card
-from .casting import cast, dtype_of
-from .configuration import StitchConfig
-from .files import (
+from hf_stitch import hub
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cut import Back, Cut, Front, Interface, Plan
+from hf_stitch.adapters.preprocess import preprocess
+from hf_stitch.endpoint import Endpoint, weights_hash
+from hf_stitch.models.cache import decoder_layers, layer_types, shown, sliding_window, takes
+from hf_stitch.models.card import card, united, write_card
+from hf_stitch.models.casting import cast, dtype_of
+from hf_stitch.models.configuration import StitchConfig
+from hf_stitch.models.files import (
     ANCHORS,
     CONFIG,
     FILES,
@@ -52,10 +48,14 @@ from .files import (
     save_weights,
     write_record,
 )
-from .parents import load_parent
-from .record import AGAIN, damaged, read_record
-from .skeleton import weightless
-from .stitcher import Stitcher
+from hf_stitch.models.parents import load_parent
+from hf_stitch.models.record import AGAIN, damaged, read_record
+from hf_stitch.models.skeleton import weightless
+from hf_stitch.models.stitcher import Stitcher
+from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, registries
+from hf_stitch.relative import AnchorSet
+from hf_stitch.representation import Representation
+from hf_stitch.stitches import StitchingLayer
 
 PASSED = (
     "_commit_hash",

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..adapters import Adapter, load, load_recorded
-from ..endpoint import Endpoint
+from hf_stitch.adapters import Adapter, load, load_recorded
+from hf_stitch.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from torch import nn

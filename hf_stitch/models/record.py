@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..adapters import Cut, Interface, Plan
-from ..representation import Form
+from hf_stitch.adapters import Cut, Interface, Plan
+from hf_stitch.representation import Form
 
 CHECKSUM, HASH = "checksum", "weights_hash"
 AGAIN = "save or download it again"

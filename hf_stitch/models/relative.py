@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..adapters import Adapter, load
-from ..data import Samples
-from ..relative import AnchorSet, RelativeProjection, Similarity
-from ..representation import Form, RowsPolicy
-from ..stitches import IdentityStitch, Stitch, StitchingLayer
-from .head import ENTRY, Head, HeadConfig, Kind
-from .joining import join
-from .modeling import StitchedModel
-from .stitching import versions
-from .swapping import as_space
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.data import Samples
+from hf_stitch.models.head import ENTRY, Head, HeadConfig, Kind
+from hf_stitch.models.joining import join
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.models.stitching import versions
+from hf_stitch.models.swapping import as_space
+from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
+from hf_stitch.representation import Form, RowsPolicy
+from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """What a head does, by the samples of the encoder."""

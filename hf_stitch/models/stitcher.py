@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 from huggingface_hub import CommitInfo
 from safetensors.torch import save_file
 
-from .. import hub
-from ..adapters import Adapter
-from ..endpoint import Endpoint
-from ..registry import PluginError
-from ..relative import AnchorSet
-from ..stitches import StitchingLayer
-from .card import card, united, write_card
-from .casting import cast, dtype_of
-from .files import (
+from hf_stitch import hub
+from hf_stitch.adapters import Adapter
+from hf_stitch.endpoint import Endpoint
+from hf_stitch.models.card import card, united, write_card
+from hf_stitch.models.casting import cast, dtype_of
+from hf_stitch.models.files import (
     ANCHORS,
     CONFIG,
     STITCH,
@@ -30,15 +27,18 @@ from .files import (
     save_anchors,
     write_record,
 )
-from .parents import load_parent
-from .record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, read_record
-from .skeleton import weightless
+from hf_stitch.models.parents import load_parent
+from hf_stitch.models.record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, read_record
+from hf_stitch.models.skeleton import weightless
+from hf_stitch.registry import PluginError
+from hf_stitch.relative import AnchorSet
+from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .modeling import StitchedModel
+    from hf_stitch.models.modeling import StitchedModel
 
 FORMAT = 1
 KEYS = ("format", "source", "target", "stitch", "task", "recipe", "scores", "anchors", CHECKSUM, HASH)
@@ -265,7 +265,7 @@ class Stitcher:
                 given and is not.
             OSError: If a parent or its revision is not there, or the Hub cannot be reached.
         """
-        from .joining import join
+        from hf_stitch.models.joining import join
 
         wanted = dtype_of(dtype)
         parents = [

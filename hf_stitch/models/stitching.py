@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import __version__
-from ..adapters import Adapter, load
-from ..data import Batch, Samples, check_same_order, paired_batches
-from ..matchers import Matcher, TrainedMatcher, build_matcher
-from ..representation import Form, Representation, RowsPolicy
-from ..statistics import Moments
-from ..stitches import IdentityStitch, Stitch, StitchingLayer
-from ..stitches.layer import POOLED, paired_rows, part_widths
-from .joining import join
-from .modeling import StitchedModel, class_for, logits_of
+from hf_stitch import __version__
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
+from hf_stitch.models.joining import join
+from hf_stitch.models.modeling import StitchedModel, class_for, logits_of
+from hf_stitch.representation import Form, Representation, RowsPolicy
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
+from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 
 CLASSIFIES = ("image-classification", "text-classification")
 Statistics = dict[str, Moments]
@@ -134,7 +134,7 @@ def stitch(
         stitched.stitch = fitted_by.fit(stitched, train, target=b, target_data=other_train, progress=progress)
     stitched.config.stitch = stitched.stitch.to_dict()
     if task is not None:
-        from ..analysis.evaluation import evaluate
+        from hf_stitch.analysis.evaluation import evaluate
 
         stitched.evaluation = evaluate(
             stitched, test, target=b, target_data=other_test, batch_size=batch_size, seed=seed, progress=progress
@@ -153,7 +153,7 @@ def _most_alike(
     progress: bool,
 ) -> str:
     """The cut of the source that is most alike to a layer of the target."""
-    from ..analysis.atlas import compare
+    from hf_stitch.analysis.atlas import compare
 
     atlas = compare(
         source,
@@ -217,7 +217,7 @@ def _rehearse(
             f"({type(error).__name__}: {error}); use another rows policy or layer"
         ) from error
     if labelled is not None:
-        from ..analysis.scoring import check_labels
+        from hf_stitch.analysis.scoring import check_labels
 
         check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])
     return layer

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..adapters import Adapter, load
-from ..adapters.base import evaluating
-from ..data import Samples
-from ..endpoint import Endpoint, weights_hash
-from ..matchers import Matcher, TrainedMatcher, build_matcher
-from ..relative import AnchorSet, RelativeProjection
-from ..representation import Form, RowsPolicy
-from ..statistics import Moments
-from ..stitches import IdentityStitch, StitchingLayer
-from ..stitches.layer import POOLED, source_positions
-from .joining import join, with_encoder
-from .modeling import StitchedModel, class_for, logits_of
-from .stitching import check_meet, fit_layer, versions
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters.base import evaluating
+from hf_stitch.data import Samples
+from hf_stitch.endpoint import Endpoint, weights_hash
+from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
+from hf_stitch.models.joining import join, with_encoder
+from hf_stitch.models.modeling import StitchedModel, class_for, logits_of
+from hf_stitch.models.stitching import check_meet, fit_layer, versions
+from hf_stitch.relative import AnchorSet, RelativeProjection
+from hf_stitch.representation import Form, RowsPolicy
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.stitches.layer import POOLED, source_positions
 
 MATCHER = "inverse_relative"
 BASELINES = ("procrustes",)
@@ -179,7 +179,7 @@ def _scored(
         return swapped
     samples = Samples.of(data)
     _rehearse(swapped, samples)
-    from ..analysis.evaluation import evaluate
+    from hf_stitch.analysis.evaluation import evaluate
 
     swapped.evaluation = evaluate(
         swapped,
@@ -385,7 +385,7 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     Raises:
         ValueError: If the model has no head that could be scored, cannot run on it, or labels are none of its classes.
     """
-    from ..analysis.scoring import check_labels
+    from hf_stitch.analysis.scoring import check_labels
 
     if swapped.task is None:
         raise ValueError(f"{type(swapped).__name__} has no head that could be scored: leave out data")

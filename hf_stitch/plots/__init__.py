@@ -4,11 +4,11 @@ Every function returns a ``matplotlib.figure.Figure`` that belongs to no window 
 ``figure.savefig("name.png")``, or let a notebook show it.
 """
 
-from .curves import curves
-from .evolution import evolution
-from .heatmap import heatmap
-from .histogram import histogram
-from .intervals import intervals
-from .matrices import matrices
+from hf_stitch.plots.curves import curves
+from hf_stitch.plots.evolution import evolution
+from hf_stitch.plots.heatmap import heatmap
+from hf_stitch.plots.histogram import histogram
+from hf_stitch.plots.intervals import intervals
+from hf_stitch.plots.matrices import matrices
 
 __all__ = ["curves", "evolution", "heatmap", "histogram", "intervals", "matrices"]

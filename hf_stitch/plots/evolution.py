@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .heatmap import COLOURS
+from hf_stitch.plots.heatmap import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..representation import Form, Representation, RowsPolicy
-from .base import Stitch, build_stitch
-from .identity import IdentityStitch
-from .linear import LinearStitch
+from hf_stitch.representation import Form, Representation, RowsPolicy
+from hf_stitch.stitches.base import Stitch, build_stitch
+from hf_stitch.stitches.identity import IdentityStitch
+from hf_stitch.stitches.linear import LinearStitch
 
 POOLED = ("mean", "cls", "last")
 Pairs = dict[str, tuple[Tensor, Tensor]]

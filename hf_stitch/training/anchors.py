@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from ..adapters import unwrap
-from ..adapters.base import evaluating
-from ..data import Samples
-from ..models import StitchedModel
-from ..processes import Processes
-from ..relative import RelativeProjection
-from ..relative.projection import check_anchors
-from ..stitches.layer import source_positions
-from .probe import check_whole, unnoticed
+from hf_stitch.adapters import unwrap
+from hf_stitch.adapters.base import evaluating
+from hf_stitch.data import Samples
+from hf_stitch.models import StitchedModel
+from hf_stitch.processes import Processes
+from hf_stitch.relative import RelativeProjection
+from hf_stitch.relative.projection import check_anchors
+from hf_stitch.stitches.layer import source_positions
+from hf_stitch.training.probe import check_whole, unnoticed
 
 
 class AnchorRefresh(TrainerCallback):

@@ -14,9 +14,9 @@ from torch import nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from ..adapters import Adapter, load, unwrap
-from ..processes import Processes
-from .probe import check_whole, unnoticed
+from hf_stitch.adapters import Adapter, load, unwrap
+from hf_stitch.processes import Processes
+from hf_stitch.training.probe import check_whole, unnoticed
 
 if TYPE_CHECKING:
     import pandas

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..adapters import Adapter
-from ..analysis.activations import Activations
-from ..analysis.atlas import compare, labelled
-from ..data import check_same_order
-from ..metrics import Metric
-from ..processes import Processes
-from ..representation import RowsPolicy
-from .callback import Every, ProbingCallback
-from .probe import Probe
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.atlas import compare, labelled
+from hf_stitch.data import check_same_order
+from hf_stitch.metrics import Metric
+from hf_stitch.processes import Processes
+from hf_stitch.representation import RowsPolicy
+from hf_stitch.training.callback import Every, ProbingCallback
+from hf_stitch.training.probe import Probe
 
 if TYPE_CHECKING:
     import pandas
@@ -149,7 +149,7 @@ class Dynamics:
 
     def plot(self) -> Figure:
         """A heat map of moments by moments for each layer; below, how alike each layer is to its last moment."""
-        from ..plots import evolution
+        from hf_stitch.plots import evolution
 
         return evolution(
             self.values, self.times, unit=self.unit, label=self.metric, title=f"{self.n} samples, rows: {self.rows}"
@@ -174,7 +174,7 @@ class Dynamics:
 
     def __str__(self) -> str:
         """The table as text."""
-        from ..analysis.routes import as_text
+        from hf_stitch.analysis.routes import as_text
 
         return as_text(self)
 

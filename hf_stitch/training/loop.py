@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..adapters.cut import Back
-from ..checkpoint import Checkpoint
-from ..models.modeling import logits_of
-from ..processes import Processes
-from ..representation import Representation
-from ..stitches import StitchingLayer
-from ..stitches.layer import paired_rows
-from .objective import IGNORED, Objective
-from .prepared import Prepared, Seen
+from hf_stitch.adapters.cut import Back
+from hf_stitch.checkpoint import Checkpoint
+from hf_stitch.models.modeling import logits_of
+from hf_stitch.processes import Processes
+from hf_stitch.representation import Representation
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.training.objective import IGNORED, Objective
+from hf_stitch.training.prepared import Prepared, Seen
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

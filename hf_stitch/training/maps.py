@@ -7,7 +7,7 @@ import copy
 import torch
 from torch.nn.utils import parametrizations, parametrize
 
-from ..stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
+from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
 
 
 def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:

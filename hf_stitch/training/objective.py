@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..metrics import Metric, build_metric
-from ..stitches import StitchingLayer
+from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.stitches import StitchingLayer
 
 ANSWERS = ("hard", "target", "source")
 IGNORED = -100

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..adapters import Adapter
-from ..data import Batch, Samples, paired_batches
-from ..models.modeling import StitchedModel, logits_of
-from ..processes import Processes
-from ..representation import Representation
-from .objective import IGNORED, next_tokens
-from .store import Store
+from hf_stitch.adapters import Adapter
+from hf_stitch.data import Batch, Samples, paired_batches
+from hf_stitch.models.modeling import StitchedModel, logits_of
+from hf_stitch.processes import Processes
+from hf_stitch.representation import Representation
+from hf_stitch.training.objective import IGNORED, next_tokens
+from hf_stitch.training.store import Store
 
 Augment = Callable[[list[Any], torch.Generator], list[Any]]
 """Raw samples and a generator to changed samples, anew in every epoch."""

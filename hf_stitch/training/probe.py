@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from ..adapters import Adapter
-from ..analysis.activations import Activations, record
-from ..data import Batch, Samples
-from ..processes import Processes
-from ..representation import ROWS_POLICIES, Representation, RowsPolicy
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.activations import Activations, record
+from hf_stitch.data import Batch, Samples
+from hf_stitch.processes import Processes
+from hf_stitch.representation import ROWS_POLICIES, Representation, RowsPolicy
 
 
 class Probe:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from torch import nn
 
-from ..adapters import Adapter
-from ..analysis.activations import Activations
-from ..analysis.atlas import compare, labelled
-from ..data import check_same_order
-from ..metrics import Metric
-from ..models.stitching import check_meet
-from ..processes import Processes
-from ..representation import RowsPolicy
-from .callback import Every, ProbingCallback
-from .probe import Probe
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.atlas import compare, labelled
+from hf_stitch.data import check_same_order
+from hf_stitch.metrics import Metric
+from hf_stitch.models.stitching import check_meet
+from hf_stitch.processes import Processes
+from hf_stitch.representation import RowsPolicy
+from hf_stitch.training.callback import Every, ProbingCallback
+from hf_stitch.training.probe import Probe
 
 logger = logging.getLogger(__name__)
 

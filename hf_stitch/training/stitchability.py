@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..adapters import Adapter, Back
-from ..analysis.scoring import check_labels
-from ..data import Batch, Samples
-from ..matchers import Matcher, build_matcher
-from ..models.modeling import logits_of
-from ..models.stitching import Statistics, check_meet, fit_layer
-from ..processes import Processes
-from ..representation import Representation, RowsPolicy
-from ..statistics import Moments
-from ..stitches import StitchingLayer
-from ..stitches.layer import paired_rows
-from .callback import Every, ProbingCallback
-from .probe import Probe, representations
+from hf_stitch.adapters import Adapter, Back
+from hf_stitch.analysis.scoring import check_labels
+from hf_stitch.data import Batch, Samples
+from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.models.modeling import logits_of
+from hf_stitch.models.stitching import Statistics, check_meet, fit_layer
+from hf_stitch.processes import Processes
+from hf_stitch.representation import Representation, RowsPolicy
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.training.callback import Every, ProbingCallback
+from hf_stitch.training.probe import Probe, representations
 
 Pair = tuple[str, str]
 

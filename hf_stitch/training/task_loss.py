@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 
 import torch
 
-from ..adapters import Adapter, load
-from ..analysis.scoring import check_labels
-from ..checkpoint import Checkpoint
-from ..data import Samples, check_same_order
-from ..endpoint import weights_hash
-from ..matchers import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
-from ..models.modeling import StitchedModel
-from ..models.stitching import versions
-from ..processes import Processes
-from ..stitches import StitchingLayer
-from .loop import Course, Observe, Schedule, Stitches, train
-from .maps import plain, trainable
-from .objective import ANSWERS, Objective
-from .prepared import Augment, Networks, Prepared
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.analysis.scoring import check_labels
+from hf_stitch.checkpoint import Checkpoint
+from hf_stitch.data import Samples, check_same_order
+from hf_stitch.endpoint import weights_hash
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
+from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.models.stitching import versions
+from hf_stitch.processes import Processes
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.training.loop import Course, Observe, Schedule, Stitches, train
+from hf_stitch.training.maps import plain, trainable
+from hf_stitch.training.objective import ANSWERS, Objective
+from hf_stitch.training.prepared import Augment, Networks, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

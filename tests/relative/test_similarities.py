@@ -16,16 +16,7 @@ from scipy.spatial.distance import cdist
 
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative import build_similarity
-from hf_stitch.relative.similarities import (
-    Angular,
-    ChangeOfBasis,
-    Cosine,
-    Euclidean,
-    Geodesic,
-    Inner,
-    Lp,
-    Similarity,
-)
+from hf_stitch.relative.similarities import Angular, ChangeOfBasis, Cosine, Euclidean, Geodesic, Inner, Lp, Similarity
 from hf_stitch.testing import check_similarity
 
 SIMILARITIES = [

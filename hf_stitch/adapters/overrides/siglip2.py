@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..override import Override
+from hf_stitch.adapters.override import Override
 
 
 class OfPatches(Override):
