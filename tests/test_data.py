@@ -383,7 +383,7 @@ def test_image_files_that_are_pointed_to_are_read(tmp_path):
 
 def test_fingerprint_does_not_depend_on_how_much_is_read_at_a_time(monkeypatch):
     before = Samples.of(images()).fingerprint
-    monkeypatch.setattr("hf_stitch.data._CHUNK", 4)
+    monkeypatch.setattr("hf_stitch.data.samples.CHUNK", 4)
     assert Samples.of(images()).fingerprint == before
 
 

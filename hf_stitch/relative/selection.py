@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.data import Id, Samples, apportion, chance
+from hf_stitch.data import Id, Samples
+from hf_stitch.data.splits import apportion, chance
 from hf_stitch.registry import registries
 from hf_stitch.relative.neighbours import nearest
 

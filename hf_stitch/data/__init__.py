@@ -1,0 +1,8 @@
+"""The raw samples that both networks see: :class:`Samples`, and :func:`read_data` to get hold of some."""
+
+from hf_stitch.data.columns import Modality
+from hf_stitch.data.reading import read_data
+from hf_stitch.data.samples import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.data.tables import Id
+
+__all__ = ["Batch", "Id", "Modality", "Samples", "check_same_order", "paired_batches", "read_data"]

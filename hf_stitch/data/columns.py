@@ -1,0 +1,98 @@
+"""Which column holds the samples, which the labels: told by the types of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from PIL.Image import Image
+
+Modality = Literal["image", "text", "tensor"]
+
+
+def kind_of(value: Any) -> str:
+    """A modality, ``integer``, or the name of the value's type."""
+    if isinstance(value, str) or (
+        isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, str) for v in value)
+    ):
+        return "text"
+    if isinstance(value, Image):
+        return "image"
+    if isinstance(value, (int, np.integer)):
+        return "integer"
+    import torch
+
+    return "tensor" if isinstance(value, (np.ndarray, torch.Tensor)) else type(value).__name__
+
+
+def common_kind(values: Sequence[Any]) -> str:
+    """The kind of all values; where one differs, a text that is no kind and says which."""
+    first = kind_of(values[0])
+    # Arrays are of one kind by themselves.
+    for place, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
+        if kind_of(value) != first:
+            return f"{first}, but {kind_of(value)} at place {place}"
+    return first
+
+
+def feature_kind(feature: Any) -> str:
+    """A modality, ``class``, ``integer``, or the name of the feature's type."""
+    import datasets
+
+    if isinstance(feature, datasets.ClassLabel):
+        return "class"
+    if isinstance(feature, datasets.Image):
+        return "image"
+    if isinstance(feature, datasets.Value):
+        if feature.dtype in ("string", "large_string"):
+            return "text"
+        return "integer" if feature.dtype.startswith(("int", "uint", "bool")) else feature.dtype
+    return type(feature).__name__
+
+
+def listing(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
+
+
+def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequence[str]) -> None:
+    """Refuse a column that does not exist or cannot play its role."""
+    if name not in kinds:
+        raise ValueError(f"{role}={name!r} is no column; there are: {listing(kinds)}")
+    if kinds[name] not in allowed:
+        raise ValueError(f"{role}={name!r} must be a column of {' or '.join(allowed)}, got {kinds[name]}")
+
+
+def find_samples(
+    kinds: Mapping[str, str], image: str | None, text: str | None, text_pair: str | None, taken: Iterable[Any]
+) -> tuple[Modality, tuple[str, ...]]:
+    """The modality, and the column of the samples: the named one or the only one that can be meant."""
+    if image is not None and text is not None:
+        raise ValueError("image and text cannot both be named: a sample is one or the other")
+    if text_pair is not None and text is None:
+        raise ValueError("text_pair names the second texts; name the first by text")
+    for role, name in (("image", image), ("text", text), ("text", text_pair)):
+        if name is not None:
+            check_named(kinds, role, name, (role,))
+    if text is not None:
+        return "text", (text,) if text_pair is None else (text, text_pair)
+    if image is not None:
+        return "image", (image,)
+    candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
+    if len(candidates) != 1:
+        many = f"several columns could be the samples: {listing(candidates)}; name one by image= or text="
+        none = f"no column is an image, a text or a tensor; there are: {listing(kinds)}. Labels are passed by label="
+        raise ValueError(many if candidates else none)
+    [(name, kind)] = candidates.items()
+    return cast(Modality, kind), (name,)
+
+
+def find_label(kinds: Mapping[str, str], taken: Iterable[Any]) -> str | None:
+    """The only column that can be meant by labels, or none."""
+    classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
+    # A column with gaps is one of labels too: reading these names the sample that has none.
+    integers = [name for name in ("label", "labels") if "integer" in kinds.get(name, "") and name not in taken]
+    candidates = classes or integers
+    if len(candidates) > 1:
+        raise ValueError(f"several columns could be the labels: {', '.join(map(repr, candidates))}; name one by label=")
+    return candidates[0] if candidates else None

@@ -1,0 +1,83 @@
+"""Data sets from the Hub, from a folder, or from inside scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL.Image import fromarray
+
+from hf_stitch.data.samples import Samples
+
+if TYPE_CHECKING:
+    import datasets
+
+
+def read_data(source: str, data_dir: str | Path | None = None, split: str | None = None) -> datasets.Dataset:
+    """One split of a data set, from the Hub, from a folder, or from inside scikit-learn.
+
+    Args:
+        source: A Hub id ``owner/name`` or ``owner/name/config``; a folder of data files named after their splits, such
+            as ``train.parquet`` and ``test.parquet``; or ``sklearn:digits``: the 1797 images of handwritten digits, 8x8
+            pixels, that scikit-learn ships, 1438 to train and 359 to test.
+        data_dir: Where copies of data sets lie: the Hub's ``owner/name/config`` is then read from
+            ``<data_dir>/name/config``, and the Hub is not asked.
+        split: Which split, of the Hub's and of folders also in part (``"train[:1000]"``); may be left out where there
+            is one only.
+
+    Raises:
+        FileNotFoundError: If the data set is not there, or the Hub cannot be reached.
+        ValueError: If there is no such split, or several and none was named.
+
+    Example:
+        >>> digits = read_data("sklearn:digits", split="test")
+        >>> Samples.of(digits)
+        Samples(359 x image, 10 classes)
+    """
+    from datasets import Dataset, load_dataset
+
+    if source == "sklearn:digits":
+        return _pick_split(_digits(), source, split)
+    if Path(source).expanduser().is_dir():
+        arguments = [str(Path(source).expanduser())]
+    elif data_dir is not None:
+        arguments = [str(Path(data_dir).expanduser().joinpath(*source.split("/")[1:] or [source]))]
+    else:
+        owner, name, config = (*source.split("/", 2), None, None)[:3]
+        arguments = [part for part in (f"{owner}/{name}" if name else owner, config) if part]
+    try:
+        found = load_dataset(*arguments, split=split)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"cannot read the data set {'/'.join(arguments)}: {error}. Check its name, or say where a copy lies: "
+            f"data_dir (--data-dir), a folder that holds {source.split('/')[-1]}/<split>.parquet"
+        ) from error
+    return found if isinstance(found, Dataset) else _pick_split(found, source, split)
+
+
+def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str | None) -> datasets.Dataset:
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split is None or split not in splits:
+        asked = "needs a split" if split is None else f"has no split {split!r}"
+        raise ValueError(f"{source} {asked}; there are: {', '.join(splits)}")
+    return splits[split]
+
+
+def _digits() -> dict[str, datasets.Dataset]:
+    """The handwritten digits inside scikit-learn; its 17 grey values are spread over 0 to 255."""
+    import datasets
+    from sklearn.datasets import load_digits
+
+    images, target = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    train, test = Samples.of(pixels, label=target).split(0.2, seed=0)
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=[str(d) for d in range(10)]))
+    return {
+        name: datasets.Dataset.from_dict(
+            {"image": [fromarray(pixels[id_]) for id_ in part.ids], "label": part.labels}, features=features
+        )
+        for name, part in (("train", train), ("test", test))
+    }

@@ -1,0 +1,328 @@
+"""The raw samples that both networks see, in a fixed order: :class:`Samples`.
+
+Nothing is preprocessed here. A batch holds the images, texts or tensors as the data has them, and each network turns
+them into inputs itself, so that two networks with different processors can be shown the same samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hf_stitch.data.columns import Modality, check_named, find_label, find_samples
+from hf_stitch.data.splits import apportion, chance
+from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive samples, read.
+
+    Attributes:
+        samples: PIL images, texts, pairs of texts, tensors or arrays, as the data has them.
+        origin: The part of the data that they are.
+    """
+
+    samples: list[Any]
+    origin: Samples
+
+    @property
+    def ids(self) -> tuple[Id, ...]:
+        """The ids of the samples."""
+        return self.origin.ids
+
+    @property
+    def labels(self) -> list[int] | None:
+        """The labels of the samples, checked as :attr:`Samples.labels`."""
+        return self.origin.labels
+
+
+class Samples:
+    """Raw samples in a fixed order, each with an id and, where the data has them, a label.
+
+    Made by :meth:`of`. Parts (:meth:`select`, :meth:`take`, :meth:`split`) share the data and keep ids and labels.
+
+    Example:
+        >>> samples = Samples.of(["good", "bad", "fine", "poor"], label=[1, 0, 1, 0])
+        >>> samples
+        Samples(4 x text, 2 classes)
+        >>> train, test = samples.split(0.5, seed=0)
+        >>> sorted(train.ids + test.ids), sorted(test.labels)
+        ([0, 1, 2, 3], [0, 1])
+        >>> [batch.samples for batch in samples.batches(3)]
+        [['good', 'bad', 'fine'], ['poor']]
+    """
+
+    def __init__(self, source: Source, positions: Sequence[int]) -> None:
+        if not len(positions):
+            raise ValueError("there are no samples: the data, or the part of it that was asked for, is empty")
+        self._source = source
+        self._positions = positions
+
+    @classmethod
+    def of(
+        cls,
+        data: Any,
+        *,
+        image: str | None = None,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | Iterable[Any] | None = None,
+        id: str | Iterable[Any] | None = None,
+    ) -> Samples:
+        """Take data as it comes and find its images or texts, its labels and its ids.
+
+        Columns are found by their type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel``
+        or, failing that, as integers in a column called ``label`` or ``labels``. Of dictionaries the first one tells.
+
+        Args:
+            data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read once, to its end, into memory
+                (images stay encoded; bound it by ``data.take(n)``); a list or tuple of PIL images, texts, pairs of
+                texts, arrays or tensors, or of dictionaries of those; an array or a tensor whose first axis counts
+                samples; or :class:`Samples`, returned as they are.
+            image: Column of the images.
+            text: Column of the texts.
+            text_pair: Column of the second texts, where a sample is a pair of texts. Needs ``text``.
+            label: Column of the labels, or the labels themselves.
+            id: Column of the ids, or the ids themselves: integers or texts, each once. Default: positions in ``data``.
+
+        Raises:
+            ValueError: If the data is empty, if several columns could be meant (the message lists them), if a named
+                column does not exist or has the wrong type, or if ids repeat.
+            TypeError: If the data is of no known kind, a label is no integer or an id neither integer nor text.
+        """
+        if isinstance(data, Samples):
+            if any(value is not None for value in (image, text, text_pair, label, id)):
+                raise ValueError("these samples were read before, and their columns cannot be chosen again")
+            return data
+        table = as_table(data)
+        named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
+        if isinstance(label, str):
+            check_named(table.kinds, "label", label, ("class", "integer"))
+        if isinstance(id, str):
+            check_named(table.kinds, "id", id, ("integer", "text"))
+        modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
+        if label is None:
+            label = find_label(table.kinds, taken=named)
+        ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
+        labels = None if label is None else list(map(as_label, values_of(table, "label", label), ids))
+        names = table.classes(label) if isinstance(label, str) else None
+        return cls(Source(table, modality, columns, ids, labels, names), range(len(table)))
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._positions)
+
+    def __repr__(self) -> str:
+        """For example ``Samples(10000 x image, 10 classes)``."""
+        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
+        return f"Samples({len(self)} x {self.modality}{classes})"
+
+    @property
+    def modality(self) -> Modality:
+        """What a sample is: ``image``, ``text`` (a text or a pair of texts) or ``tensor``."""
+        return self._source.modality
+
+    @cached_property
+    def ids(self) -> tuple[Id, ...]:
+        """The id of every sample, in order."""
+        return tuple(self._source.ids[p] for p in self._positions)
+
+    @cached_property
+    def labels(self) -> list[int] | None:
+        """The label of every sample, in order; ``None`` if the data has no labels.
+
+        Raises:
+            ValueError: If a sample has no label (``None``, -1) or one that is no class; the message names the sample.
+        """
+        if self._source.labels is None:
+            return None
+        labels = []
+        for id_, position in zip(self.ids, self._positions, strict=True):
+            label = self._source.labels[position]
+            if label is None or not 0 <= label < (self.num_classes or 0):
+                raise ValueError(
+                    f"sample {id_!r} has the label {label}, which is none of the {self.num_classes} classes; "
+                    "leave unlabelled samples out by select"
+                )
+            labels.append(label)
+        return labels
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """What the classes are called, where the data says so."""
+        return self._source.label_names
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes of the whole data, of which this may be a part; ``None`` if the data has no labels.
+
+        Where the classes have no names it is one more than the largest label.
+        """
+        return self._source.num_classes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of every sample's id, label and content, in order: ``"sha256:…"``.
+
+        The content of an image in a data set is its encoded file (the same pixels in another format are other data); of
+        other images the mode, size and pixels; of arrays and tensors the dtype, shape and values. Computing it reads
+        all of the data once.
+        """
+        digest = hashlib.sha256(self.modality.encode())
+        for start in range(0, len(self), CHUNK):
+            positions = self._positions[start : start + CHUNK]
+            for position, contents in zip(positions, self._source.contents(positions), strict=True):
+                label = self._source.labels[position] if self._source.labels is not None else None
+                digest.update(repr((self._source.ids[position], label, *map(len, contents))).encode())
+                for content in contents:
+                    digest.update(content)
+        return f"sha256:{digest.hexdigest()}"
+
+    def select(self, indices: Iterable[int]) -> Samples:
+        """The samples at these places, in this order.
+
+        Args:
+            indices: Integers from 0 to ``len(self) - 1``, each at most once.
+
+        Raises:
+            ValueError: If an index is out of range or occurs twice, or if there is none.
+            TypeError: If an index is no integer (a boolean mask).
+        """
+        chosen = []
+        for index in indices:
+            # A mask would be taken for zeros and ones.
+            if isinstance(index, (bool, np.bool_)) or str(getattr(index, "dtype", "")) == "torch.bool":
+                raise TypeError("select takes indices, got a boolean mask; pass mask.nonzero()")
+            chosen.append(operator.index(index))
+            if not 0 <= chosen[-1] < len(self):
+                raise ValueError(f"index {chosen[-1]} is out of range: there are {len(self)} samples")
+        twice = [index for index, count in Counter(chosen).items() if count > 1]
+        if twice:
+            raise ValueError(f"index {twice[0]} is selected more than once; ids must stay unique")
+        return Samples(self._source, [self._positions[index] for index in chosen])
+
+    def take(self, n: int) -> Samples:
+        """The first ``n`` samples.
+
+        Raises:
+            ValueError: If there are fewer, or ``n`` is less than 1.
+        """
+        if not 1 <= n <= len(self):
+            raise ValueError(f"n must be 1 to {len(self)}, the number of samples, got {n}")
+        return Samples(self._source, self._positions[:n])
+
+    def split(self, test_size: float | int, seed: int = 0) -> tuple[Samples, Samples]:
+        """Hold samples out, at random.
+
+        Chance is a hash of seed and id, so that the split does not depend on the order of the samples, on the machine
+        or on any random state. Where there are labels, classes are held out in proportion (samples without a label as
+        one more class); what does not divide goes to the classes with the largest remainders, smaller labels first.
+        Both parts keep the order.
+
+        Args:
+            test_size: Share of the samples (a float between 0 and 1) or their number (an integer).
+            seed: Another seed gives another split.
+
+        Returns:
+            Training part and held-out part. Every sample is in exactly one.
+
+        Raises:
+            ValueError: If a part would be empty.
+        """
+        count = round(test_size * len(self)) if isinstance(test_size, float) else operator.index(test_size)
+        if not 0 < count < len(self):
+            raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
+        strata: dict[int, list[int]] = {}
+        for index, position in enumerate(self._positions):
+            label = self._source.labels[position] if self._source.labels is not None else None
+            strata.setdefault(-1 if label is None else label, []).append(index)
+        ordered = [strata[label] for label in sorted(strata)]
+        held: set[int] = set()
+        for stratum, quota in zip(ordered, apportion(count, [len(stratum) for stratum in ordered]), strict=True):
+            held.update(sorted(stratum, key=lambda index: chance(seed, self.ids[index]))[:quota])
+        return (
+            self.select(index for index in range(len(self)) if index not in held),
+            self.select(sorted(held)),
+        )
+
+    def batches(self, batch_size: int, progress: str | None = None) -> Iterator[Batch]:
+        """Read the samples in order, batch after batch; the last one may be smaller.
+
+        Args:
+            batch_size: Samples in a batch.
+            progress: What a progress bar says; it appears on terminals, after three seconds. ``None``: no bar.
+
+        Raises:
+            ValueError: If ``batch_size`` is less than 1, or if a sample is missing (``None``); the message names it.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        return self._batches(batch_size, progress)
+
+    def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:
+        from tqdm.auto import tqdm
+
+        hide = True if progress is None else None  # None: shown on terminals only
+        with tqdm(total=len(self), desc=progress, unit="sample", delay=3, disable=hide) as bar:
+            for start in range(0, len(self), batch_size):
+                part = Samples(self._source, self._positions[start : start + batch_size])
+                samples = self._source.read(part._positions)
+                for id_, sample in zip(part.ids, samples, strict=True):
+                    if sample is None or (isinstance(sample, tuple) and None in sample):
+                        raise ValueError(f"sample {id_!r} has no {self.modality}; leave it out with select")
+                yield Batch(samples, part)
+                bar.update(len(part))
+
+
+def paired_batches(
+    a: Samples, b: Samples, batch_size: int, progress: str | None = None
+) -> Iterator[tuple[Batch, Batch]]:
+    """The batches of two sides in step; where both are the same samples, each is read once.
+
+    Args:
+        a: One side.
+        b: The other, with as many samples.
+        batch_size: Samples per batch.
+        progress: What the progress bar says; ``None``: no bar.
+    """
+    if a is b:
+        for batch in a.batches(batch_size, progress):
+            yield batch, batch
+    else:
+        yield from zip(a.batches(batch_size, progress), b.batches(batch_size), strict=True)
+
+
+def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:
+    """Make sure that two sides hold the same samples in the same order.
+
+    Args:
+        a: Samples, or their ids.
+        b: Samples, or their ids.
+
+    Raises:
+        ValueError: If they do not; the message shows the first difference.
+
+    Example:
+        >>> check_same_order([1, 2, 3], [1, 3, 2])
+        Traceback (most recent call last):
+        ...
+        ValueError: the two sides differ first at place 1: id 2 and id 3. They hold the same samples in another order.
+    """
+    left, right = (side.ids if isinstance(side, Samples) else tuple(side) for side in (a, b))
+    if left == right:
+        return
+    place = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
+    x, y = (f"id {side[place]!r}" if place < len(side) else "no more samples" for side in (left, right))
+    if Counter(left) == Counter(right):
+        remedy = "They hold the same samples in another order."
+    else:
+        remedy = f"They hold different samples ({len(left)} and {len(right)})."
+    raise ValueError(f"the two sides differ first at place {place}: {x} and {y}. {remedy}")

@@ -1,0 +1,210 @@
+"""Data of any kind as columns: where samples are read from."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from PIL.Image import Image
+
+from hf_stitch.data.columns import Modality, common_kind, feature_kind, kind_of
+
+if TYPE_CHECKING:
+    import datasets
+
+
+Id = int | str
+
+
+CHUNK = 1000
+"""How many samples are read at a time to compute a fingerprint."""
+
+
+class Table(Protocol):
+    """Columns of data, whatever holds them."""
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """What is in each column: a modality, ``class``, ``integer``, or another type by its name."""
+
+    def __len__(self) -> int: ...
+
+    def column(self, name: str) -> list[Any]:
+        """All of a column of labels or ids."""
+
+    def classes(self, name: str) -> tuple[str, ...] | None:
+        """What the classes of a column of labels are called."""
+
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Raw samples."""
+
+    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
+        """The bytes that identify raw samples."""
+
+
+class Stored:
+    """The columns of a ``datasets.Dataset``."""
+
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        if dataset.format["type"] == "custom":
+            raise ValueError("the data set has a transform, which raw samples miss; apply it by map, or reset_format()")
+        self.dataset = dataset.with_format(None)
+        self.kinds = {name: feature_kind(feature) for name, feature in dataset.features.items()}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def column(self, name: str) -> list[Any]:
+        return list(self.dataset[name][:])
+
+    def classes(self, name: str) -> tuple[str, ...] | None:
+        return tuple(self.dataset.features[name].names) if self.kinds[name] == "class" else None
+
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        return list(self.dataset[name][positions])
+
+    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
+        if self.kinds[name] != "image":
+            return map(_content, self.read(name, positions))
+        from datasets.table import embed_table_storage
+
+        # Decoded pixels may differ between versions of a decoder; files that are only pointed to are read.
+        files = embed_table_storage(self.dataset.select_columns([name]).with_format("arrow")[positions])
+        return ((file or {}).get("bytes") or b"" for file in files[name].to_pylist())
+
+
+class Listed:
+    """Columns in memory: lists, arrays or tensors."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.columns = columns
+        self.kinds = {name: common_kind(values) for name, values in columns.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def column(self, name: str) -> list[Any]:
+        return list(self.columns[name])
+
+    def classes(self, name: str) -> tuple[str, ...] | None:
+        return None
+
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        return [self.columns[name][position] for position in positions]
+
+    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
+        return map(_content, self.read(name, positions))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """All of the data, in its original order; :class:`Samples` are positions in it."""
+
+    table: Table
+    modality: Modality
+    columns: tuple[str, ...]
+    ids: Sequence[Id]
+    labels: list[int | None] | None
+    label_names: tuple[str, ...] | None
+
+    @cached_property
+    def num_classes(self) -> int | None:
+        if self.labels is None:
+            return None
+        if self.label_names is not None:
+            return len(self.label_names)
+        return 1 + max((label for label in self.labels if label is not None), default=-1)
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        """Raw samples; pairs where there are two columns."""
+        columns = [self.table.read(name, positions) for name in self.columns]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def contents(self, positions: Sequence[int]) -> Iterator[tuple[bytes, ...]]:
+        """The bytes that identify each sample, column by column."""
+        return zip(*(self.table.contents(name, positions) for name in self.columns), strict=True)
+
+
+def as_table(data: Any) -> Table:
+    """Data of any kind, as columns."""
+    import datasets
+    import torch
+
+    if isinstance(data, (datasets.DatasetDict, datasets.IterableDatasetDict)):
+        raise TypeError(f"data must be one split, got a dictionary of splits: {', '.join(data)}")
+    if isinstance(data, datasets.IterableDataset):
+        data = download(data)
+    if isinstance(data, datasets.Dataset):
+        return Stored(data)
+    if not isinstance(data, (list, tuple, np.ndarray, torch.Tensor)):
+        raise TypeError(
+            f"data must be a datasets.Dataset, a list of images, texts, tensors or dictionaries, an array or a tensor, "
+            f"got {type(data).__name__}"
+        )
+    if not len(data):
+        raise ValueError("there are no samples: the data is empty")
+    rows = cast(Sequence[Any], data)
+    if not isinstance(rows[0], Mapping):
+        return Listed({"samples": rows})
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping) or set(row) != set(rows[0]):
+            raise ValueError(f"sample {place} must be a dictionary with the keys of sample 0: {', '.join(rows[0])}")
+    return Listed({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def download(stream: datasets.IterableDataset) -> datasets.Dataset:
+    """All of a stream, in memory; images stay encoded."""
+    from datasets import Dataset, concatenate_datasets
+
+    parts = [Dataset(table) for table in stream.with_format("arrow").iter(batch_size=CHUNK)]
+    if not parts:
+        raise ValueError("there are no samples: the stream is empty")
+    return concatenate_datasets(parts)
+
+
+def _content(sample: Any) -> bytes:
+    """The bytes that identify a sample in memory."""
+    if isinstance(sample, Image):
+        return repr((sample.mode, sample.size, sample.getpalette())).encode() + sample.tobytes()
+    if kind_of(sample) == "tensor":
+        import torch
+
+        tensor = torch.as_tensor(sample).detach().cpu().contiguous()
+        values: bytes = tensor.flatten().view(torch.uint8).numpy().tobytes()
+        return repr((str(tensor.dtype), tuple(tensor.shape))).encode() + values
+    return repr(sample).encode()
+
+
+def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:
+    """A column by its name, or values as they were given, one to a sample."""
+    if isinstance(given, str):
+        return table.column(given)
+    values = list(given.tolist() if isinstance(given, np.ndarray) else given)
+    if len(values) != len(table):
+        raise ValueError(f"{role} must have one value for each of {len(table)} samples, got {len(values)}")
+    return values
+
+
+def as_label(value: Any, id_: Id) -> int | None:
+    try:
+        return None if value is None else int(operator.index(value))
+    except TypeError as error:
+        raise TypeError(f"labels must be integers, got {value!r} for sample {id_!r}") from error
+
+
+def as_ids(values: Iterable[Any]) -> list[Id]:
+    ids: list[Id] = []
+    for value in values:
+        try:
+            ids.append(value if isinstance(value, str) else operator.index(value))
+        except TypeError as error:
+            raise TypeError(f"ids must be integers or texts, got {value!r} at place {len(ids)}") from error
+    twice = [id_ for id_, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"ids must be unique, but {twice[0]!r} occurs {ids.count(twice[0])} times")
+    return ids
