@@ -14,7 +14,7 @@ from torch import nn
 
 import hf_stitch
 from benchmarks.timing import machine, paired
-from hf_stitch.adapters.verify import same
+from hf_stitch.adapters.discovery.verify import same
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ResNet-50 (timm, 224 px)": lambda: timm.create_model("resnet50"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.operations import Operations
+from hf_stitch.adapters.discovery.operations import Operations
 
 TOKENS = 64
 """How long a text is that is long, and that costs are measured with."""

@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from hf_stitch.models import (
+from hf_stitch.artefacts import (
     StitchConfig,
     StitchedModel,
     StitchedModelForCausalLM,

@@ -24,9 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 BUILT_INS: dict[str, dict[str, str]] = {
     "adapters": {
-        "timm": "hf_stitch.adapters.timm:TimmAdapter",
-        "torch": "hf_stitch.adapters.torch:TorchAdapter",
-        "transformers": "hf_stitch.adapters.transformers:TransformersAdapter",
+        "timm": "hf_stitch.adapters.libraries.timm:TimmAdapter",
+        "torch": "hf_stitch.adapters.libraries.torch:TorchAdapter",
+        "transformers": "hf_stitch.adapters.libraries.transformers:TransformersAdapter",
     },
     "overrides": {
         "transformers.ASTPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfSpectrograms",

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_stitch.endpoint import Endpoint, weights_hash
+from hf_stitch.reference import Endpoint, weights_hash
 
 
 @pytest.mark.parametrize(

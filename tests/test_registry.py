@@ -167,5 +167,5 @@ def test_importing_and_listing_is_light():
 
 
 def test_the_low_rooms_do_not_import_torch():
-    code = "import hf_stitch.registry, hf_stitch.endpoint, hf_stitch.data, sys"
+    code = "import hf_stitch.registry, hf_stitch.reference, hf_stitch.data, sys"
     assert run(f"{code}; print([m for m in {HEAVY} if m in sys.modules])") == "[]"

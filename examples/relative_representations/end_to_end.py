@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import train
 
-from hf_stitch.models import Head
+from hf_stitch.artefacts import Head
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.training import AnchorRefresh
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from training import train
 
-from hf_stitch.models import Head, HeadConfig
+from hf_stitch.artefacts import Head, HeadConfig
 
 HIDDEN = 256
 

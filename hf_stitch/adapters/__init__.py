@@ -1,19 +1,14 @@
 """Adapters: one way to run any model to a cut and from a cut. :func:`load` makes one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from hf_stitch.adapters.base import Adapter, Explanation
-from hf_stitch.adapters.cut import Back, Cut, Front, Interface, NotACutError, Plan
-from hf_stitch.adapters.example import ExampleError, check_runs
-from hf_stitch.adapters.override import Override
-from hf_stitch.endpoint import Endpoint, Library
-from hf_stitch.registry import registries
-
-if TYPE_CHECKING:
-    from torch import nn
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.cut import Cut, NotACutError
+from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.plan import Plan
+from hf_stitch.adapters.examples import ExampleError
+from hf_stitch.adapters.info import Explanation
+from hf_stitch.adapters.loading import load, load_recorded, unwrap
+from hf_stitch.adapters.overrides.base import Override
 
 __all__ = [
     "Adapter",
@@ -30,129 +25,3 @@ __all__ = [
     "load_recorded",
     "unwrap",
 ]
-
-
-def load(
-    model: str | nn.Module | Adapter,
-    task: str | None = None,
-    *,
-    example_inputs: Any = None,
-    processor: Any = None,
-    content: str | None = None,
-    **options: Any,
-) -> Adapter:
-    """A model, ready to be cut: from the Hub, a local folder, by timm's name, or live.
-
-    Args:
-        model: ``"org/name"``, ``"org/name@revision"``, ``"timm/…"`` (through timm), ``"timm:name"``, a local folder,
-            or a live module. An adapter is returned as it is.
-        task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``,
-            ``fill-mask``, ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
-        example_inputs: A batch of inputs by which cuts are found and verified: needed for modules of user code, and for
-            others where another size than the native one is meant.
-        processor: What turns raw samples into inputs, where the model's own is not wanted or not found.
-        content: Which argument of the model is cut away from its output, where there are several: of an
-            encoder-decoder, ``input_ids`` (the default: its cuts are in the encoder) or ``decoder_input_ids`` (in the
-            decoder). The other is context: among the inputs, and known to either half.
-        **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``,
-            ``device_map``, ``num_classes``, …). With ``pretrained=False`` weights are random, of either library.
-
-    Returns:
-        The adapter.
-
-    Raises:
-        ValueError: If the model cannot be found or cannot be run with the inputs at hand.
-
-    Example:
-        >>> import hf_stitch
-        >>> a = hf_stitch.load("timm:resnet10t", pretrained=False)
-        >>> a.layers
-        ('layer1.0', 'layer2.0', 'layer3.0', 'layer4.0')
-    """
-    if isinstance(model, Adapter):
-        return model
-    chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    if isinstance(model, str):
-        endpoint = Endpoint.parse(model, task=task, **options)
-        loaded: Adapter = registries.adapters.get(endpoint.library).load(endpoint, **given, **options)
-        return loaded
-    if options:
-        raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
-    module = unwrap(model)
-    check_runs(module)
-    endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
-    return registries.adapters.get(endpoint.library).of(module, endpoint, **given)
-
-
-TRUSTED = frozenset(
-    (
-        "dtype",
-        "torch_dtype",
-        "attn_implementation",
-        "num_labels",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "image_size",
-        "variant",
-        "num_classes",
-        "in_chans",
-        "img_size",
-        "global_pool",
-        "pretrained",
-    )
-)
-"""Loading options that a record may ask for by itself: none can name a file, an address or code."""
-
-LABELS = ("id2label", "label2id")
-
-
-def load_recorded(endpoint: Endpoint, **options: Any) -> Adapter:
-    """The network that a record names; the record may come from anyone, and is trusted with little.
-
-    Args:
-        endpoint: The record.
-        **options: The user's own loading options, which win (``token``, ``cache_dir``, ``trust_remote_code``, …).
-
-    Raises:
-        ValueError: If the record asks for an option that is not harmless and that the user does not pass as well.
-        OSError: If there is no such network.
-    """
-    foreign = [
-        name
-        for name, value in endpoint.kwargs.items()
-        if name not in options and (name not in TRUSTED or ("/" in str(value) and name not in LABELS))
-    ]
-    if foreign:
-        raise ValueError(
-            f"the record of {endpoint} asks to load it with {', '.join(f'{n}={endpoint.kwargs[n]!r}' for n in foreign)}"
-            ", which a record is not trusted with: pass the same yourself if you mean it"
-        )
-    return load(str(endpoint), task=endpoint.task, **{**endpoint.kwargs, **options})
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside a compiled or data-parallel one."""
-    import torch
-
-    if isinstance(module, torch._dynamo.OptimizedModule):
-        return unwrap(module._orig_mod)
-    if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        return unwrap(module.module)
-    return module
-
-
-def _library(module: nn.Module) -> Library:
-    """Which library a live module comes from: by its base class or by what the factory left on it."""
-    from transformers import PreTrainedModel
-
-    if isinstance(module, PreTrainedModel):
-        return "transformers"
-    return "timm" if getattr(module, "pretrained_cfg", None) is not None else "torch"
-
-
-def _origin(module: nn.Module) -> str | None:
-    """The id that a live module was loaded from, as far as it knows."""
-    name = getattr(getattr(module, "config", None), "_name_or_path", None) or None
-    return str(Path(name).resolve()) if name and Path(name).is_dir() else name

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters import _tree
-from hf_stitch.adapters.cut import (
-    Back,
-    Cut,
-    Front,
-    Interface,
-    NotACutError,
-    Plan,
-    in_context,
-    run_after,
-    size_of_inputs,
-)
-from hf_stitch.adapters.override import override_of
+from hf_stitch.adapters.cutting import tree
+from hf_stitch.adapters.cutting.copying import compiled_modules, copy_without, hollow
+from hf_stitch.adapters.cutting.cut import Cut, NotACutError, in_context
+from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.plan import Plan, run_after
+from hf_stitch.adapters.cutting.surgery import CutReached
+from hf_stitch.adapters.discovery.survey import Survey
+from hf_stitch.adapters.info import Explanation
+from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.adapters.surgery import CutReached, is_bookkeeping, swapped
-from hf_stitch.adapters.survey import Survey
-from hf_stitch.endpoint import Endpoint, weights_hash
+from hf_stitch.reference import Endpoint, weights_hash
 from hf_stitch.representation import Form, Representation
 
 SMALL = 20_000_000
@@ -43,40 +36,9 @@ Larger ones, when each is first used.
 MOST_KINDS = 8
 """Kinds of input, beside the native one, whose cuts are remembered."""
 
-WRAPPED = "._orig_mod"
-"""How the name of a module ends which torch.compile has wrapped."""
 
 See = Callable[[str, Representation], None]
 """Is told the name of a layer and what the network says there."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What is known of a layer as a cut.
-
-    Attributes:
-        layer: Its name.
-        status: ``verified``, ``pending`` (listed, to be verified at first use) or ``refused``.
-        form: Layout, width, grid and prefix tokens there; ``None`` if refused.
-        cost: Share of the network's floating-point operations up to the cut: what decoding from it saves.
-        plan: ``stubs`` (what precedes is left out) or ``full`` (the model's code insists on running it); ``None`` if
-            not verified.
-        reason: Why it is no cut; empty otherwise.
-    """
-
-    layer: str
-    status: str
-    form: Form | None = None
-    cost: float | None = None
-    plan: str | None = None
-    reason: str = ""
-
-    def __str__(self) -> str:
-        """One line."""
-        if self.status == "refused":
-            return self.reason
-        plan = f", plan {self.plan}" if self.plan else ""
-        return f"{self.layer}: {self.status}, {self.form}, {self.cost:.0%} of the cost before it{plan}"
 
 
 class Adapter(ABC):
@@ -305,7 +267,7 @@ class Adapter(ABC):
                 if cut.layer not in waiting:
                     raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; look at another one")
                 waiting.remove(cut.layer)
-                values = _tree.get(output, cut.path)
+                values = tree.get(output, cut.path)
                 see(cut.layer, cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not to_the_end:
                     raise CutReached
@@ -353,8 +315,8 @@ class Adapter(ABC):
             ValueError: If weights are offloaded, modules are compiled, or a hook would be lost.
         """
         cut, plan = self.cut(layer)
-        gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.after}
-        return Front(self._copy(gone), cut, plan, self.interface)
+        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
+        return Front(copy_without(self.model, gone), cut, plan, self.interface)
 
     def back(self, layer: str) -> Back:
         """The part after a cut as a module of its own, with copies of the weights that run and of no others.
@@ -364,10 +326,10 @@ class Adapter(ABC):
             ValueError: If weights are offloaded, modules are compiled, or a hook would be lost.
         """
         cut, plan = self.cut(layer)
-        gone = {name: _hollow(self.model.get_submodule(name)) for name in plan.stubs}
+        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
-            gone[layer] = _hollow(self.model.get_submodule(layer))
-        return Back(self._copy(gone), cut, plan, self.interface)
+            gone[layer] = hollow(self.model.get_submodule(layer))
+        return Back(copy_without(self.model, gone), cut, plan, self.interface)
 
     # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
@@ -397,7 +359,7 @@ class Adapter(ABC):
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:
         """Every forward of the model goes through here: in eval mode, uncompiled, with the interface's options."""
-        eagerly = torch.compiler.set_stance("force_eager") if _compiled(self.model) else nullcontext()
+        eagerly = torch.compiler.set_stance("force_eager") if compiled_modules(self.model) else nullcontext()
         with evaluating(self.model), eagerly:
             return self.model(**{**self.interface.options, **inputs})
 
@@ -441,79 +403,3 @@ class Adapter(ABC):
                     value = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
             few[name] = value
         return few
-
-    def _copy(self, without: Mapping[str, nn.Module]) -> nn.Module:
-        """A copy of the model in eval mode, without hooks, some modules replaced before anything is copied.
-
-        Raises:
-            ValueError: If weights are on the meta device (there is nothing to copy), modules are compiled, or a hook
-                would be lost.
-        """
-        if wrapped := [name for name in _compiled(self.model) if name.endswith(WRAPPED)]:
-            raise ValueError(
-                f"module {wrapped[0].removesuffix(WRAPPED)!r} of {type(self.model).__name__} is compiled, and a half "
-                "would hold another name for it: cut the network in two before torch.compile"
-            )
-        with swapped(self.model, without):
-            if any(value.is_meta for value in self.model.state_dict().values()):
-                raise ValueError(
-                    f"weights of {type(self.model).__name__} are offloaded or not loaded: "
-                    "load it onto one device to cut it in two"
-                )
-            twin = copy.deepcopy(self.model)
-        if hasattr(twin, "hf_device_map"):
-            from accelerate.hooks import remove_hook_from_module
-
-            remove_hook_from_module(twin, recurse=True)
-        for name, module in twin.named_modules():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                foreign = [hook for hook in hooks.values() if not is_bookkeeping(hook)]
-                if foreign:
-                    raise ValueError(
-                        f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), and the halves of a "
-                        "network have none: remove it, or fold what it does into the module"
-                    )
-                hooks.clear()
-            vars(module).pop("_output_capturing_hooks_installed", None)  # transformers does it again where it needs to
-            module._backward_hooks.clear()
-            module._backward_pre_hooks.clear()
-        return twin.eval()
-
-
-def _compiled(model: nn.Module) -> list[str]:
-    """Names of the modules that torch.compile has wrapped or marked."""
-    modules = model.named_modules()
-    return [name for name, module in modules if name.endswith(WRAPPED) or module._compiled_call_impl is not None]
-
-
-def _hollow(module: nn.Module) -> nn.Module:
-    """The module without parameters and children, for a copy that has no need of them: its plain attributes only."""
-    twin = object.__new__(type(module))  # a parametrized module refuses to be copied
-    vars(twin).update(vars(module))
-    for name in ("_hf_hook", "_old_forward", "forward"):  # by which accelerate moves its weights
-        vars(twin).pop(name, None)
-    twin._modules, twin._parameters, twin._buffers = {}, {}, {}
-    return twin
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; every module's mode as it was afterwards, also on error.
-
-    Nothing is checkpointed meanwhile: what a backward pass computes again, it would compute in the mode of then. (The
-    layers of transformers checkpoint in training only, those of timm always.)
-    """
-    flags = ("training", "grad_checkpointing")
-    on = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]
-    try:
-        for module, flag in on:
-            setattr(module, flag, False)
-        yield
-    finally:
-        for module, flag in on:
-            setattr(module, flag, True)
-
-
-def first_argument(model: nn.Module) -> str:
-    """The name of the first argument of a model's forward."""
-    return next(iter(inspect.signature(model.forward).parameters))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters.cut import DECODER, MASK, Interface
+from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
 
 OFFSETS = "offset_mapping"
 

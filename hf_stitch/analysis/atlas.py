@@ -22,12 +22,12 @@ from hf_stitch.analysis.activations import Activations, Network, Reader, Side, W
 from hf_stitch.analysis.alignment import ALIGN, Align, aligned
 from hf_stitch.analysis.collecting import Collector, run_pass
 from hf_stitch.analysis.routes import Plan, as_text, available_memory, routes_of, speed, taken_routes
-from hf_stitch.checkpoint import Checkpoint
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric, build_metric
-from hf_stitch.models.stitching import check_meet, versions
 from hf_stitch.processes import Processes
 from hf_stitch.representation import ROWS_POLICIES, RowsPolicy
+from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.workflows._stitch import check_meet, versions
 
 if TYPE_CHECKING:
     import pandas

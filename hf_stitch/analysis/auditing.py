@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.base import evaluating
+from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.distribution import SEPARABLE, Distribution, Rows, compare_distributions
 from hf_stitch.analysis.evaluation import Evaluation, evaluate
 from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order, paired_batches
-from hf_stitch.models.modeling import StitchedModel
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation, RowsPolicy
 from hf_stitch.statistics import Moments

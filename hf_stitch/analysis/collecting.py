@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.analysis.activations import Group, Key, Watch, all_finite
-from hf_stitch.checkpoint import Checkpoint
 from hf_stitch.metrics import Metric, MomentsMetric
 from hf_stitch.processes import Processes
 from hf_stitch.statistics import HSIC, Gram, Grams, LayerMoments, MinibatchGrams
+from hf_stitch.storage.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

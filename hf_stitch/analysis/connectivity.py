@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.models.modeling import StitchedModel
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer, as_linear
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.models.modeling import StitchedModel
 from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_stitch.analysis.scoring import Answers, Array, Score, answers, as_score, check_place, figures_of, reference
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.models.modeling import StitchedModel
 from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.adapters.base import evaluating
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.artefacts.modeling import StitchedModel, logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
-from hf_stitch.models.modeling import StitchedModel, logits_of
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]

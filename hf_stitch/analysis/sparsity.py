@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.analysis.curves import Curves, score_curves
-from hf_stitch.models.modeling import StitchedModel
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.stitches import MaskedStitch, Stitch, StitchingLayer, as_linear
 
 THRESHOLD = 1e-4

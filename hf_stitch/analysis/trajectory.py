@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.base import evaluating
+from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics import Metric, build_metric
-from hf_stitch.models.modeling import StitchedModel
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_stitch.models import StitchedModel, Stitcher
+    from hf_stitch.artefacts import StitchedModel, Stitcher
 
 
 def is_stitcher(folder: Path) -> bool:
@@ -30,6 +30,6 @@ def read(folder: Path) -> Stitcher | StitchedModel:
     Raises:
         ValueError: If it is damaged.
     """
-    from hf_stitch.models import StitchedModel, Stitcher
+    from hf_stitch.artefacts import StitchedModel, Stitcher
 
     return Stitcher.from_pretrained(folder) if is_stitcher(folder) else StitchedModel.from_pretrained(folder)

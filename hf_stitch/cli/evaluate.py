@@ -12,7 +12,7 @@ from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
     from hf_stitch.analysis import Audit, Evaluation
-    from hf_stitch.models import StitchedModel
+    from hf_stitch.artefacts import StitchedModel
 
 
 def evaluate(

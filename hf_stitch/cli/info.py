@@ -38,10 +38,10 @@ def info(
 def _record(folder: Path) -> tuple[dict[str, Any], StitchingLayer, Evaluation | None]:
     """What either artefact says, in one form; its stitch, without weights; its scores, if it has any."""
     from hf_stitch.analysis.evaluation import Evaluation
+    from hf_stitch.artefacts.files import read_config
+    from hf_stitch.artefacts.record import check_counts, damaged, known_forms, read_record
+    from hf_stitch.artefacts.skeleton import weightless
     from hf_stitch.cli.artefacts import is_stitcher
-    from hf_stitch.models.files import read_config
-    from hf_stitch.models.record import check_counts, damaged, known_forms, read_record
-    from hf_stitch.models.skeleton import weightless
     from hf_stitch.registry import PluginError
     from hf_stitch.stitches import StitchingLayer
 

@@ -20,8 +20,8 @@ def pull(
 ) -> None:
     """Download a stitcher or stitched model, check that it is whole, and put it into a folder."""
     from hf_stitch import hub
+    from hf_stitch.artefacts.files import ANCHORS, CONFIG, FILES, INDEX, SHARDS, STITCH, STITCHER
     from hf_stitch.cli.artefacts import read
-    from hf_stitch.models.files import ANCHORS, CONFIG, FILES, INDEX, SHARDS, STITCH, STITCHER
 
     output = Output(json)
     folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *FILES], revision=revision)

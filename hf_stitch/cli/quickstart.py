@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hf_stitch.adapters import Adapter
+    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.data import Samples
     from hf_stitch.matchers import Matcher
-    from hf_stitch.models import StitchedModel
 
 NETWORKS = {"cnn-0": ("cnn", 0), "cnn-1": ("cnn", 1), "vit-0": ("vit", 0), "vit-1": ("vit", 1)}
 """Name -> architecture and seed."""
@@ -144,7 +144,7 @@ def stitch_pair(
 ) -> Iterator[Result]:
     """Stitch two networks at every depth, by every matcher; one pass over the data serves them all."""
     from hf_stitch.matchers import build_matcher
-    from hf_stitch.models.stitching import collect, fit_layer, join
+    from hf_stitch.workflows._stitch import collect, fit_layer, join
 
     a, b = networks[source], networks[target]
     pairs = list(zip(a.layers, b.layers, strict=True))  # four stages of a ResNet, four blocks of a ViT
@@ -161,7 +161,7 @@ def stitch_pair(
 
 def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
     """How a stitch was found: enough to find it again."""
-    from hf_stitch.models.stitching import versions
+    from hf_stitch.workflows._stitch import versions
 
     return {
         "matcher": matcher.to_dict(), "rows": "positions", "data": train.fingerprint, "samples": len(train),

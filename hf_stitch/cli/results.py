@@ -16,7 +16,7 @@ from hf_stitch.cli.output import as_json
 if TYPE_CHECKING:
     from hf_stitch.analysis.evaluation import Evaluation
     from hf_stitch.analysis.scoring import Score
-    from hf_stitch.models import StitchedModel
+    from hf_stitch.artefacts import StitchedModel
 
 BASELINES = ("mean only", "chance")
 """What is shown beside the matchers; identity, the other baseline, is one of them."""

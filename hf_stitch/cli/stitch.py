@@ -12,8 +12,8 @@ from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Tas
 from hf_stitch.cli.output import Output, as_json
 
 if TYPE_CHECKING:
+    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.matchers import Matcher
-    from hf_stitch.models import StitchedModel
 
 
 Matching = Annotated[list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")]

@@ -13,8 +13,8 @@ from hf_stitch.cli.stitch import Matching, check_rows, matcher_of, save
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter
+    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.data import Samples
-    from hf_stitch.models import StitchedModel
     from hf_stitch.relative import AnchorSet
 
 
@@ -107,7 +107,7 @@ def swap(
 
 def _stitched(name: str) -> StitchedModel:
     """A saved stitched model, or a stitcher with both networks that it names."""
-    from hf_stitch.models import StitchedModel, Stitcher
+    from hf_stitch.artefacts import StitchedModel, Stitcher
 
     if (Path(name) / "stitcher.json").is_file():
         return Stitcher.from_pretrained(name).attach()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.data import Batch, Id, Samples, check_same_order
-from hf_stitch.endpoint import Endpoint
+from hf_stitch.reference import Endpoint
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import RowsPolicy
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, NotACutError
-from hf_stitch.adapters.surgery import is_bookkeeping
-from hf_stitch.adapters.verify import same
+from hf_stitch.adapters.cutting.surgery import is_bookkeeping
+from hf_stitch.adapters.discovery.verify import same
 from hf_stitch.testing._require import require, require_error
 
 

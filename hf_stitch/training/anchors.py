@@ -12,9 +12,9 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from hf_stitch.adapters import unwrap
-from hf_stitch.adapters.base import evaluating
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.models import StitchedModel
 from hf_stitch.processes import Processes
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.relative.projection import check_anchors

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_stitch.adapters.cut import Back
-from hf_stitch.checkpoint import Checkpoint
-from hf_stitch.models.modeling import logits_of
+from hf_stitch.adapters.cutting.halves import Back
+from hf_stitch.artefacts.modeling import logits_of
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training.objective import IGNORED, Objective
 from hf_stitch.training.prepared import Prepared, Seen
 

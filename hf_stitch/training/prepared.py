@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.artefacts.modeling import StitchedModel, logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
-from hf_stitch.models.modeling import StitchedModel, logits_of
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation
 from hf_stitch.training.objective import IGNORED, next_tokens

@@ -13,11 +13,11 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.atlas import compare, labelled
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
-from hf_stitch.models.stitching import check_meet
 from hf_stitch.processes import Processes
 from hf_stitch.representation import RowsPolicy
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe
+from hf_stitch.workflows._stitch import check_meet
 
 logger = logging.getLogger(__name__)
 

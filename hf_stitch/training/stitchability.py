@@ -10,10 +10,9 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, Back
 from hf_stitch.analysis.scoring import check_labels
+from hf_stitch.artefacts.modeling import logits_of
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers import Matcher, build_matcher
-from hf_stitch.models.modeling import logits_of
-from hf_stitch.models.stitching import Statistics, check_meet, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, RowsPolicy
 from hf_stitch.statistics import Moments
@@ -21,6 +20,7 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
+from hf_stitch.workflows._stitch import Statistics, check_meet, fit_layer
 
 Pair = tuple[str, str]
 

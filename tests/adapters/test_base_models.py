@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import hf_stitch
 from benchmarks import exactness, tiny
 from hf_stitch.adapters import Adapter
-from hf_stitch.models import StitchedModel
+from hf_stitch.artefacts import StitchedModel
 from hf_stitch.testing import check_adapter
 
 SMALL = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}

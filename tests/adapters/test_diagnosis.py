@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch.adapters.diagnosis import Diagnosis, diagnose
+from hf_stitch.adapters.doctor.diagnosis import Diagnosis, diagnose
 from hf_stitch.registry import registries
 
 X = torch.randn(2, 4)

@@ -7,7 +7,7 @@ import torch
 from families import IMAGE, LAYERS, TEXT, images, make, texts
 
 import hf_stitch
-from hf_stitch.adapters.verify import same
+from hf_stitch.adapters.discovery.verify import same
 from hf_stitch.testing import check_adapter
 
 

@@ -14,7 +14,7 @@ from families import BERT, GPT2, Block, FlatNet, images, make, texts
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch.adapters.verify import same
+from hf_stitch.adapters.discovery.verify import same
 from hf_stitch.representation import Form
 
 

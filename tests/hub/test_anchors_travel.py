@@ -13,8 +13,8 @@ from server import Hub
 from test_sharing import in_a_fresh_process
 
 import hf_stitch
+from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.data import Samples
-from hf_stitch.models import Head, HeadConfig
 from hf_stitch.relative import AnchorSet
 
 PULL = """

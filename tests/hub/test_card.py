@@ -14,7 +14,7 @@ from server import Hub
 
 import hf_stitch
 from hf_stitch import Endpoint, StitchedModel, Stitcher
-from hf_stitch.models.card import BEGIN, END, card, united
+from hf_stitch.artefacts.card import BEGIN, END, card, united
 
 from tiny_networks import LAYERS, build, network  # isort: skip
 

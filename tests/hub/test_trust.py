@@ -22,7 +22,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.adapters import load_recorded
-from hf_stitch.endpoint import Endpoint
+from hf_stitch.reference import Endpoint
 
 from tiny_networks import LAYERS, network, plain_tokenizer  # isort: skip
 
@@ -255,7 +255,7 @@ def test_a_network_with_more_buffers_than_there_is_room_for_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that get no memory while building come from the file, and so do those that are computed from them."""
-    monkeypatch.setattr("hf_stitch.models.skeleton.ROOM", 2**14)
+    monkeypatch.setattr("hf_stitch.artefacts.skeleton.ROOM", 2**14)
     kind = transformers.GPTNeoForCausalLM
     size = {"vocab_size": 80, "hidden_size": 8, "num_layers": 3, "num_heads": 1, "intermediate_size": 8}
     ends = {"bos_token_id": 1, "eos_token_id": 2}

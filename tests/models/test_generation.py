@@ -11,7 +11,7 @@ import transformers
 
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM
-from hf_stitch.models.cache import decoder_layers, shown
+from hf_stitch.artefacts.cache import decoder_layers, shown
 
 from tiny_networks import LAYERS, TEXT, adapted, build, network  # isort: skip
 

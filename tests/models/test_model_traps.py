@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
-from hf_stitch.models.modeling import CLASSES
+from hf_stitch.artefacts.modeling import CLASSES
 
 from tiny_networks import LAYERS, adapted, build  # isort: skip
 

@@ -20,7 +20,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, pipel
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
-from hf_stitch.adapters.timm_images import TimmImageProcessor
+from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
 from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, network, plain_tokenizer  # isort: skip
 

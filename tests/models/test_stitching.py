@@ -13,13 +13,13 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch import NotACutError, StitchedModelForImageClassification, registries
-from hf_stitch.adapters import _tree
-from hf_stitch.endpoint import weights_hash
+from hf_stitch.adapters.cutting import tree as _tree
+from hf_stitch.artefacts.joining import join
 from hf_stitch.matchers import build_matcher
-from hf_stitch.models.joining import join
-from hf_stitch.models.stitching import collect, fit_layer
+from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.workflows._stitch import collect, fit_layer
 
 from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build  # isort: skip
 
@@ -250,7 +250,7 @@ def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("the data were read before the bad input was refused")
 
-    monkeypatch.setattr(hf_stitch.models.stitching, "collect", fail)
+    monkeypatch.setattr(hf_stitch.workflows._stitch, "collect", fail)
 
 
 @pytest.mark.usefixtures("uncollected")

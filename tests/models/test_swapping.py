@@ -12,9 +12,9 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import hf_stitch
+from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.data import Samples
 from hf_stitch.matchers import InverseRelative
-from hf_stitch.models import Head, HeadConfig
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))

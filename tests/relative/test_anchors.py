@@ -14,7 +14,7 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch.data import Samples
-from hf_stitch.endpoint import Endpoint
+from hf_stitch.reference import Endpoint
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, build_selection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hf_stitch
-from hf_stitch.models.joining import join
+from hf_stitch.artefacts.joining import join
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.stitches import StitchingLayer
 

@@ -123,7 +123,9 @@ def in_two_processes(folder: Path, steps: int, dtype: torch.dtype) -> dict[str, 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers.trainer", "hf_stitch.training.task_loss", "hf_stitch.adapters.torch"])
+    context.set_forkserver_preload(
+        ["transformers.trainer", "hf_stitch.training.task_loss", "hf_stitch.adapters.libraries.torch"]
+    )
     started = [context.Process(target=share, args=(rank, port, folder, steps, dtype)) for rank in range(COUNT)]
     for process in started:
         process.start()

@@ -84,7 +84,7 @@ def test_two_processes_log_the_values_of_one(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     (tmp_path / "both").mkdir()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers.trainer", "hf_stitch.training", "hf_stitch.adapters.torch"])
+    context.set_forkserver_preload(["transformers.trainer", "hf_stitch.training", "hf_stitch.adapters.libraries.torch"])
     started = [context.Process(target=share, args=(rank, port, tmp_path / "both")) for rank in range(COUNT)]
     for process in started:
         process.start()

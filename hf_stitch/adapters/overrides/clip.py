@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_stitch.adapters.override import Override
+from hf_stitch.adapters.overrides.base import Override
 
 WRONG = 2
 """The ``eos_token_id`` of these configs, with which CLIP looks for the largest id of a text: the tokenizer's end."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_stitch.adapters.override import Override
+from hf_stitch.adapters.overrides.base import Override
 
 
 class OfTexts(Override):

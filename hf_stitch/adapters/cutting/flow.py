@@ -1,0 +1,191 @@
+"""Where values go: what a forward computes from some tensors, and whether its own code looks at them.
+
+Every operation that is given a marked tensor marks what it returns, and everything that shares memory with it; only
+shapes may be read off one without leaving a trace. So a path shows whatever it leads through: integers, comparisons,
+weights that happen to be zero.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_stitch.adapters.cutting import tree
+
+aten = torch.ops.aten
+SHAPE_ONLY = {
+    *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
+    *(aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full),
+}
+"""What reads the shape of its argument and none of its values."""
+COMPARISONS = {aten.eq, aten.ne, aten.isin}
+MOVES = {
+    *(aten.clone, aten._to_copy, aten.copy_, aten.cat, aten.stack, aten.flip, aten.roll, aten.constant_pad_nd),
+    *(aten.where, aten.masked_fill, aten.masked_fill_, aten.repeat),
+}
+"""What makes no new ids of token ids, but puts them elsewhere."""
+PICKS = {aten.index, aten.index_select, aten.gather}
+"""What puts ids elsewhere if they are its source, and makes new ones if they are its places."""
+IDS = (torch.int32, torch.int64)
+"""What holds any token id."""
+READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+OUTSIDE = {
+    *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__),
+    *(Tensor.map_, Tensor.map2_, Tensor.apply_, Tensor.tensor_split, torch.tensor_split),
+}
+
+
+class ValuesReadError(RuntimeError):
+    """Code looked at values that it must do without."""
+
+    def __init__(self, operation: Any) -> None:
+        """Name the operation by which it looked."""
+        super().__init__(f"what it does depends on values before the cut (it reads them by {operation})")
+
+
+class Flow:
+    """Follows marked tensors through all that runs inside ``with flow:``.
+
+    Args:
+        special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret, nor where it is
+            in a text.
+        largest_id: The largest id there can be.
+
+    Example:
+        >>> import torch
+        >>> with Flow() as flow:
+        ...     marked, clean = flow.mark(torch.zeros(2)), torch.ones(2)
+        ...     hidden = torch.where(marked > 5, 1.0, clean)
+        >>> flow.reaches(hidden), flow.reaches(clean), flow.reaches(torch.zeros_like(marked))
+        (True, False, False)
+    """
+
+    def __init__(self, special_ids: tuple[int, ...] = (), largest_id: int | None = None) -> None:
+        """Nothing is marked yet."""
+        self._special = torch.tensor(special_ids, dtype=torch.long)
+        self._largest = largest_id
+        self._marked: dict[int, tuple[StorageWeakRef, bool]] = {}  # which keeps the number from any other, not the data
+        self._modes = ExitStack()
+
+    def __enter__(self) -> Flow:
+        """Follow from here on."""
+        self._modes.enter_context(_Outside(self))
+        self._modes.enter_context(_Dispatch(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Follow no longer."""
+        self._modes.close()
+
+    def mark(self, values: Any) -> Any:
+        """Mark the tensors of a tree; returns the tree. Integers are taken for token ids."""
+        for leaf in tree.tensors(values).values():
+            self._put(leaf, ids=not leaf.is_floating_point())
+        return values
+
+    def reaches(self, values: Any) -> bool:
+        """Whether any tensor of a tree was computed from what is marked."""
+        return any(map(self._is_marked, tree.tensors(values).values()))
+
+    def _is_marked(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and any(storage._cdata in self._marked for storage in _storages(value))
+
+    def _put(self, value: Tensor, *, ids: bool) -> None:
+        for storage in _storages(value):
+            known = self._marked.get(storage._cdata)
+            reference, before = known or (StorageWeakRef(storage), True)
+            self._marked[storage._cdata] = reference, ids and before and value.dtype in IDS
+
+    def _are_ids(self, value: Tensor) -> bool:
+        return all(self._marked[storage._cdata][1] for storage in _storages(value) if storage._cdata in self._marked)
+
+    def run(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation and mark what comes of marked arguments.
+
+        Raises:
+            ValuesReadError: If it takes their values out of tensors.
+        """
+        packet = operation.overloadpacket
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        marked = [value for value in given if self._is_marked(value)]
+        if not marked or packet in SHAPE_ONLY:
+            return operation(*args, **kwargs)
+        ids = all(map(self._are_ids, marked))
+        if ids and (
+            (packet in COMPARISONS and self._looks_for_special(args, given))
+            or (packet is aten.argmax and self._finds_special(*args, **kwargs))
+        ):
+            return operation(*args, **kwargs)
+        if READS & set(operation.tags) and not (packet is aten.index and not _by_mask(marked, args)):
+            raise ValuesReadError(operation)
+        output = operation(*args, **kwargs)
+        if operation.is_view:
+            return output
+        moved = ids and (packet in MOVES or (packet in PICKS and self._is_marked(args[0])))
+        for leaf in tree_leaves((output, _written(operation, args, kwargs))):
+            if isinstance(leaf, Tensor):
+                self._put(leaf, ids=moved)
+        return output
+
+    def _looks_for_special(self, args: Any, given: list[Tensor]) -> bool:
+        others = [value for value in given if not self._is_marked(value)]
+        numbers = [value for value in args if isinstance(value, (int, float))]
+        wanted = [*(value.flatten().cpu().long() for value in others), torch.tensor(numbers, dtype=torch.long)]
+        return len(others) + len(numbers) == 1 and bool(torch.isin(torch.cat(wanted), self._special).all())
+
+    def _finds_special(self, ids: Tensor, dim: int | None = None, keepdim: bool = False) -> bool:
+        """Whether the largest id (by which CLIP finds the end of a text) is the largest there can be, and special."""
+        largest = ids.max() if dim is None else ids.amax(dim)
+        return self._largest in self._special.tolist() and bool(largest.eq(self._largest or 0).all())
+
+
+def _storages(value: Tensor) -> list[torch.UntypedStorage]:
+    """Where the values of a tensor are."""
+    if value.layout == torch.strided:
+        return [value.untyped_storage()]
+    parts = (value._indices(), value._values()) if value.layout == torch.sparse_coo else (value.values(),)
+    return [part.untyped_storage() for part in parts]
+
+
+def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes into."""
+    return [
+        kwargs.get(argument.name) if place >= len(args) else args[place]
+        for place, argument in enumerate(operation._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def _by_mask(marked: list[Tensor], args: Any) -> bool:
+    """Whether an indexing takes places by a marked mask, so that how many there are depends on it."""
+    masks = (torch.bool, torch.uint8)
+    return any(index is value and index.dtype in masks for index in args[1] for value in marked)
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self._flow = flow
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._flow.run(func, args, kwargs or {})
+
+
+class _Outside(TorchFunctionMode):
+    """Sees what leaves for Python or NumPy without an operation."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self._flow = flow
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in OUTSIDE and any(map(self._flow._is_marked, args)):
+            raise ValuesReadError(func.__name__)
+        return func(*args, **(kwargs or {}))

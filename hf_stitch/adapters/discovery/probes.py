@@ -1,0 +1,110 @@
+"""The inputs by which a network is tried: an example in other sizes, with other words, padded on either side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_stitch.adapters.cutting.interface import Interface, mask_of
+
+
+class Probes:
+    """Makes inputs of an example.
+
+    Args:
+        interface: How the network takes its input.
+        example: A batch of inputs (any number of samples).
+    """
+
+    def __init__(self, interface: Interface, example: Mapping[str, Any]) -> None:
+        """Nothing is made yet."""
+        self.interface, self.example = interface, dict(example)
+
+    @property
+    def tokens(self) -> int:
+        """Length of a text of the example; 0 for all else."""
+        return int(self.example[self.interface.content[0]].shape[1]) if self.interface.modality == "text" else 0
+
+    def vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
+        """The example with another number of samples, and of tokens, by repetition."""
+        old_batch = self.example[self.interface.content[0]].shape[0]
+        varied = {}
+        for name, value in self.example.items():
+            if isinstance(value, Tensor) and value.dim():
+                if value.shape[0] == old_batch:
+                    value = value[torch.arange(batch, device=value.device) % old_batch]
+                if tokens is not None and value.dim() > 1 and value.shape[1] == self.tokens:
+                    places = torch.arange(tokens, device=value.device) % max(self.tokens - 1, 1)
+                    places[-1] = self.tokens - 1  # texts may end with a token that heads look for
+                    value = value[:, places]
+            varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
+        return varied
+
+    def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same inputs with other token ids, where there are any."""
+        ids = {n: inputs[n] for n in self.interface.content if not inputs[n].is_floating_point()}
+        return {**inputs, **{name: self._mixed(value) for name, value in ids.items()}}
+
+    def _mixed(self, ids: Tensor) -> Tensor:
+        """Token ids, those that a head may look for in their places and the others in each other's."""
+        special = self.interface.special_ids
+        mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(special))
+        mixed[ordinary] = ids[ordinary].roll(1)
+        if torch.equal(mixed, ids):  # they are all the same: one more will do
+            mixed[ordinary] = next(i for i in range(len(special) + 2) if i not in special and i not in ids)
+        return mixed
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left.
+
+        No two in a row are of one size: what a forward leaves behind for the next would show.
+        """
+        if self.interface.modality != "text":
+            yield self.vary(1)
+            yield {n: v.flip(0) if n in self.interface.content else v for n, v in self.vary(4).items()}
+            return
+        n = self.tokens + 3
+        full = self.vary(3, n)
+        for name in self.interface.given:  # what has a length of its own, of another one
+            if full[name].shape[1] != n:
+                for one in {name, mask_of(name)} & full.keys():
+                    full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
+        yield full
+        mask = self.interface.mask
+        if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
+            for left in (False, True):
+                n -= 1
+                lengths = torch.tensor([n, max(n - 2, 1), 1])
+                ragged = self.vary(3, n)
+                real = torch.arange(n)[None] < lengths[:, None]
+                real = (real.flip(1) if left else real).to(full[mask].device)
+                last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
+                ends = {name: ragged[name].scatter(1, last, ragged[name][:, -1:]) for name in self.interface.content}
+                pad = self.interface.pad_id or 0
+                padded = {name: torch.where(real, ids, pad) for name, ids in ends.items()}
+                yield {**ragged, **padded, mask: real.long()}
+
+    def further(self) -> Iterator[dict[str, Any]]:
+        """Texts that a network may or may not take: several times as long, and with all that a tokenizer may give."""
+        if self.interface.modality != "text":
+            return
+        longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
+        yield longer
+        given = {}
+        for name in set(self.interface.arguments) - longer.keys():
+            ids = next(
+                (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
+            )
+            if ids is not None:
+                given[name] = torch.full_like(longer[ids], int(name == mask_of(ids)))
+        if given:
+            yield {**longer, **given}
+
+
+def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs that a forward may overwrite."""
+    return {n: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for n, value in inputs.items()}

@@ -1,0 +1,345 @@
+"""One forward pass, watched.
+
+Which modules ran, in which order, what they returned, and through which outputs everything flows.
+
+Dependence on the input is read off autograd: parameters are frozen and the input alone requires a gradient, so a tensor
+depends on the input exactly if it requires one, and a module's output is a candidate cut exactly if every path of the
+graph from the model's outputs back to the input passes through it (it *dominates*). One forward finds all candidates.
+What autograd does not see (a path through integers) is left to the verification of a cut.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
+
+from hf_stitch.adapters.cutting import tree
+from hf_stitch.adapters.discovery.operations import Arrangement, Operations
+
+Edge = tuple[Node, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor that a module returned.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        depends: Whether it depends on the content of the input.
+        dominates: Whether every path from the model's outputs to the input passes through it.
+        is_output: Whether the model returns this very tensor.
+        given: The way to this very tensor among the arguments of the module (by place or name), which passed it on;
+            ``None`` for one that it made.
+        value: A number that this very tensor has wherever it is seen; ``None`` if it does not depend on the content.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    depends: bool
+    dominates: bool
+    is_output: bool
+    given: tree.Path | None
+    value: int | None
+
+
+@dataclass
+class Call:
+    """What became of one module in a forward.
+
+    Attributes:
+        name: Its name in the model.
+        entered: Tick of its first entry.
+        exited: Tick of its last exit.
+        outputs: What each of its calls returned, tensors replaced by :class:`Seen`.
+        flops: Floating-point operations of the forward up to its last exit.
+        arguments: The tensors that each of its calls was given, in the same way, by the way to each.
+        arranged: How many of the trace's arrangements came before its last exit.
+    """
+
+    name: str
+    entered: int
+    exited: int = -1
+    outputs: list[Any] = field(default_factory=list)
+    flops: int = 0
+    arguments: list[Mapping[tree.Path, Any]] = field(default_factory=list)
+    arranged: int = 0
+
+    def seen(self) -> dict[tree.Path, Seen]:
+        """The tensors of its last output, by the way to each."""
+        return {path: leaf for path, leaf in tree.leaves(self.outputs[-1]) if isinstance(leaf, Seen)}
+
+
+@dataclass
+class Trace:
+    """A watched forward; it holds shapes and no activations.
+
+    Attributes:
+        calls: By module name, in the order of first entry; modules that did not run are absent.
+        sources: Names of the modules that turn the content of the input (token ids) into the first values.
+        has_source: Whether anything differentiable comes of the content at all.
+        reaches: Whether any of what the model returns is seen to depend on it.
+        flops: Floating-point operations of the whole forward.
+        arrangements: How positions were arranged, in order.
+    """
+
+    calls: dict[str, Call]
+    sources: list[str]
+    has_source: bool
+    reaches: bool
+    flops: int
+    arrangements: tuple[Arrangement, ...]
+
+
+def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
+    """The places of the graph that every path from the roots to the leaves passes through.
+
+    A place dominates if (paths from the roots to it) x (paths from it to the leaves) equals the number of all paths.
+    Paths are counted exactly, with Python's integers.
+    """
+    order = _topological(node for node, _ in roots)
+    down: dict[Node, int] = {}
+    for node in order:
+        down[node] = (node in leaves) + sum(down[n] for n, _ in node.next_functions if n is not None)
+    up_node: dict[Node, int] = dict.fromkeys(order, 0)
+    up_edge: dict[Edge, int] = {}
+    for edge in roots:
+        up_node[edge[0]] += 1
+        up_edge[edge] = up_edge.get(edge, 0) + 1
+    for node in reversed(order):
+        for child, nr in node.next_functions:
+            if child is not None:
+                up_node[child] += up_node[node]
+                up_edge[child, nr] = up_edge.get((child, nr), 0) + up_node[node]
+    total = sum(down[node] for node, _ in roots)
+    return {edge for edge, count in up_edge.items() if total and count * down[edge[0]] == total}
+
+
+def _topological(roots: Iterator[Node]) -> list[Node]:
+    """The nodes reachable from the roots, every node after all that it leads to."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack = [(root, False) for root in roots]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in done:
+            done.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in done)
+    return order
+
+
+def _nothing(saved: Tensor) -> Tensor:
+    """What is kept of an activation: the graph is read, never run backward."""
+    return torch.empty(0)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Parameters without gradient, as they were afterwards."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in trainable:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trainable:
+            p.requires_grad_(True)
+
+
+Reads = frozenset[tuple[str, int]]
+"""Calls, by module and number."""
+
+
+def readers(
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], other: Mapping[str, Any]
+) -> Reads:
+    """The calls of modules that are given other integers where the input has other token ids.
+
+    Two forwards tell, whatever became of the ids on the way (padded, transposed, hashed). What is made of the places of
+    padding alone, such as position ids, stays the same.
+
+    Args:
+        model: The model whose modules are watched.
+        run: Calls the model with the inputs.
+        inputs: Its keyword arguments.
+        other: The same with other token ids in the same places.
+    """
+    given: tuple[dict[tuple[str, int], list[Tensor]], ...] = ({}, {})
+
+    def note(name: str, seen: dict[tuple[str, int], list[Tensor]], count: Counter[str]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            integers = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not a.is_floating_point()]
+            seen[name, count[name]] = [a.clone() for a in integers if a.dtype != torch.bool]
+            count[name] += 1
+
+        return hook
+
+    for seen, values in zip(given, (inputs, other), strict=True):
+        count: Counter[str] = Counter()
+        handles = [
+            module.register_forward_pre_hook(note(name, seen, count), with_kwargs=True)
+            for name, module in model.named_modules()
+        ]
+        try:
+            with torch.no_grad():
+                run(values)
+        finally:
+            for handle in handles:
+                handle.remove()
+    first, second = given
+    return frozenset(
+        call
+        for call, tensors in first.items()
+        if not all(map(torch.equal, tensors, second.get(call, ()))) or len(tensors) != len(second.get(call, ()))
+    )
+
+
+def trace(
+    model: nn.Module,
+    run: Callable[[Mapping[str, Any]], Any],
+    inputs: Mapping[str, Any],
+    content: tuple[str, ...],
+    reads: Reads = frozenset(),
+) -> Trace:
+    """Run a model once and watch it.
+
+    Args:
+        model: The model whose modules are watched.
+        run: Calls the model with the inputs.
+        inputs: Its keyword arguments.
+        content: Which of them are the content (pixels, token ids), the others being masks and positions.
+        reads: Where the content is token ids: the calls that read them (:func:`readers`).
+
+    Returns:
+        The watched forward.
+    """
+    watch = _Watch(reads)
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(watch.enter, name)))
+            handles.append(module.register_forward_hook(partial(watch.leave, name), with_kwargs=True))
+        with (
+            torch.inference_mode(False),
+            _frozen(model),
+            torch.enable_grad(),
+            saved_tensors_hooks(_nothing, _nothing),
+            watch.operations,
+        ):
+            given = {n: watch.sprout(v) if n in content and _is_values(v) else v for n, v in inputs.items()}
+            output = run(given)
+            origins = {get_gradient_edge(leaf).node for leaf in watch.sprouts}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return watch.trace(output, origins)
+
+
+class _Watch:
+    """What is noted while a model runs; edges of the graph until it is over."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self.calls: dict[str, Call] = {}
+        self.sources: list[str] = []
+        self.sprouts: list[Tensor] = []
+        self.operations = Operations()
+        self.clock = 0
+
+    def sprout(self, values: Tensor) -> Tensor:
+        """The same values, from which a gradient path begins."""
+        leaf = values.detach().clone().requires_grad_()
+        self.sprouts.append(leaf)
+        return leaf.clone()  # so that an in-place operation does not meet a leaf
+
+    def enter(self, name: str, module: nn.Module, args: Any) -> None:
+        """Before a module runs."""
+        self.clock += 1
+        self.calls.setdefault(name, Call(name, self.clock))
+
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """After a module has run."""
+        self.clock += 1
+        call, replaced = self.calls[name], output
+        if name and (name, len(call.outputs)) in self.reads and _is_source(output):
+            self.sources.append(name)
+            replaced = tree.transform(output, lambda leaf: self.sprout(leaf) if _is_values(leaf) else leaf)
+        call.exited, call.flops = self.clock, self.operations.count
+        call.arranged = len(self.operations.arrangements)
+        arguments = tree.tensors(tree.arguments(args, kwargs))
+        given = {id(leaf): path for path, leaf in arguments.items()}
+        call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
+        call.outputs.append(tree.transform(replaced, lambda leaf: _place(leaf, given)))
+        return replaced
+
+    def trace(self, output: Any, origins: set[Node]) -> Trace:
+        """What was noted, with what the whole graph tells in place of its edges."""
+        returned = tree.transform(output, lambda leaf: _place(leaf, {}))
+        roots = [leaf.edge for _, leaf in tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
+        dominating = _dominating(roots, origins)
+        numbers: dict[Edge, int] = {}
+
+        def see(leaf: Any) -> Any:
+            if not isinstance(leaf, _Place):
+                return leaf
+            return Seen(
+                leaf.shape,
+                leaf.dtype,
+                leaf.edge is not None,
+                leaf.edge in dominating,
+                leaf.edge in roots,
+                leaf.given,
+                None if leaf.edge is None else numbers.setdefault(leaf.edge, len(numbers)),
+            )
+
+        calls = {name: call for name, call in self.calls.items() if call.outputs}  # the others were broken off
+        for call in calls.values():
+            call.outputs = [tree.transform(tree, see) for tree in call.outputs]
+            call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
+        operations = self.operations
+        return Trace(
+            calls,
+            self.sources,
+            bool(self.sprouts),
+            bool(roots),
+            operations.count,
+            tuple(operations.arrangements),
+        )
+
+
+def _is_values(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _is_source(output: Any) -> bool:
+    """Whether an output holds values, none of which is known to depend on the content so far."""
+    values = [leaf for _, leaf in tree.leaves(output) if _is_values(leaf)]
+    return bool(values) and all(leaf.grad_fn is None for leaf in values)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor while the graph still lives; ``edge`` is ``None`` where it does not depend on the input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    edge: Edge | None
+    given: tree.Path | None
+
+
+def _place(leaf: Any, given: Mapping[int, tree.Path]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    edge = get_gradient_edge(leaf) if leaf.grad_fn is not None else None
+    return _Place(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None, given.get(id(leaf)))

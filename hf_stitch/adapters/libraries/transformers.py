@@ -1,0 +1,369 @@
+"""Adapter for transformers models: from the Hub, from a local folder, or live."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from pkgutil import resolve_name
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
+from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.reference import Endpoint
+
+AUTO_CLASSES = {
+    "image-classification": "AutoModelForImageClassification",
+    "text-classification": "AutoModelForSequenceClassification",
+    "text-generation": "AutoModelForCausalLM",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-encoding": "AutoModelForTextEncoding",
+    "feature-extraction": "AutoModel",
+}
+"""Task (a pipeline's name) -> the class that loads its head."""
+
+HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
+"""Loading options that hold for config, weights and processor alike."""
+
+OWN_CLASSES = {"Head": "hf_stitch.artefacts.head:Head"}
+"""Classes of this package that are built and loaded as those of transformers are."""
+
+IDS = ("input_ids", "decoder_input_ids")
+"""Arguments that are token ids: what the encoder reads, or the only stack; and what the decoder reads beside one."""
+
+EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""What a config may ask to be returned of every block: a way around each."""
+
+HEADS = {
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+}
+"""How the name of a class with a head ends -> its task."""
+
+
+class TransformersAdapter(Adapter):
+    """A transformers model; raw samples go through its own tokenizer or image processor."""
+
+    library: ClassVar[str] = "transformers"
+
+    @classmethod
+    def load(
+        cls,
+        endpoint: Endpoint,
+        *,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+        **options: Any,
+    ) -> TransformersAdapter:
+        """Load a model by its endpoint: a Hub id or a local folder.
+
+        The class is that of ``endpoint.task``, else the one that the config names. Weights come from safetensors only,
+        and code from the repository runs only with ``trust_remote_code=True``. ``pretrained=False`` gives random ones,
+        by the config alone.
+
+        Raises:
+            ValueError: For an unknown task.
+            OSError: From transformers, for an unknown id, revision or folder.
+        """
+        import transformers
+        from huggingface_hub import ResolvedRevision
+        from transformers.utils.hub import resolve_revision
+
+        assert endpoint.id is not None
+        place = endpoint.id
+        options.setdefault("trust_remote_code", False)
+        for name in OWN_CLASSES:  # whose configs AutoConfig then knows
+            _class(name)
+        hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
+        if endpoint.revision:
+            hub["revision"] = endpoint.revision
+        known = {key: hub[key] for key in ("token", "cache_dir", "local_files_only") if key in hub}
+        pinned = resolve_revision(endpoint.id, endpoint.revision, **known)
+        if isinstance(pinned, ResolvedRevision):  # all files are of one commit, and the record names it
+            endpoint = dataclasses.replace(endpoint, revision=pinned.resolved)
+            hub["revision"] = pinned.resolved
+        config = transformers.AutoConfig.from_pretrained(place, **hub)
+        if endpoint.task is not None:
+            if endpoint.task not in AUTO_CLASSES:
+                raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
+            loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
+        else:
+            loader = _class((config.architectures or ["AutoModel"])[0]) or transformers.AutoModel
+        if options.pop("pretrained", True):
+            model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
+        else:
+            model = _untrained(loader, place, hub, options)
+        if processor is None:
+            processor = load_processor(place, model.main_input_name, hub)
+        return cls.of(model.eval(), endpoint, example_inputs, processor, content)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        endpoint: Endpoint,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> TransformersAdapter:
+        """Wrap a live transformers model.
+
+        An encoder-decoder reads two texts. The encoder's is the content, what the decoder reads belongs to the context
+        and is among the inputs; with ``content="decoder_input_ids"`` it is the other way round.
+
+        Raises:
+            ExampleError: If it takes neither text nor images and no ``example_inputs`` are given, or they do not fit
+                it, or ``content`` is no argument of it.
+        """
+        config: Any = model.config
+        name: str = content or str(getattr(model, "main_input_name", "input_ids"))
+        arguments = inspect.signature(model.forward).parameters
+        if content is not None and content not in arguments:
+            raise ExampleError(
+                f"content must be an argument of {type(model).__name__}, got {content!r}; it takes "
+                f"{', '.join(arguments)}",
+                model,
+            )
+        override = override_of(model)
+        if example_inputs is None:
+            example_inputs = override.example(model)
+        if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
+            from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
+
+            processor = TimmImageProcessor(**processor.data_config)
+        if example_inputs is not None:
+            example = named(model, example_inputs, override.options, name)
+        elif name in IDS:
+            example = _text_example(model, arguments)
+            if name != "input_ids" and mask_of(name) in arguments:
+                example[mask_of(name)] = torch.ones_like(example[name])
+        elif name == "pixel_values":
+            example = {name: _image_example(config, processor)}
+        elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
+            example = {name: dummy[name]}
+        else:
+            raise ExampleError(
+                f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
+                "override that makes one",
+                model,
+            )
+        device, dtype = place_of(model)
+        example = {
+            n: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+            for n, v in example.items()
+        }
+        if not isinstance(example.get(name), Tensor):
+            got = ", ".join(f"{n} ({type(v).__name__})" for n, v in example.items()) or "none"
+            raise ExampleError(
+                f"example_inputs of {type(model).__name__} must hold a tensor {name!r}, got {got}", model
+            )
+        return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
+
+    @property
+    def task(self) -> str | None:
+        """By the name of the class, as transformers names its heads."""
+        name = type(self.model).__name__
+        return next((task for ending, task in HEADS.items() if name.endswith(ending)), None)
+
+    def blueprint(self) -> dict[str, Any]:
+        """Class and config; local paths are left out."""
+        model: Any = self.model
+        own = type(model).__name__ in OWN_CLASSES and type(model) is _class(type(model).__name__)
+        if not (own or type(model).__module__.startswith("transformers.")):
+            raise ValueError(
+                f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
+                "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
+                "Stitcher.attach(source=…, target=…)"
+            )
+        config = _without(model.config.to_dict(), ("_name_or_path", "transformers_version"))
+        return {
+            "library": self.library,
+            "class": type(model).__name__,
+            "config": config,
+            "attention": model.config._attn_implementation,
+        }
+
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+        """The network of a blueprint; classes of transformers only."""
+        import transformers
+
+        kind = _class(blueprint["class"])
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
+            raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
+        values = _own_code_only(blueprint["config"])
+        attention = blueprint.get("attention")
+        if attention and not (isinstance(attention, str) and attention.replace("|", "_").isidentifier()):
+            raise _foreign("attention", attention)
+        config = kind.config_class.from_dict(values)
+        if attention:
+            config._attn_implementation = attention
+        return kind(config).eval()
+
+    @classmethod
+    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """The tokenizer or image processor saved in a folder; ``None`` where there is none."""
+        kind = _class(blueprint["class"])
+        return load_processor(folder, kind.main_input_name, {"trust_remote_code": False})
+
+
+def _class(name: str) -> Any:
+    """A model class by its name: one of transformers or of this package; ``None`` if neither has it."""
+    import transformers
+
+    return resolve_name(OWN_CLASSES[name]) if name in OWN_CLASSES else getattr(transformers, name, None)
+
+
+def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """A model with random weights; of its options, the config takes those that it knows."""
+    import transformers
+
+    config, unused = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
+    others = {name: value for name, value in unused.items() if name in options}
+    if hasattr(loader, "from_config"):  # an Auto class
+        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **others)
+    return loader._from_config(config, **others)
+
+
+def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
+    config, arguments = model.config, inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {}
+    caching = config if getattr(config, "is_encoder_decoder", False) else _text(config)
+    if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
+        options["use_cache"] = False
+    if "use_mems" in arguments:  # a cache among the outputs is a way around every cut
+        options["use_mems"] = False
+    options |= {flag: False for flag in EXTRA_OUTPUTS if getattr(config, flag, False)}
+    value = example[name]
+    if value.is_floating_point():
+        dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
+        return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
+    return Interface(
+        (name,),
+        "text",
+        options=options,
+        special_ids=_special_ids(config),
+        pad_id=_text(config).pad_token_id,
+        arguments=tuple(n for n in (MASK, "token_type_ids", mask_of("decoder_input_ids")) if n in arguments),
+        max_tokens=_max_tokens(model, config, processor),
+        given=tuple(other for other in IDS if other != name and "decoder_input_ids" in example and other in example),
+        start_id=_start_id(config),
+    )
+
+
+def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
+    """The longest text: the least of what the tokenizer knows and what the table of positions holds."""
+    positions = getattr(_text(config), "max_position_embeddings", None)
+    for table in model.modules():
+        if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
+            positions -= table.padding_idx + 1  # such a table counts positions from behind the padding id
+            break
+    known = [
+        limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and 0 < limit < 10**9
+    ]
+    return min(known, default=None)
+
+
+def _without(values: Any, keys: tuple[str, ...]) -> Any:
+    """JSON values without some keys, at any depth."""
+    if isinstance(values, dict):
+        return {key: _without(value, keys) for key, value in values.items() if key not in keys}
+    return [_without(value, keys) for value in values] if isinstance(values, list) else values
+
+
+def _own_code_only(values: Any, key: str = "") -> Any:
+    """A copy of a config by which no constructor fetches weights or configs, opens files or runs code from elsewhere.
+
+    Raises:
+        ValueError: If it names an attention, a checkpoint, or a network that timm does not have. (The attention of a
+            blueprint is beside its config.)
+    """
+    if values and ("attn_implementation" in key or key in ("checkpoint_path", "pretrained_cfg_overlay")):
+        raise _foreign(key, values)
+    if isinstance(values, Mapping):
+        return {name: _own_code_only(value, str(name)) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_own_code_only(value, key) for value in values]
+    if key == "use_pretrained_backbone":
+        return False
+    if isinstance(values, str) and key in ("architecture", "backbone"):
+        import timm
+
+        if not timm.is_model(values.split(".")[0]):
+            raise _foreign(key, values)
+    return copy.deepcopy(values)
+
+
+def _foreign(key: str, value: Any) -> ValueError:
+    return ValueError(f"a config may name what transformers and timm have themselves only, got {key}={value!r}")
+
+
+def _text(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _start_id(config: Any) -> int | None:
+    """What a decoder's text begins with: as in ``generate``, text begins with ``bos`` where nothing else is said."""
+    for key in ("decoder_start_token_id", "bos_token_id"):
+        if (found := getattr(config, key, None)) is not None:
+            return int(found)
+    return None
+
+
+def _special_ids(config: Any) -> tuple[int, ...]:
+    """Padding and end of text, which heads look for."""
+    found: set[int] = set()
+    for key in ("pad_token_id", "eos_token_id"):
+        value = getattr(_text(config), key, None)
+        found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return tuple(sorted(found))
+
+
+TOKENS, TRIED = 6, 9
+"""How long the texts of an example are, and the longest that a cut is tried with."""
+
+
+def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Token ids and mask; for an encoder-decoder also what the decoder reads: as many tokens where a head compares.
+
+    Texts end as those of a tokenizer do: heads look for that.
+    """
+    config: Any = model.config
+    special, end = _special_ids(config), getattr(_text(config), "eos_token_id", None)
+    vocabulary = getattr(_text(config), "vocab_size", 1000)  # models of characters have none
+    ordinary = torch.tensor([i for i in range(min(vocabulary, 1000)) if i not in special])
+    generator = torch.Generator().manual_seed(0)
+
+    def text(tokens: int) -> torch.Tensor:
+        return ordinary[torch.randint(len(ordinary), (2, tokens), generator=generator)]
+
+    limit = _max_tokens(model, config, None) or TRIED
+    tokens = max(min(TOKENS, limit - (TRIED - TOKENS)), 1)
+    example = {"input_ids": text(tokens)}
+    if "decoder_input_ids" in arguments:
+        alike = type(model).__name__.endswith("ForSequenceClassification")
+        example["decoder_input_ids"] = text(tokens if alike else max(tokens - 2, 1))
+        if isinstance(end, int):
+            example["input_ids"][:, -1] = end
+    return {**example, MASK: torch.ones_like(example["input_ids"])} if MASK in arguments else example
+
+
+def _image_example(config: Any, processor: Any) -> torch.Tensor:
+    size = getattr(config, "image_size", None)
+    if size is None and processor is not None:
+        given = getattr(processor, "crop_size", None) or processor.size
+        size = (given["height"], given["width"]) if "height" in given else given["shortest_edge"]
+    size = size or 224
+    height, width = (size, size) if isinstance(size, int) else size
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=generator)

@@ -1,0 +1,28 @@
+"""Stitched models and the small artefact that joins two networks."""
+
+from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.head import Head, HeadConfig
+from hf_stitch.artefacts.modeling import (
+    StitchedModel,
+    StitchedModelForCausalLM,
+    StitchedModelForImageClassification,
+    StitchedModelForSequenceClassification,
+)
+from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.workflows._relative_model import relative_model
+from hf_stitch.workflows._stitch import stitch
+from hf_stitch.workflows._swap import swap
+
+__all__ = [
+    "Head",
+    "HeadConfig",
+    "StitchConfig",
+    "StitchedModel",
+    "StitchedModelForCausalLM",
+    "StitchedModelForImageClassification",
+    "StitchedModelForSequenceClassification",
+    "Stitcher",
+    "relative_model",
+    "stitch",
+    "swap",
+]

@@ -1,0 +1,758 @@
+"""Stitched models: T ∘ stitch ∘ R as models of transformers, which hold only what runs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from huggingface_hub import CommitInfo
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    ImageClassifierOutput,
+    SequenceClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from hf_stitch import hub
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.cut import Cut
+from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.plan import Plan
+from hf_stitch.adapters.preprocess import preprocess
+from hf_stitch.artefacts.cache import decoder_layers, layer_types, shown, sliding_window, takes
+from hf_stitch.artefacts.card import card, united, write_card
+from hf_stitch.artefacts.casting import cast, dtype_of
+from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.files import (
+    ANCHORS,
+    CONFIG,
+    FILES,
+    INDEX,
+    SHARDS,
+    WEIGHTS,
+    check_beside,
+    check_unchanged,
+    load_anchors,
+    load_strictly,
+    read_config,
+    save_anchors,
+    save_beside,
+    save_weights,
+    write_record,
+)
+from hf_stitch.artefacts.parents import load_parent
+from hf_stitch.artefacts.record import AGAIN, damaged, read_record
+from hf_stitch.artefacts.skeleton import weightless
+from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.reference import Endpoint, weights_hash
+from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, registries
+from hf_stitch.relative import AnchorSet
+from hf_stitch.representation import Representation
+from hf_stitch.stitches import StitchingLayer
+
+PASSED = (
+    "_commit_hash",
+    "_from_auto",
+    "_from_pipeline",
+    "adapter_kwargs",
+    "code_revision",
+    "low_cpu_mem_usage",
+    "trust_remote_code",
+    "use_safetensors",
+    "weights_only",
+)
+"""What Auto classes, pipelines and their users pass to any model, and what is so here anyway, or means nothing."""
+
+
+class StitchedModel(PreTrainedModel):
+    """A source network up to a cut, a stitch, and a target network from a cut on (Csiszárik et al. 2021, section 3).
+
+    It behaves as any model of transformers: it takes the source's inputs and returns the target's outputs. It holds the
+    blocks that run and no others, so it is smaller than its parents, and no hook. Made by :func:`hf_stitch.stitch`,
+    :meth:`Stitcher.attach` or :meth:`from_pretrained`.
+
+    Attributes:
+        source: The front half: inputs -> representation.
+        stitch: The stitching layer: representation -> representation.
+        target: The back half: representation -> the target's own output.
+        processor: The source's tokenizer or image processor, for raw samples.
+        parents: Both networks, where the model was made of live ones; they are neither part of it nor saved.
+        anchors: The anchors of a relative model or of an encoder that was swapped in; saved with the model.
+        evaluation: What was measured when it was made; ``config.scores`` keeps it when saved.
+
+    This class returns the target's own output; its subclasses, with a head for a task, add the loss.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> a, b = (hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
+        ...                        example_inputs=torch.randn(2, 4)) for _ in range(2))
+        >>> stitched = hf_stitch.stitch(a, "1", b, "1", matcher="lstsq", data=torch.randn(200, 4), task=None)
+        >>> stitched(input=torch.randn(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    config_class = StitchConfig
+    base_model_prefix = "stitched"
+    main_input_name = "input_ids"
+    task: ClassVar[str | None] = None
+    accepts_loss_kwargs = (
+        False  # the loss is a mean over the batch; Trainer would pass its number of items to the source
+    )
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(
+        self,
+        config: StitchConfig,
+        source: Front | None = None,
+        stitch: StitchingLayer | None = None,
+        target: Back | None = None,
+        processor: Any = None,
+    ) -> None:
+        """Join the given parts, or build them from the config, weights not loaded."""
+        if not (config.source and config.target and config.stitch):
+            raise ValueError("this config describes no stitched model: stitch two networks by hf_stitch.stitch")
+        super().__init__(config)
+        self.source = source if source is not None else _build_front(config.source)
+        self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
+        self.target = target if target is not None else _build_back(config.target)
+        self.processor = processor
+        self.parents: tuple[Adapter, Adapter] | None = None
+        self.anchors: AnchorSet | None = None
+        self.evaluation: Any = None
+        self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
+            self.source.interface.modality, self.source.interface.content[0]
+        )
+        self.supports_gradient_checkpointing = all(
+            getattr(half.model, "supports_gradient_checkpointing", False) and not _is_checkpointed_across(half)
+            for half in (self.source, self.target)
+        )
+        # What transformers would collect from the halves in post_init, which would also draw their weights anew.
+        self.all_tied_weights_keys: dict[str, str] = {}
+        self._no_split_modules = set()
+        self._keep_in_fp32_modules = set()
+        self._keep_in_fp32_modules_strict = set()
+        for module in self.modules():
+            module._is_hf_initialized = True  # type: ignore[assignment]
+        self.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: not the parents."""
+        return {**self.__dict__, "parents": None}
+
+    # -- running ----------------------------------------------------------------------------------------------------
+    def transfer(self, **inputs: Any) -> Representation:
+        """The source's inputs as a representation of the target's."""
+        return self.stitch(self.source(**self.source_inputs(inputs)))
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """The target's output for the source's inputs.
+
+        Args:
+            input_ids: For text sources: (batch, tokens).
+            attention_mask: For text sources: (batch, tokens), 1 where a token is real.
+            token_type_ids: For text sources that have them.
+            pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them;
+                for sources of tensors, the tensor.
+            labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, of
+                multi-label targets (``config.problem_type``) 0 or 1 (batch, classes), or token ids (batch, tokens) with
+                -100 where none is asked for.
+            **inputs: Arguments of sources of user code, by their own names; ``return_dict=False`` for a tuple.
+        """
+        named = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "pixel_values": pixel_values,
+        }
+        return self.head(self.transfer(**{k: v for k, v in named.items() if v is not None}, **inputs), labels)
+
+    def head(self, representation: Representation, labels: Tensor | None = None, **options: Any) -> Any:
+        """The output for a representation of the target's, as from :meth:`transfer`.
+
+        Args:
+            representation: What enters the target.
+            labels: As for :meth:`forward`.
+            **options: Further arguments of the target's forward (a cache).
+        """
+        dtype = next((p.dtype for p in self.target.parameters() if p.is_floating_point()), representation.values.dtype)
+        entering = representation.replace(values=representation.values.to(dtype))
+        return self._with_head(self.target(entering, **options), labels)
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> Any:
+        if labels is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave them out"
+            )
+        return output
+
+    def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs by the source's own names."""
+        renamed = dict(inputs)
+        asked = [name for name in ("output_hidden_states", "output_attentions") if renamed.pop(name, None)]
+        if asked:
+            raise ValueError(
+                f"a stitched model returns the target's output alone and takes no {asked[0]}=True; representations at "
+                "any layer of a network come from hf_stitch.load(network).encode"
+            )
+        content = self.source.interface.content[0]
+        if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
+            renamed[content] = renamed.pop(given[0])
+        missing = [name for name in self.source.interface.content if name not in renamed]
+        if missing:
+            raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
+        return renamed
+
+    def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+        """Raw samples as inputs, by the source's processor."""
+        return preprocess(samples, self.processor, self.source.interface, self.source)
+
+    # -- training ---------------------------------------------------------------------------------------------------
+    def freeze_networks(self) -> Self:
+        """Leave the stitch alone to be trained: both halves take no gradient and stay in eval mode.
+
+        Returns:
+            This model, to be given to ``transformers.Trainer``.
+
+        Raises:
+            ValueError: If the stitch has no parameter that takes a gradient, as an identity.
+        """
+        if not any(parameter.requires_grad for parameter in self.stitch.parameters()):
+            raise ValueError(
+                f"nothing would be left to train: the stitch, {self.stitch.body}, has no parameter that takes a "
+                "gradient; stitch with another matcher, such as 'lstsq', or train by TaskLoss(initial='identity')"
+            )
+        self.source.requires_grad_(False)
+        self.target.requires_grad_(False)
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or eval mode; a half of which nothing is trained stays in eval mode, its BatchNorm as it is."""
+        super().train(mode)
+        for half in (self.source, self.target):
+            if not any(parameter.requires_grad for parameter in half.parameters()):
+                half.eval()
+        return self
+
+    def parent(self, side: Literal["source", "target"], **options: Any) -> Adapter:
+        """A whole network that this model was made of: the live one, or the one that the config names.
+
+        Args:
+            side: Which.
+            **options: Passed on to :func:`hf_stitch.load` for one that is loaded (``token``, ``cache_dir``, …).
+
+        Raises:
+            ValueError: If it was a live module, or in a local folder, and is not here any more; if what the Hub has
+                under its name has other weights.
+            OSError: If it or its revision is not there, or the Hub cannot be reached.
+        """
+        if self.parents is not None:
+            return self.parents[("source", "target").index(side)]
+        return load_parent(side, Endpoint.from_dict(getattr(self.config, side)["endpoint"]), options=options)
+
+    def has_changed(self, side: Literal["source", "target"]) -> bool:
+        """Whether a half has other weights than when it was cut from its network: it was trained, or cast.
+
+        False where an older record does not say with which weights it was cut.
+        """
+        recorded = getattr(self.config, side).get("half_hash")
+        return recorded is not None and weights_hash(getattr(self, side)) != recorded
+
+    # -- the small artefact -----------------------------------------------------------------------------------------
+    @property
+    def stitcher(self) -> Stitcher:
+        """The stitch alone, with the names of both parents: what is worth sharing where these are public.
+
+        Raises:
+            ValueError: If a half has changed since it was cut from its network, which then does not hold it.
+        """
+        for side in ("source", "target"):
+            if self.has_changed(side):
+                raise ValueError(
+                    f"the {side} half was trained or cast since it was cut, and a stitcher would name the network "
+                    "from before: save the whole model, or train a network first (the head of a relative model "
+                    "alone) and build the model with it"
+                )
+        return self._described()
+
+    def _described(self) -> Stitcher:
+        """The stitch and what is recorded of both parents, whatever the halves have become."""
+        source, target = self.config.source, self.config.target
+        return Stitcher(
+            self.stitch,
+            Endpoint.from_dict(source["endpoint"]),
+            source["cut"]["layer"],
+            Endpoint.from_dict(target["endpoint"]),
+            target["cut"]["layer"],
+            task=self.task,
+            recipe=self.config.recipe or {},
+            scores=self.config.scores or {},
+            anchors=self.anchors,
+        )
+
+    # -- saving and loading -----------------------------------------------------------------------------------------
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        max_shard_size: str | int = "5GB",
+        **kwargs: Any,
+    ) -> None:
+        """Write config, weights (safetensors), the source's processor and a model card to a folder.
+
+        Of a card that is there already, what a person wrote stays.
+
+        Args:
+            save_directory: The folder; created if needed.
+            is_main_process: Only this process writes.
+            state_dict: Other weights than the model's own (what a trainer gathered).
+            push_to_hub: Also upload it, as :meth:`push_to_hub` does.
+            max_shard_size: Size at which the weights are split into several files.
+            **kwargs: ``repo_id`` (default: the name of the folder) and what else :meth:`push_to_hub` takes.
+
+        Raises:
+            ValueError: If a half is of user code, which no config can rebuild.
+        """
+        if not is_main_process:
+            return
+        weights = state_dict or self.state_dict()
+        self._write(Path(save_directory), weights, max_shard_size)
+        write_card(self._described(), Path(save_directory), whole=True, sample=self._sample_code())
+        if push_to_hub:
+            written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
+            name = kwargs.pop("repo_id", Path(save_directory).name)
+            options = {"present": written, "state_dict": state_dict, "max_shard_size": max_shard_size, **kwargs}
+            self.push_to_hub(name, **options)
+
+    def _write(self, folder: Path, weights: Mapping[str, Tensor], max_shard_size: str | int) -> None:
+        for half in (self.config.source, self.config.target):
+            if half["blueprint"] is None:
+                raise ValueError(half["why"])
+        beside = [self.generation_config] if self.can_generate() else []
+        beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
+        self.config.files = save_beside(beside, folder)
+        self.config.architectures = [type(self).__name__]
+        self.config.stitch = self.stitch.to_dict()
+        self.config.anchors = save_anchors(self.anchors, folder)
+        self.config.save_pretrained(folder)
+        write_record(read_record(folder / CONFIG), folder / CONFIG, weights)
+        save_weights(weights, folder, max_shard_size)
+
+    def _sample_code(self) -> str | None:
+        """Python for a sample, where it is neither an image nor a text."""
+        interface = self.source.interface
+        if interface.modality == "text" or self.processor is not None:
+            return None
+        return f"torch.randn{interface.shapes[interface.content[0]]}"
+
+    def push_to_hub(  # type: ignore[override]
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload stitched model",
+        create_pr: bool = False,
+        max_shard_size: str | int = "5GB",
+        state_dict: Mapping[str, Tensor] | None = None,
+        tags: Sequence[str] = (),
+        present: str | None = None,
+    ) -> CommitInfo:
+        """Upload the whole model with its card to the Hub, in one commit.
+
+        Args:
+            repo_id: ``owner/name``; created if it does not exist.
+            private: Whether it is private if it is created; default: the owner's own rule.
+            token: Hub token; default: the one that this machine is logged in with.
+            revision: Branch; created if it does not exist.
+            commit_message: Its message.
+            create_pr: Open a pull request instead of committing.
+            max_shard_size: Size at which the weights are split into several files.
+            state_dict: Other weights than the model's own (what a trainer gathered).
+            tags: More tags for the card.
+            present: A card of it that is here: what a person wrote there is kept, and wins over what the Hub's says.
+
+        Returns:
+            The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
+
+        Raises:
+            ValueError: If a half is of user code, which no config can rebuild.
+            OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self._write(Path(folder), state_dict or self.state_dict(), max_shard_size)
+            return hub.upload(
+                Path(folder),
+                repo_id,
+                replaces=[SHARDS, INDEX, *ANCHORS],
+                card=lambda id, there: card(
+                    self._described(),
+                    whole=True,
+                    name=id,
+                    present=united(there, present),
+                    tags=tags,
+                    sample=self._sample_code(),
+                ),
+                private=private,
+                token=token,
+                revision=revision,
+                commit_message=commit_message,
+                create_pr=create_pr,
+            )
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *args: Any,
+        config: StitchConfig | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Load a stitched model from a folder or the Hub, strictly: every weight, none besides, each as it was saved.
+
+        Args:
+            pretrained_model_name_or_path: Local folder or Hub id.
+            *args: Refused.
+            config: Config to use instead of the one beside the weights.
+            revision: Branch, tag or commit on the Hub.
+            token: Hub token.
+            cache_dir: Where downloads are kept.
+            local_files_only: Use what is cached only.
+            force_download: Download again.
+            dtype: Cast all weights; default: each as saved. Buffers that a network computes for itself are not cast.
+            torch_dtype: The older name of ``dtype``.
+            device_map: A device for the whole model.
+            attn_implementation: Attention of both networks, by transformers' name; default: each as it was.
+            **kwargs: What Auto classes and pipelines pass and changes nothing here.
+
+        Raises:
+            TypeError: For an option that there is not.
+            FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
+            ValueError: If weights and config disagree (the message names the weights), they or the files beside them
+                were changed since they were saved, another class was saved, or an option makes no sense.
+            OSError: If the Hub cannot be reached or refuses.
+        """
+        if args:
+            raise TypeError(
+                f"a stitched model is built from its config alone, got {len(args)} more positional arguments"
+            )
+        for name in kwargs:
+            if name not in PASSED:
+                hint = did_you_mean(name, [*inspect.signature(StitchedModel.from_pretrained).parameters])
+                raise TypeError(
+                    f"from_pretrained of a stitched model has no option {name!r}"
+                    + (f"; did you mean {hint!r}?" if hint else "")
+                )
+        wanted, device = dtype_of(torch_dtype if dtype is None else dtype), _device(device_map)
+        place = str(pretrained_model_name_or_path)
+        folder = Path(place)
+        if not folder.is_dir():
+            folder = hub.download(
+                place,
+                files=FILES,
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                force_download=force_download,
+            )
+        if config is None:
+            config = read_config(folder)
+        attn_implementation = attn_implementation or config._attn_implementation  # where Auto classes leave it
+        kind = _class_of(config)
+        if not issubclass(kind, cls):
+            raise ValueError(
+                f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained"
+            )
+        files = sorted(folder.glob(SHARDS))
+        if not files:
+            raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
+        model = _skeleton(kind, config, folder)
+        load_strictly(model, files)
+        if (folder / CONFIG).is_file():
+            check_unchanged(folder / CONFIG, model)
+        model.anchors = load_anchors(config.anchors, folder)
+        check_beside(config.files, folder)
+        try:
+            blueprint = (config.source or {})["blueprint"]
+            model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
+            if model.can_generate() and (folder / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
+        except Exception as error:  # of whatever the libraries stumble over
+            raise damaged(f"what lies beside the weights in {folder}", error) from error
+        if wanted is not None:
+            cast(model, wanted)
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        if device is not None:
+            nn.Module.to(model, device)
+        model.config.name_or_path = place
+        return model.eval()
+
+
+class StitchedModelForImageClassification(StitchedModel):
+    """A stitched model whose target classifies images; returns an ``ImageClassifierOutput``."""
+
+    task: ClassVar[str | None] = "image-classification"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
+        logits = logits_of(output)
+        return ImageClassifierOutput(loss=_class_loss(logits, labels, self.config.problem_type), logits=logits)
+
+
+class StitchedModelForSequenceClassification(StitchedModel):
+    """A stitched model whose target classifies texts; returns a ``SequenceClassifierOutput``."""
+
+    task: ClassVar[str | None] = "text-classification"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
+        logits = logits_of(output)
+        return SequenceClassifierOutput(loss=_class_loss(logits, labels, self.config.problem_type), logits=logits)
+
+
+class StitchedModelForCausalLM(StitchedModel, GenerationMixin):
+    """A stitched model whose target predicts the next token; returns a ``CausalLMOutputWithPast``.
+
+    It generates as any language model of transformers does (``generate``), with a cache where both networks are
+    decoders. Where the source sees the whole text at once (BERT, T5's encoder) every new token is a forward of its own.
+    The ids that end or pad a text are the target's (``generation_config``).
+    """
+
+    task: ClassVar[str | None] = "text-generation"
+
+    def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
+        """As the base class; what generation asks of a config is read off the halves."""
+        super().__init__(config, *parts, **named)
+        source: Any = self.source.model
+        target: Any = self.target.model
+        layers = decoder_layers(source), decoder_layers(target)
+        self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
+        if hasattr(target, "config"):
+            config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
+        if hasattr(target, "generation_config"):
+            self.generation_config = copy.deepcopy(target.generation_config)
+        if self._layers is None:
+            self.generation_config.use_cache = False
+            return
+        config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
+        config.num_hidden_layers = len(config.layer_types)
+        windows = {sliding_window(half) for half in (source, target)}
+        if len(windows) > 1:  # layers of a cache share one window: with two, all keep the whole past
+            config.layer_types = ["full_attention"] * config.num_hidden_layers
+        config.sliding_window = windows.pop() if len(windows) == 1 else None
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the next tokens.
+
+        Args:
+            input_ids: (batch, tokens); with a cache, the tokens that are not in it.
+            attention_mask: (batch, tokens), 1 where a token is real; with a cache, for the past as well.
+            position_ids: (batch, tokens), for the halves that are decoders and take them; others number tokens by
+                themselves.
+            past_key_values: A cache of this model's own: ``DynamicCache()``, or what a forward returned.
+            labels: (batch, tokens) token ids, -100 where none is asked for; shifted inside.
+            use_cache: Start a cache where none is given.
+            logits_to_keep: Compute this many of the last tokens' logits only (or those at these places); 0: all.
+            **inputs: Further arguments of the source; ``return_dict=False`` for a tuple.
+
+        Raises:
+            ValueError: If a cache is asked for and one of the networks is no decoder.
+        """
+        named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        named = {name: value for name, value in named.items() if value is not None}
+        cache = self._cache(past_key_values, use_cache)
+        before, after = self._options(cache, input_ids, position_ids)
+        if cache is not None:
+            after["attention_mask"] = attention_mask  # the representation knows that of the new tokens alone
+        keeps = takes(self.target.model, "logits_to_keep")
+        if keeps:
+            after["logits_to_keep"] = logits_to_keep
+        output = self.head(self.transfer(**named, **before), labels, **after)
+        if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            output.logits = output.logits[:, last]
+        output.past_key_values = cache
+        return output
+
+    def _cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
+        if given is None and not use_cache:
+            return None
+        if self._layers is None:
+            raise ValueError(
+                "a cache needs a source and a target that are decoders with a cache, and one of them sees the whole "
+                "text at once or keeps none: use_cache=False"
+            )
+        return DynamicCache(config=self.config) if given is None else given
+
+    def _options(
+        self, cache: Cache | None, input_ids: Tensor | None, position_ids: Tensor | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What source and target are told beside their input: positions, and the cache in numbers of their own."""
+        both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        if cache is not None and position_ids is None and input_ids is not None:
+            past, new = cache.get_seq_length(), input_ids.shape[1]
+            position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
+        first = 0
+        for options, half, layers in zip(both, (self.source, self.target), self._layers or (None, None), strict=True):
+            if layers is None:
+                continue
+            if position_ids is not None and takes(half.model, "position_ids"):
+                options["position_ids"] = position_ids
+            if cache is not None:
+                options["past_key_values"] = shown(cache, first, layers)
+                options["use_cache"] = bool(layers)
+                first += len(layers)
+        return both
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
+        """The (batch, tokens) mask as it is: each half makes of it what its attention needs."""
+        return attention_mask
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
+        logits = logits_of(output)
+        loss = None
+        if labels is not None:
+            ahead = logits[:, :-1].flatten(0, 1)
+            ahead = ahead.to(torch.promote_types(ahead.dtype, torch.float32))
+            loss = functional.cross_entropy(ahead, labels[:, 1:].flatten(), ignore_index=-100)
+        return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+CLASSES: dict[str | None, type[StitchedModel]] = {
+    kind.task: kind
+    for kind in (
+        StitchedModel,
+        StitchedModelForImageClassification,
+        StitchedModelForSequenceClassification,
+        StitchedModelForCausalLM,
+    )
+}
+"""Task -> the class with its head."""
+
+
+def class_for(task: str | None) -> type[StitchedModel]:
+    """The class with the head for a task.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if task not in CLASSES:
+        raise ValueError(
+            f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}"
+        )
+    return CLASSES[task]
+
+
+def _is_checkpointed_across(half: Front | Back) -> bool:
+    """Whether the network checkpoints a module that holds the cut and more, which a half cannot compute again."""
+    around = map(half.model.get_submodule, half.cut.around)
+    return any(isinstance(module, GradientCheckpointingLayer) for module in around)
+
+
+def _build_front(half: Mapping[str, Any]) -> Front:
+    model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
+    plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
+    return Front(model, Cut.from_dict(half["cut"]), plan, interface)
+
+
+def _build_back(half: Mapping[str, Any]) -> Back:
+    model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
+    plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
+    return Back(model, Cut.from_dict(half["cut"]), plan, interface)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model with a head returns: the tensor itself, its ``logits``, or the first of a tuple."""
+    if isinstance(output, Mapping):
+        return output["logits"]
+    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
+
+
+def _device(given: Any) -> torch.device | None:
+    """The one device that a ``device_map`` names."""
+    if isinstance(given, dict) and list(given) == [""]:
+        given = given[""]
+    try:
+        return None if given is None else torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device_map must name one device for a stitched model, got {given!r}") from None
+
+
+def _class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
+    """The loss of a head, as its target was trained for."""
+    if labels is None:
+        return None
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.to(logits.device)
+    match problem_type:
+        case "multi_label_classification":
+            return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        case "regression":
+            return functional.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
+        case _:
+            return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
+
+
+def _class_of(config: StitchConfig) -> type[StitchedModel]:
+    named = config.architectures or ["StitchedModel"]
+    name = str(named[0] if isinstance(named, list) else named)
+    by_name = {kind.__name__: kind for kind in CLASSES.values()}
+    if name not in by_name:
+        raise ValueError(f"the config names the class {name!r}; this version has {', '.join(by_name)}")
+    return by_name[name]
+
+
+def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> StitchedModel:
+    """The model of a config without its weights."""
+    try:
+        with weightless():
+            return kind(config)
+    except (UnknownNameError, PluginError):  # what it names is missing here
+        raise
+    except Exception as error:  # constructors of other libraries fail as they please on a config that makes no sense
+        raise damaged(folder / CONFIG, error) from error

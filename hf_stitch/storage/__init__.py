@@ -1,0 +1,1 @@
+"""Files that a killed process leaves whole."""

@@ -1,0 +1,10 @@
+from .anchors import AnchorRefresh as AnchorRefresh
+from .callback import Measurement as Measurement
+from .callback import ProbingCallback as ProbingCallback
+from .dynamics import Dynamics as Dynamics
+from .dynamics import DynamicsRecorder as DynamicsRecorder
+from .loop import DivergedError as DivergedError
+from .similarity import SimilarityCallback as SimilarityCallback
+from .stitchability import StitchabilityCallback as StitchabilityCallback
+from .task_loss import PRESETS as PRESETS
+from .task_loss import TaskLoss as TaskLoss

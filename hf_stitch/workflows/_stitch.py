@@ -1,0 +1,330 @@
+"""One call from two networks to a stitched model: collect statistics, fit, join, score."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_stitch import __version__
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
+from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
+from hf_stitch.representation import Form, Representation, RowsPolicy
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
+from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
+
+CLASSIFIES = ("image-classification", "text-classification")
+Statistics = dict[str, Moments]
+"""Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
+
+
+def stitch(
+    source: str | nn.Module | Adapter,
+    source_layer: str,
+    target: str | nn.Module | Adapter,
+    target_layer: str,
+    matcher: str | Matcher = "lstsq",
+    *,
+    data: Any,
+    target_data: Any = None,
+    rows: RowsPolicy = "positions",
+    test_size: float | int = 0.2,
+    test_data: Any = None,
+    task: str | None = "auto",
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> StitchedModel:
+    """Join two networks: the source up to a cut, a fitted stitch, the target from a cut on; score the result.
+
+    The stitch is fitted on a training split and scored on a held-out one, beside what it must beat: no map (identity),
+    the target's mean, the target alone and chance (:func:`hf_stitch.evaluate`).
+
+    Args:
+        source: The network that gives the front half: an adapter, a live module, or a name for :func:`hf_stitch.load`.
+        source_layer: Its cut. ``"auto"``: the one most alike to the target's, by linear CKA of the means over positions
+            on the training samples (:func:`hf_stitch.compare`).
+        target: The network that gives the back half.
+        target_layer: Its cut.
+        matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
+        data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
+        target_data: Where the target is to see other samples (the same sentence in another language): as many, with the
+            same ids in the same order.
+        rows: The rows policy: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
+        test_size: Share or number of samples held out.
+        test_data: Held-out samples of their own, instead of a split.
+        task: Which head the stitched model has; ``"auto"``: the target's. ``None``: none, and no scores.
+        batch_size: Samples per forward.
+        seed: Of the split and the bootstrap.
+        progress: Show a progress bar.
+        **options: The matcher's, where it is given by name (``ridge=1.0``, ``rank=16``).
+
+    Returns:
+        The stitched model; its ``evaluation`` holds the scores, its ``stitcher`` is the small artefact.
+
+    Raises:
+        NotACutError: If a layer is no cut.
+        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond
+            or are too few, or labels are no classes of the target. All but the number of samples is found out with a
+            single sample, before the data are read.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+        >>> hf_stitch.stitch(a, "1", b, "1", data=torch.randn(200, 4)).stitch.body.fitted["n"]
+        160
+    """
+    a, b = load(source), load(target)
+    fitted_by = build_matcher(matcher, **options)
+    check_meet(a, b, rows)
+    task = b.task if task == "auto" else task
+    class_for(task)
+    if task == "text-generation" and rows in POOLED:
+        raise ValueError(
+            f"rows={rows!r} gives the target one token for a text, and no next token could be predicted; use "
+            "rows='positions'"
+        )
+    samples, other = Samples.of(data), None if target_data is None else Samples.of(target_data)
+    recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint}
+    if other is not None:
+        if test_data is not None:
+            raise ValueError("target_data goes with a split of data: leave out test_data")
+        check_same_order(samples, other)
+        recipe["target_data"] = other.fingerprint
+    if test_data is None:
+        train, test = samples.split(test_size, seed)
+        recipe |= {"test_size": test_size, "seed": seed}
+    else:
+        train, test = samples, Samples.of(test_data)
+        recipe["test_data"] = test.fingerprint
+    recipe |= {"samples": len(train), "batch_size": batch_size, "versions": versions()}
+    if isinstance(fitted_by, TrainedMatcher):
+        fitted_by.check(train, task)
+    other_train, other_test = (
+        (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
+    )
+    if source_layer == "auto":
+        source_layer = _most_alike(a, b, target_layer, train, other_train, batch_size, progress)
+        recipe["source_layer"] = "auto"
+    place = _rehearse(
+        a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None
+    )
+    stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
+    if isinstance(fitted_by, TrainedMatcher):
+        fitted_by.rehearse(stitched, train, target=b, target_data=other_train)
+
+    pair = (source_layer, target_layer)
+    statistics = collect(
+        a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress
+    )[pair]
+    first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
+    stitched.stitch = fit_layer(first, statistics, a.form(source_layer), b.form(target_layer), rows)
+    if isinstance(fitted_by, TrainedMatcher):
+        stitched.stitch = fitted_by.fit(stitched, train, target=b, target_data=other_train, progress=progress)
+    stitched.config.stitch = stitched.stitch.to_dict()
+    if task is not None:
+        from hf_stitch.analysis.evaluation import evaluate
+
+        stitched.evaluation = evaluate(
+            stitched, test, target=b, target_data=other_test, batch_size=batch_size, seed=seed, progress=progress
+        )
+        stitched.config.scores = stitched.evaluation.to_dict()
+    return stitched
+
+
+def _most_alike(
+    source: Adapter,
+    target: Adapter,
+    target_layer: str,
+    samples: Samples,
+    target_samples: Samples | None,
+    batch_size: int,
+    progress: bool,
+) -> str:
+    """The cut of the source that is most alike to a layer of the target."""
+    from hf_stitch.analysis.atlas import compare
+
+    atlas = compare(
+        source,
+        target,
+        samples,
+        data_b=target_samples,
+        layers_b=[target_layer],
+        rows="mean",
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return atlas.best_matches(axis="b")[target_layer]
+
+
+def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:
+    """The samples of the target's own data with the ids of a part of the source's, in its order."""
+    place = {id_: index for index, id_ in enumerate(samples.ids)}
+    return other.select(place[id_] for id_ in part.ids)
+
+
+@torch.no_grad()
+def _rehearse(
+    source: Adapter,
+    source_layer: str,
+    target: Adapter,
+    target_layer: str,
+    samples: Samples,
+    target_samples: Samples,
+    rows: RowsPolicy,
+    labelled: Samples | None,
+) -> StitchingLayer:
+    """Take one sample all the way, so that what cannot work fails before all data are read.
+
+    Returns:
+        The layer that it went through, which changes no number.
+
+    Raises:
+        ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that
+            cannot run on what the policy gives it; labels (of ``labelled``) that are no classes of the target.
+    """
+    forms = source.form(source_layer), target.form(target_layer)
+    first, twin = (next(iter(side.batches(1))) for side in (samples, target_samples))
+    inputs = target.preprocess(twin.samples)
+    x = source.encode(source.preprocess(first.samples), source_layer)[source_layer]
+    y = target.encode(inputs, target_layer)[target_layer]
+    for side, name, found, form in (("source", source_layer, x, forms[0]), ("target", target_layer, y, forms[1])):
+        if found.form != form:
+            raise ValueError(
+                f"the samples give layer {name!r} of the {side} the form {found.form}, and the network is cut for "
+                f"{form}: load it with example_inputs of the size of the samples, or resize these"
+            )
+    paired_rows(x, y, rows)
+    maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*forms, rows).items()}
+    layer = StitchingLayer(*forms, rows, maps["body"], maps.get("prefix"))
+    joined = layer(x)
+    try:
+        target.decode(joined.replace(values=joined.values.to(y.values.dtype)), target_layer)
+    except Exception as error:
+        raise ValueError(
+            f"the target cannot run from layer {target_layer!r} on what rows={rows!r} gives it "
+            f"({type(error).__name__}: {error}); use another rows policy or layer"
+        ) from error
+    if labelled is not None:
+        from hf_stitch.analysis.scoring import check_labels
+
+        check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])
+    return layer
+
+
+def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:
+    """Refuse two networks that no sample serves, or token by token two that cut texts differently.
+
+    Raises:
+        ValueError: Different modalities; different vocabularies under ``positions``.
+    """
+    kinds = source.interface.modality, target.interface.modality
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")
+    tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
+    if rows == "positions" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        raise ValueError(
+            "the two tokenizers differ, so that token positions do not correspond: use rows='mean', 'cls' or 'last', "
+            "which give a sample one vector"
+        )
+
+
+@torch.no_grad()
+def collect(
+    source: Adapter,
+    target: Adapter,
+    pairs: Iterable[tuple[str, str]],
+    samples: Samples,
+    rows: RowsPolicy = "positions",
+    *,
+    target_samples: Samples | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> dict[tuple[str, str], Statistics]:
+    """The moments of any number of pairs of layers, in one pass over the data; each network runs once per batch.
+
+    Args:
+        source: The first network.
+        target: The second.
+        pairs: Pairs of layers (of the source, of the target).
+        samples: Raw samples, the same for both.
+        rows: The rows policy.
+        target_samples: Where the second network sees other samples, in the same order.
+        batch_size: Samples per forward.
+        progress: Show a progress bar.
+
+    Returns:
+        For each pair, what a matcher is fitted from.
+
+    Raises:
+        ValueError: If activations are NaN or infinite (which layer, which sample), or rows do not correspond.
+    """
+    pairs = list(dict.fromkeys(pairs))
+    layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
+    found: dict[tuple[str, str], Statistics] = {pair: {} for pair in pairs}
+    others = samples if target_samples is None else target_samples
+    for batch, other in paired_batches(samples, others, batch_size, progress="fitting" if progress else None):
+        x = source.encode(source.preprocess(batch.samples), layers_a)
+        y = target.encode(target.preprocess(other.samples), layers_b)
+        for side, representations in (("source", x), ("target", y)):
+            for name, representation in representations.items():
+                _check_finite(representation, f"layer {name!r} of the {side}", batch)
+        for pair in pairs:
+            for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], rows).items():
+                if part not in found[pair]:
+                    found[pair][part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
+                found[pair][part].update(rows_x, rows_y)
+    return found
+
+
+def fit_layer(
+    matcher: Matcher, statistics: Statistics, source: Form, target: Form, rows: RowsPolicy = "positions"
+) -> StitchingLayer:
+    """The stitching layer that a closed-form matcher finds from the moments of its parts.
+
+    Raises:
+        ValueError: From the matcher, with the part that it could not fit.
+    """
+    maps: dict[str, Stitch] = {}
+    for part in part_widths(source, target, rows):
+        try:
+            maps[part] = matcher.fit(statistics[part])  # type: ignore[attr-defined]
+        except ValueError as error:
+            what = "the map of positions" if part == "body" else "the map of prefix tokens (CLS, distillation)"
+            raise ValueError(f"{what} from {source} to {target}: {error}") from error
+    means = {part: moments.mean_y for part, moments in statistics.items()}
+    return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"), means).eval()
+
+
+def _check_finite(representation: Representation, what: str, batch: Batch) -> None:
+    values = representation.values
+    if bool(torch.isfinite(values).all()):
+        return
+    real = values if representation.mask is None else torch.where(representation.mask[..., None], values, 0)
+    bad = ~torch.isfinite(real).flatten(1).all(1)
+    if bool(bad.any()):
+        sample = batch.ids[int(bad.nonzero()[0])]
+        raise ValueError(
+            f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is "
+            f"{sample!r}"
+        )
+
+
+def versions() -> Mapping[str, str]:
+    """Versions of what a result depends on."""
+    return {
+        "hf_stitch": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "timm")},
+    }
