@@ -59,23 +59,23 @@ def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Out
     Returns:
         The outline, or ``None`` where no such rule gives the shapes seen.
     """
-    trees = [tree for _, _, tree in examples]
-    first = trees[0]
+    outputs = [output for _, _, output in examples]
+    first = outputs[0]
     if isinstance(first, (tuple, list)):
-        if any(type(tree) is not type(first) or len(tree) != len(first) for tree in trees):
+        if any(type(output) is not type(first) or len(output) != len(first) for output in outputs):
             return None
-        parts = [outline([(b, t, tree[i]) for b, t, tree in examples], cut_dtype) for i in range(len(first))]
+        parts = [outline([(b, t, output[i]) for b, t, output in examples], cut_dtype) for i in range(len(first))]
         return None if None in parts else {type(first).__name__: parts}
     if isinstance(first, Mapping):
-        items = {k: outline([(b, t, tree.get(k)) for b, t, tree in examples], cut_dtype) for k in first}
+        items = {k: outline([(b, t, output.get(k)) for b, t, output in examples], cut_dtype) for k in first}
         return None if None in items.values() else {"dict": items}
     if not hasattr(first, "shape"):
-        return {"value": first} if all(tree == first for tree in trees) else None
+        return {"value": first} if all(output == first for output in outputs) else None
     if not first.depends and first.given:
-        return {"argument": list(first.given)} if all(tree.given == first.given for tree in trees) else None
-    if any(len(tree.shape) != len(first.shape) for tree in trees):
+        return {"argument": list(first.given)} if all(output.given == first.given for output in outputs) else None
+    if any(len(output.shape) != len(first.shape) for output in outputs):
         return None
-    dims = [_rule([(b, t, tree.shape[axis]) for b, t, tree in examples]) for axis in range(len(first.shape))]
+    dims = [_rule([(b, t, output.shape[axis]) for b, t, output in examples]) for axis in range(len(first.shape))]
     dtype = "cut" if first.dtype == cut_dtype else str(first.dtype).removeprefix("torch.")
     return None if None in dims else {"tensor": {"dims": dims, "dtype": dtype}}
 

@@ -305,7 +305,7 @@ class _Watch:
 
         calls = {name: call for name, call in self.calls.items() if call.outputs}  # the others were broken off
         for call in calls.values():
-            call.outputs = [tree.transform(tree, see) for tree in call.outputs]
+            call.outputs = [tree.transform(output, see) for output in call.outputs]
             call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
         operations = self.operations
         return Trace(
