@@ -36,9 +36,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import hf_stitch
 from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
-from hf_stitch.analysis.atlas import compare
 from hf_stitch.metrics import build_metric
 from hf_stitch.representation import RowsPolicy
+from hf_stitch.workflows._compare import compare
 
 Array = NDArray[np.float64]
 Tool = Callable[[Adapter, Adapter, Sequence[str], Tensor, int], Any]

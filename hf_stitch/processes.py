@@ -6,11 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from torch import nn
-
-from hf_stitch.adapters import Adapter, load
-
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
 
 T = TypeVar("T")
@@ -55,12 +52,10 @@ class Processes:
             raise ValueError(f"{n} samples are not enough for {self.count} processes")
         return n * self.rank // self.count, n * (self.rank + 1) // self.count
 
-    def load(self, model: str | nn.Module | Adapter) -> Adapter:
-        """An adapter; a model that is loaded here goes to the device of this process."""
-        adapter = load(model)
-        if isinstance(model, str) and self.accelerator is not None:
-            adapter.model.to(self.accelerator.device)
-        return adapter
+    @property
+    def device(self) -> torch.device | None:
+        """Where this process runs networks; ``None`` without an accelerator."""
+        return None if self.accelerator is None else self.accelerator.device
 
     def agree(self, value: T) -> T:
         """What the first process says."""

@@ -17,7 +17,8 @@ from rich.table import Table
 import hf_stitch
 from hf_stitch.data import read_data
 from hf_stitch.matchers import build_matcher
-from hf_stitch.workflows._stitch import collect, fit_layer, join
+from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.workflows._stitch import join
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ import hf_stitch
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
-from hf_stitch.workflows._stitch import collect, fit_layer, join
+from hf_stitch.workflows._stitch import join
 
 Array = NDArray[np.float64]
 Pair = tuple[str, str]

@@ -13,10 +13,11 @@ from experiment import Preset
 
 import hf_stitch
 from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import Observe
-from hf_stitch.workflows._stitch import collect, fit_layer, join
+from hf_stitch.workflows._stitch import join
 
 BATCH = 500
 

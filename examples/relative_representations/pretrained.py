@@ -27,9 +27,9 @@ from scipy.stats import spearmanr
 
 import hf_stitch
 from hf_stitch.matchers import build_matcher
+from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.plots import heatmap
 from hf_stitch.relative import AnchorSet
-from hf_stitch.workflows._stitch import collect, fit_layer
 
 NAME = "MiniLM-L6"
 MATCHERS = ("lstsq", "procrustes", "inverse_relative")

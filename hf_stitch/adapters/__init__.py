@@ -7,7 +7,7 @@ from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import Plan
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.info import Explanation
-from hf_stitch.adapters.loading import load, load_recorded, unwrap
+from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
 from hf_stitch.adapters.overrides.base import Override
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Override",
     "Plan",
     "load",
+    "load_on",
     "load_recorded",
     "unwrap",
 ]

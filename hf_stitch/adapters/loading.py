@@ -11,6 +11,7 @@ from hf_stitch.reference import Endpoint, Library
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -65,6 +66,19 @@ def load(
     check_runs(module)
     endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
     return registries.adapters.get(endpoint.library).of(module, endpoint, **given)
+
+
+def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Adapter:
+    """An adapter; a model that is loaded here goes to a device (``None``: it stays where it is).
+
+    Args:
+        model: As for :func:`load`.
+        device: Of the process.
+    """
+    adapter = load(model)
+    if isinstance(model, str) and device is not None:
+        adapter.model.to(device)
+    return adapter
 
 
 TRUSTED = frozenset(

@@ -1,16 +1,17 @@
-"""What can be said of a stitched model and of the networks it joins."""
+"""What can be learned of a stitched model and of the networks it joins, from activations and scores."""
 
-from hf_stitch.analysis.activations import Activations, record
-from hf_stitch.analysis.atlas import SimilarityAtlas, compare
-from hf_stitch.analysis.auditing import Audit, audit
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.auditing import Audit
 from hf_stitch.analysis.calibration import Interval, Null, bootstrap, permutation_null
+from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
+from hf_stitch.analysis.comparison.routes import Plan
 from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
 from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.distribution import Distribution
-from hf_stitch.analysis.evaluation import Evaluation, evaluate
+from hf_stitch.analysis.evaluation import Evaluation
+from hf_stitch.analysis.extraction import record
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
-from hf_stitch.analysis.routes import Plan
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.analysis.sparsity import sparsify, sparsity_curve, zero_share
 from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
@@ -30,10 +31,7 @@ __all__ = [
     "SimilarityAtlas",
     "Trajectory",
     "TrajectoryRecorder",
-    "audit",
     "bootstrap",
-    "compare",
-    "evaluate",
     "identify_layers",
     "interpolate",
     "mode_connectivity",

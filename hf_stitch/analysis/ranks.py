@@ -13,11 +13,11 @@ from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.matchers import build_matcher
+from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.matchers.low_rank import greatest_rank
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.workflows._stitch import Statistics, fit_layer
 
 
 @torch.no_grad()

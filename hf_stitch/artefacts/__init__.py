@@ -9,9 +9,6 @@ from hf_stitch.artefacts.modeling import (
     StitchedModelForSequenceClassification,
 )
 from hf_stitch.artefacts.stitcher import Stitcher
-from hf_stitch.workflows._relative_model import relative_model
-from hf_stitch.workflows._stitch import stitch
-from hf_stitch.workflows._swap import swap
 
 __all__ = [
     "Head",
@@ -22,7 +19,4 @@ __all__ = [
     "StitchedModelForImageClassification",
     "StitchedModelForSequenceClassification",
     "Stitcher",
-    "relative_model",
-    "stitch",
-    "swap",
 ]

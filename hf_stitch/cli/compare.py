@@ -12,7 +12,7 @@ from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Tas
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from hf_stitch.analysis.atlas import SimilarityAtlas
+    from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
     from hf_stitch.metrics import Metric
 
 
@@ -57,8 +57,8 @@ def compare(
     read = read_samples(data, data_dir, split, samples, seed)
 
     import hf_stitch
-    from hf_stitch.analysis.atlas import compare as compare_networks
     from hf_stitch.processes import Processes
+    from hf_stitch.workflows._compare import compare as compare_networks
 
     first = hf_stitch.load(a, task=task)
     second = first if b == a else hf_stitch.load(b, task=task)

@@ -144,7 +144,8 @@ def stitch_pair(
 ) -> Iterator[Result]:
     """Stitch two networks at every depth, by every matcher; one pass over the data serves them all."""
     from hf_stitch.matchers import build_matcher
-    from hf_stitch.workflows._stitch import collect, fit_layer, join
+    from hf_stitch.matchers.fitting import collect, fit_layer
+    from hf_stitch.workflows._stitch import join
 
     a, b = networks[source], networks[target]
     pairs = list(zip(a.layers, b.layers, strict=True))  # four stages of a ResNet, four blocks of a ViT
@@ -161,7 +162,7 @@ def stitch_pair(
 
 def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
     """How a stitch was found: enough to find it again."""
-    from hf_stitch.workflows._stitch import versions
+    from hf_stitch.provenance import versions
 
     return {
         "matcher": matcher.to_dict(), "rows": "positions", "data": train.fingerprint, "samples": len(train),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.atlas import compare, labelled
+from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
@@ -83,7 +83,7 @@ class Dynamics:
                 {step: said.values[layer] for step, said in kept.items()}, first.ids, first.rows, first.mask, grids
             )
             try:
-                values[layer] = compare(own, own, metrics=[score], rows=first.rows or "mean", progress=False)[label]
+                values[layer] = Comparison([own], [score], rows=first.rows or "mean").run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r}, its recordings named by step: {error}") from error
         epochs = tuple(index.epochs[step] for step in steps)
@@ -174,7 +174,7 @@ class Dynamics:
 
     def __str__(self) -> str:
         """The table as text."""
-        from hf_stitch.analysis.routes import as_text
+        from hf_stitch.analysis.comparison.routes import as_text
 
         return as_text(self)
 

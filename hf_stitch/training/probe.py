@@ -14,7 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.activations import Activations, record
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.extraction import record
 from hf_stitch.data import Batch, Samples
 from hf_stitch.processes import Processes
 from hf_stitch.representation import ROWS_POLICIES, Representation, RowsPolicy

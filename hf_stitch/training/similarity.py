@@ -8,16 +8,16 @@ from pathlib import Path
 
 from torch import nn
 
-from hf_stitch.adapters import Adapter
+from hf_stitch.adapters import Adapter, load_on
+from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.atlas import compare, labelled
+from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import RowsPolicy
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe
-from hf_stitch.workflows._stitch import check_meet
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class SimilarityCallback(ProbingCallback):
         given = self._given
         assert not isinstance(given, str) or given not in OWN
         if not isinstance(given, Activations):
-            other = processes.load(given)
+            other = load_on(given, processes.device)
             if other.model is adapter.model:
                 raise ValueError("the reference is the network in training itself: say reference='start'")
             check_meet(adapter, other, self.probe.rows)
@@ -157,10 +157,15 @@ class SimilarityCallback(ProbingCallback):
             for layer in layers:  # every process has all activations, so that all stop here or none does
                 if not bool(current.values[layer].isfinite().all()):
                     raise ValueError(f"activations of layer {layer!r} are NaN or infinite")
-            atlas = compare(
-                current, self._reference, layers_a=layers, layers_b=others, metrics=self._metrics.values(),
-                rows=self.probe.rows, accelerator=processes.accelerator, progress=False,
-            )  # fmt: skip
+            sides = (current, self._reference)
+            atlas = Comparison(
+                sides,
+                self._metrics.values(),
+                rows=self.probe.rows,
+                layers_a=layers,
+                layers_b=others,
+                processes=processes,
+            ).run()
         except (ValueError, ArithmeticError) as error:
             undefined = self._undefined(f"similarity of {', '.join(layers)}", error)
             return {label: {layer: (others[0], undefined) for layer in layers} for label in self._metrics}

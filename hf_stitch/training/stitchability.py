@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, Back
+from hf_stitch.adapters import Adapter, Back, load_on
+from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.modeling import logits_of
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, RowsPolicy
 from hf_stitch.statistics import Moments
@@ -20,7 +22,6 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
-from hf_stitch.workflows._stitch import Statistics, check_meet, fit_layer
 
 Pair = tuple[str, str]
 
@@ -100,7 +101,7 @@ class StitchabilityCallback(ProbingCallback):
 
     # -- once -------------------------------------------------------------------------------------------------------
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        reference = processes.load(self._given)
+        reference = load_on(self._given, processes.device)
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training itself: pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.rows)

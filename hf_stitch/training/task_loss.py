@@ -19,6 +19,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
 from hf_stitch.processes import Processes
+from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -26,7 +27,6 @@ from hf_stitch.training.loop import Course, Observe, Schedule, Stitches, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
-from hf_stitch.workflows._stitch import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,10 @@ from hf_stitch.artefacts.head import ENTRY, Head, HeadConfig, Kind
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.provenance import versions
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
 from hf_stitch.representation import Form, RowsPolicy
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
-from hf_stitch.workflows._stitch import versions
 from hf_stitch.workflows._swap import as_space
 
 TASKS = {"image": "image-classification", "text": "text-classification"}

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
 
-from hf_stitch import __version__
 from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
-from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.data import Samples, check_same_order
 from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
-from hf_stitch.representation import Form, Representation, RowsPolicy
-from hf_stitch.statistics import Moments
-from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
+from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.provenance import versions
+from hf_stitch.representation import RowsPolicy
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
+from hf_stitch.workflows._compare import compare
+from hf_stitch.workflows._evaluate import evaluate
 
 CLASSIFIES = ("image-classification", "text-classification")
-Statistics = dict[str, Moments]
-"""Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
 
 
 def stitch(
@@ -134,8 +133,6 @@ def stitch(
         stitched.stitch = fitted_by.fit(stitched, train, target=b, target_data=other_train, progress=progress)
     stitched.config.stitch = stitched.stitch.to_dict()
     if task is not None:
-        from hf_stitch.analysis.evaluation import evaluate
-
         stitched.evaluation = evaluate(
             stitched, test, target=b, target_data=other_test, batch_size=batch_size, seed=seed, progress=progress
         )
@@ -153,7 +150,6 @@ def _most_alike(
     progress: bool,
 ) -> str:
     """The cut of the source that is most alike to a layer of the target."""
-    from hf_stitch.analysis.atlas import compare
 
     atlas = compare(
         source,
@@ -217,114 +213,5 @@ def _rehearse(
             f"({type(error).__name__}: {error}); use another rows policy or layer"
         ) from error
     if labelled is not None:
-        from hf_stitch.analysis.scoring import check_labels
-
         check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])
     return layer
-
-
-def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:
-    """Refuse two networks that no sample serves, or token by token two that cut texts differently.
-
-    Raises:
-        ValueError: Different modalities; different vocabularies under ``positions``.
-    """
-    kinds = source.interface.modality, target.interface.modality
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")
-    tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
-    if rows == "positions" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
-        raise ValueError(
-            "the two tokenizers differ, so that token positions do not correspond: use rows='mean', 'cls' or 'last', "
-            "which give a sample one vector"
-        )
-
-
-@torch.no_grad()
-def collect(
-    source: Adapter,
-    target: Adapter,
-    pairs: Iterable[tuple[str, str]],
-    samples: Samples,
-    rows: RowsPolicy = "positions",
-    *,
-    target_samples: Samples | None = None,
-    batch_size: int = 64,
-    progress: bool = True,
-) -> dict[tuple[str, str], Statistics]:
-    """The moments of any number of pairs of layers, in one pass over the data; each network runs once per batch.
-
-    Args:
-        source: The first network.
-        target: The second.
-        pairs: Pairs of layers (of the source, of the target).
-        samples: Raw samples, the same for both.
-        rows: The rows policy.
-        target_samples: Where the second network sees other samples, in the same order.
-        batch_size: Samples per forward.
-        progress: Show a progress bar.
-
-    Returns:
-        For each pair, what a matcher is fitted from.
-
-    Raises:
-        ValueError: If activations are NaN or infinite (which layer, which sample), or rows do not correspond.
-    """
-    pairs = list(dict.fromkeys(pairs))
-    layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
-    found: dict[tuple[str, str], Statistics] = {pair: {} for pair in pairs}
-    others = samples if target_samples is None else target_samples
-    for batch, other in paired_batches(samples, others, batch_size, progress="fitting" if progress else None):
-        x = source.encode(source.preprocess(batch.samples), layers_a)
-        y = target.encode(target.preprocess(other.samples), layers_b)
-        for side, representations in (("source", x), ("target", y)):
-            for name, representation in representations.items():
-                _check_finite(representation, f"layer {name!r} of the {side}", batch)
-        for pair in pairs:
-            for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], rows).items():
-                if part not in found[pair]:
-                    found[pair][part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
-                found[pair][part].update(rows_x, rows_y)
-    return found
-
-
-def fit_layer(
-    matcher: Matcher, statistics: Statistics, source: Form, target: Form, rows: RowsPolicy = "positions"
-) -> StitchingLayer:
-    """The stitching layer that a closed-form matcher finds from the moments of its parts.
-
-    Raises:
-        ValueError: From the matcher, with the part that it could not fit.
-    """
-    maps: dict[str, Stitch] = {}
-    for part in part_widths(source, target, rows):
-        try:
-            maps[part] = matcher.fit(statistics[part])  # type: ignore[attr-defined]
-        except ValueError as error:
-            what = "the map of positions" if part == "body" else "the map of prefix tokens (CLS, distillation)"
-            raise ValueError(f"{what} from {source} to {target}: {error}") from error
-    means = {part: moments.mean_y for part, moments in statistics.items()}
-    return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"), means).eval()
-
-
-def _check_finite(representation: Representation, what: str, batch: Batch) -> None:
-    values = representation.values
-    if bool(torch.isfinite(values).all()):
-        return
-    real = values if representation.mask is None else torch.where(representation.mask[..., None], values, 0)
-    bad = ~torch.isfinite(real).flatten(1).all(1)
-    if bool(bad.any()):
-        sample = batch.ids[int(bad.nonzero()[0])]
-        raise ValueError(
-            f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is "
-            f"{sample!r}"
-        )
-
-
-def versions() -> Mapping[str, str]:
-    """Versions of what a result depends on."""
-    return {
-        "hf_stitch": __version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "timm")},
-    }

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
+from hf_stitch.matchers.fitting import fit_layer
+from hf_stitch.provenance import versions
 from hf_stitch.reference import Endpoint, weights_hash
 from hf_stitch.relative import AnchorSet, RelativeProjection
 from hf_stitch.representation import Form, RowsPolicy
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.workflows._stitch import check_meet, fit_layer, versions
+from hf_stitch.workflows._evaluate import evaluate
 
 MATCHER = "inverse_relative"
 BASELINES = ("procrustes",)
@@ -179,7 +183,6 @@ def _scored(
         return swapped
     samples = Samples.of(data)
     _rehearse(swapped, samples)
-    from hf_stitch.analysis.evaluation import evaluate
 
     swapped.evaluation = evaluate(
         swapped,
@@ -385,7 +388,6 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     Raises:
         ValueError: If the model has no head that could be scored, cannot run on it, or labels are none of its classes.
     """
-    from hf_stitch.analysis.scoring import check_labels
 
     if swapped.task is None:
         raise ValueError(f"{type(swapped).__name__} has no head that could be scored: leave out data")

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 import hf_stitch
-from hf_stitch import Adapter
-from hf_stitch.analysis import compare
+from hf_stitch import Adapter, compare
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.alignment import Span, align
+from hf_stitch.analysis.comparison.alignment import Span, align
 from hf_stitch.metrics import linear_cka
 
 TEXTS = [

@@ -24,9 +24,10 @@ from hf_stitch.analysis import (
     zero_share,
 )
 from hf_stitch.matchers import build_matcher
+from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.representation import Form
 from hf_stitch.stitches import LinearStitch, LowRankStitch, MaskedStitch, StitchingLayer
-from hf_stitch.workflows._stitch import collect, fit_layer, join
+from hf_stitch.workflows._stitch import join
 
 QUICK = {"resamples": 100, "progress": False}
 GRID, TOKENS = Form("bchw", 6, (2, 2)), Form("bnd", 4, (2, 2), prefix_tokens=1)

@@ -17,11 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch import Adapter, NotACutError
-from hf_stitch.analysis import Plan, SimilarityAtlas, compare
-from hf_stitch.analysis import atlas as atlas_module
-from hf_stitch.analysis import routes as routes_module
-from hf_stitch.analysis.activations import Activations, record
+from hf_stitch import Adapter, NotACutError, compare
+from hf_stitch.analysis import Plan, SimilarityAtlas
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.comparison import comparing as comparing_module
+from hf_stitch.analysis.comparison import routes as routes_module
+from hf_stitch.analysis.extraction import record
 from hf_stitch.metrics import build_metric
 
 N, SIZE = 61, 32
@@ -202,9 +203,9 @@ def test_routes_follow_cost_and_memory(monkeypatch: Any) -> None:
         return compare(side, side, progress=False).routes["linear_cka"]
 
     assert (route(400, 4), route(500, 400)) == ("moments", "grams")
-    monkeypatch.setattr(atlas_module, "available_memory", lambda device: 3_000_000)
+    monkeypatch.setattr(comparing_module, "available_memory", lambda device: 3_000_000)
     assert route(500, 400) == "moments"
-    monkeypatch.setattr(atlas_module, "available_memory", lambda device: 2_000_000)
+    monkeypatch.setattr(comparing_module, "available_memory", lambda device: 2_000_000)
     with pytest.raises(ValueError, match=r"no route to linear_cka fits .* moments 2\.56 MB, grams 4 MB; name fewer"):
         route(500, 400)
 
@@ -230,8 +231,8 @@ def test_layers_need_not_be_cuts(points: Tensor) -> None:
 
 def test_identical_tensors_are_taken_once(points: Tensor, monkeypatch: Any) -> None:
     groups = []
-    collector = atlas_module.Collector
-    monkeypatch.setattr(atlas_module, "Collector", lambda group, *rest: groups.append(group) or collector(group, *rest))
+    collector = comparing_module.Collector
+    monkeypatch.setattr(comparing_module, "Collector", lambda group, *rest: groups.append(group) or collector(group, *rest))
     a = mlp(0, nn.Identity(), nn.Dropout())
     compare(a, mlp(1), points, layers_a=["0", "1", "2", "3"], progress=False)
     assert [key[1] for key in groups[0].x] == ["0", "3"]

@@ -10,7 +10,7 @@ import timm.models
 import torch
 from typer.testing import CliRunner
 
-from hf_stitch.analysis.atlas import SimilarityAtlas
+from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.cli import app
 
 

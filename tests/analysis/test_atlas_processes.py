@@ -20,8 +20,9 @@ from torch import multiprocessing, nn
 
 import hf_stitch
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.atlas import SimilarityAtlas, compare
+from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.metrics import build_metric
+from hf_stitch.workflows._compare import compare
 
 N, BATCH = 61, 8
 MPI = ("RANK", "LOCAL_RANK", "SIZE")

@@ -18,9 +18,10 @@ from torch.nn import functional
 import hf_stitch
 from hf_stitch import Adapter, Audit, Samples
 from hf_stitch.matchers import build_matcher
+from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.metrics import direct_matching
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.workflows._stitch import collect, fit_layer, join
+from hf_stitch.workflows._stitch import join
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("HF_STITCH_SHARED", ROOT.parent / "shared"))

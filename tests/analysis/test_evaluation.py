@@ -15,8 +15,8 @@ from scipy.special import log_softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import hf_stitch
-from hf_stitch import Adapter, Samples, StitchedModel, Stitcher
-from hf_stitch.analysis import Evaluation, Score, evaluate
+from hf_stitch import Adapter, Samples, StitchedModel, Stitcher, evaluate
+from hf_stitch.analysis import Evaluation, Score
 
 N, CLASSES = 60, 4
 WORDS = [f"w{i}" for i in range(30)]

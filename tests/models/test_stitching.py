@@ -16,10 +16,10 @@ from hf_stitch import NotACutError, StitchedModelForImageClassification, registr
 from hf_stitch.adapters.cutting import tree as _tree
 from hf_stitch.artefacts.joining import join
 from hf_stitch.matchers import build_matcher
+from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.workflows._stitch import collect, fit_layer
 
 from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build  # isort: skip
 

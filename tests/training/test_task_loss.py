@@ -559,7 +559,7 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
     training = matcher(**REHEARSED[message])
     options: dict[str, Any] = {"task": "image-classification", "rows": "mean", "progress": False}
     model = hf_stitch.stitch(a, "c2", b, "c2", "ridge", data=data.select(range(6, 40)), **options).to(torch.float64)
-    monkeypatch.setattr("hf_stitch.workflows._stitch.collect", None)
+    monkeypatch.setattr("hf_stitch.matchers.fitting.collect", None)
     monkeypatch.setattr("hf_stitch.training.task_loss.Prepared", None)
     with pytest.raises(ValueError, match=re.escape(message)):
         hf_stitch.stitch(a, "c2", b, "c2", training, data=data, test_data=data.select(range(6, 40)), **options)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.analysis.activations import Group, Key, Watch, all_finite
+from hf_stitch.analysis.comparison.watch import Group, Key, Watch, all_finite
 from hf_stitch.metrics import Metric, MomentsMetric
 from hf_stitch.processes import Processes
 from hf_stitch.statistics import HSIC, Gram, Grams, LayerMoments, MinibatchGrams

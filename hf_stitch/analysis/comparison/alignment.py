@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters.base import See
 from hf_stitch.adapters.preprocess import OFFSETS
-from hf_stitch.analysis.activations import Network, Side
+from hf_stitch.analysis.comparison.sides import Network, Side
 from hf_stitch.data import Id
 from hf_stitch.representation import Representation
 

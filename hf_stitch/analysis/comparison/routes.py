@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_stitch.analysis.activations import Watch
+from hf_stitch.analysis.comparison.watch import Watch
 from hf_stitch.metrics import Metric, MomentsMetric
 
 if TYPE_CHECKING:

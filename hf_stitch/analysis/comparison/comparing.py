@@ -1,0 +1,196 @@
+"""Comparing the layers of two sides, in one pass over the samples."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
+from hf_stitch.analysis.comparison.collecting import Collector, run_pass
+from hf_stitch.analysis.comparison.routes import Plan, available_memory, routes_of, speed, taken_routes
+from hf_stitch.analysis.comparison.sides import Side
+from hf_stitch.analysis.comparison.watch import Watch
+from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.processes import Processes
+from hf_stitch.provenance import versions
+from hf_stitch.representation import RowsPolicy
+from hf_stitch.storage.checkpoint import Checkpoint
+
+_SHOWN = 3
+"""Layers that an error names, where there may be many."""
+
+
+class Comparison:
+    """All layers of two sides by some metrics: planned from two samples, then run over all of them.
+
+    Args:
+        sides: Both sides, or the one that stands on both.
+        metrics: Names of metrics, or metrics.
+        layers_a: Layers of a; ``None``: all that it offers.
+        layers_b: Layers of b.
+        rows: The rows policy.
+        processes: Those that share the samples.
+
+    Raises:
+        ValueError: If layers cannot be compared under the policy, or samples are too few for a metric.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        metrics: Iterable[str | Metric],
+        *,
+        rows: RowsPolicy,
+        layers_a: Iterable[str] | None = None,
+        layers_b: Iterable[str] | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self._sides, self._rows, self._metrics = sides, rows, labelled(metrics)
+        self._processes = processes or Processes.of(None)
+        ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
+        self._watch = Watch(sides, layers_a, layers_b, rows, ordered)
+        _check(self._metrics, self._watch, self._processes)
+        self._available = available_memory(self._watch.device)
+        self._routes = routes_of(self._metrics, self._watch, self._available)
+
+    def plan(self) -> Plan:
+        """What it would take."""
+        watch = self._watch
+        forwards = watch.seconds * watch.n / self._processes.count
+        layers = (len(watch.layers_a), len(watch.layers_b))
+        return Plan(self._routes, layers, watch.n, forwards, speed(), self._available)
+
+    @torch.no_grad()
+    def run(
+        self,
+        *,
+        batch_size: int = 64,
+        folder: str | Path | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        progress: bool = False,
+    ) -> SimilarityAtlas:
+        """Read the samples once, and compute all values.
+
+        Args:
+            batch_size: Samples per forward.
+            folder: For the state, from which an interrupted comparison goes on.
+            recipe: What there is to record beside sides, layers and metrics.
+            progress: Show a progress bar.
+
+        Raises:
+            ValueError: If no route fits into memory, the folder holds the state of another job, activations are NaN or
+                infinite, or a metric is undefined for a pair of layers.
+        """
+        watch, processes = self._watch, self._processes
+        recipe = self._recipe(batch_size, recipe or {})
+        with ExitStack() as stack:
+            place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+            state = Checkpoint(place, processes.rank, lasting=folder is not None)
+            taken = processes.agree(state.begin(recipe, lambda: taken_routes(self._routes, self._available)))
+            start, stop = processes.part(watch.n)
+            collectors = [
+                Collector(group, watch, self._metrics, taken, state.rows / str(i), stop - start)
+                for i, group in enumerate(watch.groups)
+            ]
+            run_pass(watch, collectors, state, processes, batch_size, progress)
+            values = {label: np.empty((len(watch.layers_a), len(watch.layers_b))) for label in self._metrics}
+            for collector in collectors:
+                collector.all_reduce(processes.accelerator)
+                for label in self._metrics:
+                    values[label][:, collector.group.places] = collector.values(label)
+        distances = tuple(label for label, metric in self._metrics.items() if metric.is_distance)
+        return SimilarityAtlas(values, watch.layers_a, watch.layers_b, watch.n, self._rows, taken, distances, recipe)
+
+    def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
+        """All that decides the values, as JSON values."""
+        described = {
+            "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._watch.layers_a,
+            "layers_b": self._watch.layers_b, "rows": self._rows, **more, "batch_size": batch_size,
+            "processes": self._processes.count,
+            "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
+            "versions": dict(versions()),
+        }  # fmt: skip
+        recipe: dict[str, Any] = json.loads(json.dumps(described))
+        return recipe
+
+
+def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
+    """The metrics of layers by label: the name, with the options that are not the default.
+
+    Raises:
+        TypeError: If it is no list, or an option is unknown.
+        ValueError: If there is none, one is unknown, asked for twice, or compares outputs.
+    """
+    if isinstance(metrics, (str, Metric)):
+        raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
+    scores: dict[str, Metric] = {}
+    for metric in map(build_metric, metrics):
+        label = metric.label
+        if label in scores:
+            raise ValueError(f"metric {label} is asked for twice")
+        if metric.statistic == "outputs":
+            raise ValueError(f"metric {label} compares what networks answer, not their layers; call its function")
+        scores[label] = metric
+    if not scores:
+        raise ValueError("compare needs at least one metric, got none")
+    return scores
+
+
+def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> None:
+    """Refuse what is known to fail before the data are read."""
+    start, stop = processes.part(watch.n)
+    for label, metric in scores.items():
+        if metric.name == "minibatch_cka" and watch.policy != "positions" and stop - start < 4:
+            raise ValueError(
+                f"{label} takes at least 4 samples in each process, and {processes.count} processes share {watch.n}"
+            )
+        if watch.policy == "positions" and metric.statistic in ("debiased", "grams"):
+            warnings.warn(
+                f"{label} takes rows for independent samples, and positions of one sample are not: two networks that "
+                "have nothing in common can score .7. Use rows='mean' or 'flatten'",
+                stacklevel=4,
+            )
+        if watch.policy != "positions":
+            _check_count(label, metric, watch)
+        widths = {watch.width(key) for group in watch.groups for key in group.keys}
+        if metric.equal_widths and len(widths) > 1:
+            raise ValueError(f"{label} takes layers of one width, got widths {sorted(widths)}; name such layers")
+
+
+def _check_count(label: str, metric: Metric, watch: Watch) -> None:
+    """Refuse fewer samples than the metric is known to take of layers that wide."""
+    least = max(metric.least_rows("x", 1), metric.least_rows("y", 1))
+    if watch.n < least:
+        raise ValueError(f"{label} takes at least {least} samples, got {watch.n}; give more")
+    (group,) = watch.groups  # one, as only positions have a grid
+    widths_a = [watch.width(group.x[place]) for place in group.of_a]
+    widths_b = [watch.width(group.y[place]) for place in group.of_b]
+    few: dict[str, list[str]] = {}
+    for name, layers, widths, takes in (
+        ("a", watch.layers_a, widths_a, partial(metric.least_rows, "x")),
+        ("b", watch.layers_b, widths_b, partial(metric.least_rows, "y")),
+    ):
+        for layer, width in zip(layers, widths, strict=True):
+            if watch.n < takes(width):
+                few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
+    if few:
+        wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
+        raise ValueError(
+            f"{label} takes more than the {watch.n} samples there are: at least {wants}; give more or name other layers"
+        )
+
+
+def _listed(layers: list[str]) -> str:
+    """The first of them by name, the others by number."""
+    shown = ", ".join(map(repr, layers[:_SHOWN]))
+    return shown if len(layers) <= _SHOWN else f"{shown} and {len(layers) - _SHOWN} more"

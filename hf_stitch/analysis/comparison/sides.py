@@ -1,0 +1,78 @@
+"""The two sides of a comparison: a network and its samples, or saved activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.base import See
+from hf_stitch.data import Id, Samples
+
+
+class Side(Protocol):
+    """What can be compared: representations of samples in order, layer by layer."""
+
+    @property
+    def ids(self) -> Sequence[Id]:
+        """The id of every sample, in order."""
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """The layers that are compared unless others are named."""
+
+    def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
+        """Tell what is said of the samples from ``start`` to ``stop`` at some layers, each once."""
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies this side, as JSON values."""
+
+
+class Reader:
+    """Reads raw samples; a batch that both sides ask for is read once.
+
+    Args:
+        samples: What is read.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self._place: tuple[int, int] | None = None
+        self._batch: list[Any] = []
+
+    def read(self, start: int, stop: int) -> list[Any]:
+        """The raw samples from ``start`` to ``stop``."""
+        if self._place != (start, stop):
+            (batch,) = self.samples.select(range(start, stop)).batches(stop - start)
+            self._place, self._batch = (start, stop), batch.samples
+        return self._batch
+
+
+class Network:
+    """A side that runs: a network and the samples that it is shown.
+
+    Args:
+        adapter: The network.
+        reader: Of the raw samples.
+    """
+
+    def __init__(self, adapter: Adapter, reader: Reader) -> None:
+        self.adapter, self.reader = adapter, reader
+
+    @property
+    def ids(self) -> Sequence[Id]:
+        """The id of every sample, in order."""
+        return self.reader.samples.ids
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """The cuts of the network."""
+        return self.adapter.layers
+
+    def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
+        """Run the network once."""
+        self.adapter.observe(self.adapter.preprocess(self.reader.read(start, stop)), layers, see)
+
+    def describe(self) -> dict[str, Any]:
+        """The endpoint with the hash of the weights, and the fingerprint of the samples."""
+        return {"endpoint": self.adapter.pinned.to_dict(), "data": self.reader.samples.fingerprint}

@@ -1,0 +1,10 @@
+"""Workflows: one call for each job. Each starts from networks, or their names, and raw samples."""
+
+from hf_stitch.workflows._audit import audit
+from hf_stitch.workflows._compare import compare
+from hf_stitch.workflows._evaluate import evaluate
+from hf_stitch.workflows._relative_model import relative_model
+from hf_stitch.workflows._stitch import stitch
+from hf_stitch.workflows._swap import swap
+
+__all__ = ["audit", "compare", "evaluate", "relative_model", "stitch", "swap"]
