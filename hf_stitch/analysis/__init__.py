@@ -2,7 +2,7 @@
 
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.auditing import Audit
-from hf_stitch.analysis.calibration import Interval, Null, bootstrap, permutation_null
+from hf_stitch.analysis.bootstrapping import Interval, bootstrap
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.routes import Plan
 from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
@@ -11,6 +11,7 @@ from hf_stitch.analysis.distribution import Distribution
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.extraction import record
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.permutation import Null, permutation_null
 from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.analysis.sparsity import sparsify, sparsity_curve, zero_share

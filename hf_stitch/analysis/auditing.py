@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from hf_stitch.analysis.distribution import SEPARABLE, Distribution
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.representation import RowsPolicy
+from hf_stitch.results import Result
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
     from rich.console import Group
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Result):
     """What :func:`audit` found.
 
     Attributes:
@@ -31,6 +33,8 @@ class Audit:
         control: Fingerprint of the samples of the control, ``None`` without one.
         seed: Of the bootstrap and of the rows drawn.
     """
+
+    derived: ClassVar[tuple[str, ...]] = ("verdict",)
 
     evaluation: Evaluation
     accurate: float
@@ -101,28 +105,6 @@ class Audit:
             f"{self.residual['body']:.3f})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back. ``verdict`` is written for readers, not read."""
-        return {
-            "verdict": self.verdict,
-            "evaluation": self.evaluation.to_dict(),
-            "accurate": self.accurate,
-            "rows": self.rows,
-            "residual": dict(self.residual),
-            "distributions": {part: found.to_dict() for part, found in self.distributions.items()},
-            "control": self.control,
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Audit:
-        """Read :meth:`to_dict`."""
-        read = {
-            "evaluation": Evaluation.from_dict(record["evaluation"]),
-            "distributions": {part: Distribution.from_dict(d) for part, d in record["distributions"].items()},
-        }
-        return cls(**{key: value for key, value in {**record, **read}.items() if key != "verdict"})
-
     def __rich__(self) -> Group:
         """The sentence and the tables that ``rich`` prints."""
         from rich.console import Group
@@ -137,6 +119,19 @@ class Audit:
             scores = (found.raw, found.compensated, found.distance, found.control or "–")
             table.add_row(part, *(Text(str(score)) for score in scores), f"{self.residual[part]:.3f}")
         return Group(Text(self.verdict, style="bold"), self.evaluation.__rich__(), table)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each part and AUROC: ``part``, ``auroc``, ``value``, ``low``, ``high``."""
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {"part": part, "auroc": name, **score}
+                for part, found in self.distributions.items()
+                for name, score in asdict(found).items()
+                if score is not None
+            ]
+        )
 
     def plot(self) -> Figure:
         """The AUROCs with their intervals."""

@@ -12,6 +12,7 @@ import numpy as np
 from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.results import Result
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer, as_linear
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class ModeConnectivity:
+class ModeConnectivity(Result):
     """What :func:`mode_connectivity` found.
 
     Attributes:
@@ -45,33 +46,6 @@ class ModeConnectivity:
     left_out: Mapping[str, Score]
     paths: Mapping[Pair, Mapping[float, Score]]
     barriers: Mapping[Pair, Score]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        pairs = [
-            {
-                "first": first,
-                "second": second,
-                "barrier": asdict(self.barriers[first, second]),
-                "path": [{"weight": weight, **asdict(score)} for weight, score in path.items()],
-            }
-            for (first, second), path in self.paths.items()
-        ]
-        left_out = {name: asdict(score) for name, score in self.left_out.items()}
-        return {"threshold": self.threshold, "n": self.n, "data": self.data, "left_out": left_out, "pairs": pairs}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> ModeConnectivity:
-        """Read :meth:`to_dict`."""
-        paths, barriers = {}, {}
-        for pair in record["pairs"]:
-            key = (pair["first"], pair["second"])
-            barriers[key] = Score(**pair["barrier"])
-            paths[key] = {
-                point["weight"]: Score(**{k: v for k, v in point.items() if k != "weight"}) for point in pair["path"]
-            }
-        left_out = {name: Score(**score) for name, score in record["left_out"].items()}
-        return cls(record["threshold"], record["n"], record["data"], left_out, paths, barriers)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each pair and λ: ``first``, ``second``, ``weight``, ``value``, ``low``, ``high``."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Curves:
+class Curves(Result):
     """Relative accuracies along an axis, a curve for each name.
 
     Attributes:
@@ -52,23 +53,6 @@ class Curves:
         if twice := self.scores.keys() & other.scores.keys():
             raise ValueError(f"curves of the same name cannot be joined: {', '.join(sorted(twice))}")
         return replace(self, scores={**self.scores, **other.scores})
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        curves = {
-            name: [{self.axis: x, **asdict(score)} for x, score in curve.items()] for name, curve in self.scores.items()
-        }
-        return {"axis": self.axis, "n": self.n, "data": self.data, "curves": curves}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Curves:
-        """Read :meth:`to_dict`."""
-        axis = record["axis"]
-        scores = {
-            name: {point[axis]: Score(**{k: v for k, v in point.items() if k != axis}) for point in curve}
-            for name, curve in record["curves"].items()
-        }
-        return cls(axis, record["n"], record["data"], scores)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each point: ``curve``, the axis, ``value``, ``low``, ``high``."""

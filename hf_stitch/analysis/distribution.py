@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,16 +63,6 @@ class Distribution:
     def side(self) -> str:
         """``beyond`` or ``shrunk``, by the distance to the target's mean."""
         return "beyond" if self.distance.value >= 0.5 else "shrunk"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Distribution:
-        """Read :meth:`to_dict`."""
-        scores: dict[str, Any] = {name: score if score is None else Score(**score) for name, score in record.items()}
-        return cls(**scores)
 
 
 @dataclass(frozen=True)

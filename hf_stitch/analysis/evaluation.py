@@ -1,13 +1,13 @@
-"""The result of an evaluation: figures of a stitched model beside those of its baselines, with intervals over samples."""
+"""The result of an evaluation: figures of a stitched model and of its baselines, with intervals over samples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_stitch.analysis.scoring import Score
+from hf_stitch.results import Result
 
 if TYPE_CHECKING:
     import pandas
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Result):
     """What :func:`evaluate` measured.
 
     Attributes:
@@ -35,23 +35,6 @@ class Evaluation:
     def __getitem__(self, figure: str) -> Score:
         """A figure of the stitched model: ``evaluation["relative_accuracy"]``."""
         return self.scores["stitched"][figure]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values (a figure that is not finite as text); :meth:`from_dict` gives it back."""
-        record = asdict(self)
-        for figures in record["scores"].values():
-            for score in figures.values():
-                score |= {key: str(value) for key, value in score.items() if not math.isfinite(value)}
-        return record
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Read :meth:`to_dict`."""
-        scores = {
-            who: {what: Score(**{key: float(value) for key, value in score.items()}) for what, score in figures.items()}
-            for who, figures in record["scores"].items()
-        }
-        return cls(**{**record, "scores": scores})
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each predictor and figure: ``predictor``, ``figure``, ``value``, ``low``, ``high``."""
@@ -81,15 +64,6 @@ class Evaluation:
                 who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else ""
             )
         return table
-
-    def __str__(self) -> str:
-        """The table as text."""
-        from rich.console import Console
-
-        console = Console(width=120)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
 
     def plot(self, figure: str | None = None) -> Figure:
         """A bar for each predictor with its interval; by default of the first figure."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_stitch.analysis.scoring import Score
+from hf_stitch.results import Result
 
 if TYPE_CHECKING:
     import pandas
@@ -23,7 +24,7 @@ _RESAMPLES = 2000
 
 
 @dataclass(frozen=True, eq=False)
-class Identification:
+class Identification(Result):
     """How often the most similar layer is the corresponding one.
 
     Attributes:
@@ -34,6 +35,8 @@ class Identification:
         scores: Axis -> share of hits, with its interval.
         confidence: Of the intervals.
     """
+
+    derived: ClassVar[tuple[str, ...]] = ("chance",)
 
     pairs: tuple[Pair, ...]
     layers: tuple[str, ...]
@@ -49,31 +52,6 @@ class Identification:
     def __getitem__(self, axis: Axis) -> Score:
         """The accuracy along an axis: ``identification["a"]``."""
         return self.scores[axis]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        return {
-            "pairs": [list(pair) for pair in self.pairs],
-            "layers": list(self.layers),
-            "chance": self.chance,
-            "confidence": self.confidence,
-            "axes": {
-                axis: {"accuracy": s.value, "low": s.low, "high": s.high, "hits": self.hits[axis].tolist()}
-                for axis, s in self.scores.items()
-            },
-        }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Identification:
-        """Read :meth:`to_dict`."""
-        axes: Mapping[Axis, Mapping[str, Any]] = record["axes"]
-        return cls(
-            tuple((a, b) for a, b in record["pairs"]),
-            tuple(record["layers"]),
-            {axis: np.array(found["hits"], bool) for axis, found in axes.items()},
-            {axis: Score(found["accuracy"], found["low"], found["high"]) for axis, found in axes.items()},
-            record["confidence"],
-        )
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each axis, pair and layer: ``axis``, ``a``, ``b``, ``layer``, ``hit``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +17,21 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics import Metric, build_metric
 from hf_stitch.representation import Representation
+from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from rich.table import Table
 
 Seen = tuple[Representation, Representation, torch.Tensor, torch.Tensor | None]
 """Of some samples: the source at its cut, the target at its own, the target's answers, and labels."""
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Result):
     """Figures along training, made by :class:`TrajectoryRecorder`.
 
     Attributes:
@@ -47,15 +49,14 @@ class Trajectory:
         """The values of a figure."""
         return self.figures[figure]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        return asdict(self)
+    def __rich__(self) -> Table:
+        """The table that ``rich`` prints: a row for each step."""
+        from rich.table import Table
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
-        """Read :meth:`to_dict`."""
-        figures = {name: tuple(values) for name, values in record["figures"].items()}
-        return cls(tuple(record["steps"]), figures, record["n"])
+        table = Table("step", *self.figures, title=f"along training, {self.n} samples")
+        for place, step in enumerate(self.steps):
+            table.add_row(str(step), *(f"{values[place]:.3f}" for values in self.figures.values()))
+        return table
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each step, a column for each figure."""

@@ -92,8 +92,8 @@ def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
     Returns:
         What was saved -> where.
     """
-    atlas.save(folder)
-    saved = {"atlas": folder / "atlas.json", "values": folder / "values.npz"}
+    saved = {"atlas": folder / "atlas.json"}
+    atlas.save(saved["atlas"])
     for number, metric in enumerate(atlas.values, 1):
         saved[metric] = folder / f"{number}-{metric.partition('(')[0]}.png"
         atlas.plot(metric).savefig(saved[metric], dpi=150)

@@ -2,7 +2,10 @@
 
 from hf_stitch.statistics.debiased import DebiasedMoments
 from hf_stitch.statistics.features import Features
-from hf_stitch.statistics.grams import HSIC, Gram, Grams, LayerMoments, MinibatchGrams
+from hf_stitch.statistics.grams import Gram, Grams
+from hf_stitch.statistics.hsic import HSIC
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.statistics.moments import Moments
 
 __all__ = ["HSIC", "DebiasedMoments", "Features", "Gram", "Grams", "LayerMoments", "MinibatchGrams", "Moments"]

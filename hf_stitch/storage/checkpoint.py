@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from hf_stitch.storage.files import write_whole
+
 T = TypeVar("T")
 
 SAVING = 0.05
@@ -68,7 +70,7 @@ class Checkpoint:
         decided = decide()
         if self._writes and self.lasting:
             text = json.dumps({"recipe": recipe, "decided": decided}, indent=2)
-            _replace(self._about, lambda path: path.write_text(text, encoding="utf-8"))
+            write_whole(self._about, lambda path: path.write_text(text, encoding="utf-8"))
         return decided
 
     def load(self, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:
@@ -90,27 +92,6 @@ class Checkpoint:
 
         start = time.monotonic()
         state = {"position": torch.tensor(position), **{key: part.cpu().contiguous() for key, part in tensors.items()}}
-        _replace(self._path, lambda path: save_file(state, path))
+        write_whole(self._path, lambda path: save_file(state, path))
         self._saved = time.monotonic()
         self._took = self._saved - start
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file such that it is there whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    write(unfinished)
-    unfinished.replace(path)
-
-
-def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Options inside options by dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in recipe.items():
-        name = f"{prefix}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
-    return found
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"

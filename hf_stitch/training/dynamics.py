@@ -19,6 +19,7 @@ from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import RowsPolicy
+from hf_stitch.results import Result
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe
 
@@ -36,7 +37,7 @@ THRESHOLDS = (0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True, eq=False)
-class Dynamics:
+class Dynamics(Result):
     """How alike each layer of a network is to itself at every two moments of training.
 
     Attributes:
@@ -56,6 +57,12 @@ class Dynamics:
     is_distance: bool
     n: int
     rows: RowsPolicy | None
+
+    def __post_init__(self) -> None:
+        """Refuse values that do not fit the moments."""
+        n = len(self.steps)
+        if len(self.epochs) != n or any(values.shape != (n, n) for values in self.values.values()):
+            raise ValueError(f"dynamics must hold a value for each two of {n} moments, and an epoch for each")
 
     @classmethod
     def of(cls, folder: str | Path, metric: str | Metric = "linear_cka") -> Dynamics:
@@ -171,49 +178,6 @@ class Dynamics:
             values = (f"{value:.3f}" for value in (curve[0], curve[len(curve) // 2]))
             table.add_row(Text(layer), *values, *(f"{self.settled(t)[layer]:g}" for t in thresholds))
         return table
-
-    def __str__(self) -> str:
-        """The table as text."""
-        from hf_stitch.analysis.comparison.routes import as_text
-
-        return as_text(self)
-
-    # -- as JSON ----------------------------------------------------------------------------------------------------
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
-        return {
-            "values": {layer: values.tolist() for layer, values in self.values.items()},
-            "steps": list(self.steps), "epochs": list(self.epochs), "metric": self.metric,
-            "is_distance": self.is_distance, "n": self.n, "rows": self.rows,
-        }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Dynamics:
-        """Read :meth:`to_dict`.
-
-        Raises:
-            ValueError: If values do not fit the moments.
-        """
-        values = {layer: np.asarray(rows, np.float64) for layer, rows in record["values"].items()}
-        steps, epochs = tuple(record["steps"]), tuple(record["epochs"])
-        if len(steps) != len(epochs) or any(v.shape != (len(steps), len(steps)) for v in values.values()):
-            raise ValueError(
-                f"the record must hold a value for each two of {len(steps)} moments, and an epoch for each"
-            )
-        return cls(**{**record, "values": values, "steps": steps, "epochs": epochs})
-
-    def save(self, path: str | Path) -> None:
-        """Write a JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Dynamics:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-        """
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 class DynamicsRecorder(ProbingCallback):

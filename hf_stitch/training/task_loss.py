@@ -23,10 +23,12 @@ from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.training.loop import Course, Observe, Schedule, Stitches, train
+from hf_stitch.training.course import Course, Schedule
+from hf_stitch.training.loop import Observe, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
+from hf_stitch.training.stitches import Stitches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,11 +24,11 @@ def test_compare_prints_and_saves(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    atlas = SimilarityAtlas.load(tmp_path / "run")
+    atlas = SimilarityAtlas.load(tmp_path / "run" / "atlas.json")
     assert list(record["values"]) == ["linear_cka(debiased=True)", "mutual_knn(k=3)"]
     assert all(record["values"][name] == atlas[name].tolist() for name in atlas.values)
     assert record["best_matches"]["mutual_knn(k=3)"] == {layer: layer for layer in atlas.layers_a}
-    assert all(Path(path).is_file() for path in record["saved"].values()) and len(record["saved"]) == 4
+    assert all(Path(path).is_file() for path in record["saved"].values()) and len(record["saved"]) == 3
     planned = json.loads(CliRunner().invoke(app, [*call, "--plan"]).stdout)
     assert {route["metric"] for route in planned["routes"] if route["chosen"]} == set(record["values"])
     for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "name:key=value")):

@@ -160,9 +160,9 @@ def launch(*arguments: Any) -> subprocess.CompletedProcess[str]:
 def test_a_launched_script_stays_as_it_is(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    run(script, tmp_path / "one")
-    launch(script, tmp_path / "two")
-    one, two = (SimilarityAtlas.load(tmp_path / name) for name in ("one", "two"))
+    run(script, tmp_path / "one.json")
+    launch(script, tmp_path / "two.json")
+    one, two = (SimilarityAtlas.load(tmp_path / name) for name in ("one.json", "two.json"))
     assert (one.recipe["processes"], two.recipe["processes"]) == (1, 2)
     for name in one.values:
         np.testing.assert_allclose(two[name], one[name], rtol=1e-9, atol=1e-9)

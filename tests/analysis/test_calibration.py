@@ -84,7 +84,7 @@ def test_independent_networks_under_positions_are_at_chance(seed: int) -> None:
         if seen is images[1]:
             assert null.p_value > 0.05
         by_row = permutation_null("linear_cka", x, y, debiased=True, permutations=99)
-        assert by_row.mean < 0.01
+        assert by_row.chance < 0.01
         assert by_row.p_value == 0.01
         assert by_row.calibrated > 0.7
 
@@ -110,7 +110,7 @@ def test_null_values_are_those_of_samples_rearranged(name: str, options: dict[st
     distances = np.abs(null.values[:, None] - np.array(exact))
     assert null.observed == pytest.approx(exact[0], rel=1e-10, abs=1e-12)
     assert distances.min(1).max() < 1e-10
-    assert null.mean == pytest.approx(np.mean(exact), abs=4 * np.std(exact) / np.sqrt(300))
+    assert null.chance == pytest.approx(np.mean(exact), abs=4 * np.std(exact) / np.sqrt(300))
     sign = -1 if registries.metrics.get(name).is_distance else 1
     share = np.mean(sign * (np.array(exact) - exact[0]) >= -1e-10)
     assert null.p_value == pytest.approx(share, abs=4 * np.sqrt(share / 300) + 1 / 301)
@@ -133,7 +133,7 @@ def test_mean_of_the_null_is_that_of_the_rv_coefficient() -> None:
     exact = (a**2).sum() * (b**2).sum() / 29 / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
     null = permutation_null("linear_cka", x, y, permutations=1000)
     error = null.values.std() / np.sqrt(1000)
-    assert null.mean == pytest.approx(exact, abs=4 * error)
+    assert null.chance == pytest.approx(exact, abs=4 * error)
     assert null.z == pytest.approx((null.observed - exact) / null.values.std(), rel=0.1)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_stitch.analysis.distribution import Distribution, Rows, _auroc, compare_distributions
+from hf_stitch.results import decode, encode
 from hf_stitch.statistics import Moments
 
 N, D = 1200, 6
@@ -151,4 +152,4 @@ def test_the_auroc_is_that_of_scikit_learn_with_ties_and_with_weights() -> None:
 def test_it_goes_through_json(known) -> None:
     mean, y, _ = known
     for found in (told(mean, y), told(mean, y, y)):
-        assert Distribution.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+        assert decode(Distribution, json.loads(json.dumps(encode(found), allow_nan=False)), "a distribution") == found

@@ -83,8 +83,8 @@ def test_results_are_records_and_tables() -> None:
     }  # fmt: skip
     record = json.loads(json.dumps(found.to_dict()))
     assert record["pairs"] == [["p", "q"], ["p", "r"]]
-    assert record["axes"]["a"]["accuracy"] == 0.5
-    assert record["axes"]["b"]["hits"] == [[True] * 3, [False] * 3]
+    assert record["scores"]["a"]["value"] == 0.5
+    assert record["hits"]["b"] == [[True] * 3, [False] * 3]
     again = Identification.from_dict(record)
     assert again.to_dict() == found.to_dict() and again.to_pandas().equals(table)
     console = Console(width=120)

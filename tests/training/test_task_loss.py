@@ -640,7 +640,7 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
 
 
 def test_the_scale_of_gradients_is_saved() -> None:
-    from hf_stitch.training.loop import Stitches, _Run
+    from hf_stitch.training.stitches import Stitches
 
     def run(scale: float) -> Any:
         model = stitched()

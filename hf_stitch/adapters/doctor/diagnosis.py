@@ -18,8 +18,10 @@ from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.info import Explanation
 from hf_stitch.adapters.loading import load
 from hf_stitch.adapters.overrides.base import Override
+from hf_stitch.results import Result
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
 FAILED = {
@@ -39,7 +41,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Result):
     """What :func:`diagnose` found.
 
     Attributes:
@@ -80,9 +82,11 @@ class Diagnosis:
         """The names of the verified ones."""
         return tuple(e.layer for e in self.layers if e.status == "verified")
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each candidate: ``layer``, ``status``, ``cost``, ``plan``, ``reason``."""
+        import pandas
+
+        return pandas.DataFrame([asdict(each) for each in self.layers]).drop(columns="form", errors="ignore")
 
     def __rich__(self) -> Group:
         """What the network is, a table of its candidates, why some are refused, and the advice."""

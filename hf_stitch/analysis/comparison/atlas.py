@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.routes import as_text
-from hf_stitch.processes import Processes
 from hf_stitch.representation import RowsPolicy
+from hf_stitch.results import Result
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class SimilarityAtlas:
+class SimilarityAtlas(Result):
     """What :func:`compare` found: for every metric a value for each pair of layers.
 
     Attributes:
@@ -47,6 +44,15 @@ class SimilarityAtlas:
     routes: Mapping[str, str]
     distances: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse values that do not fit the layers."""
+        shape = (len(self.layers_a), len(self.layers_b))
+        for metric, values in self.values.items():
+            if values.shape != shape:
+                raise ValueError(
+                    f"the values of {metric} must have the shape {shape}, a pair of layers each, got {values.shape}"
+                )
 
     def __getitem__(self, metric: str) -> Array:
         """The values of a metric: ``atlas["linear_cka"]``.
@@ -99,42 +105,6 @@ class SimilarityAtlas:
         title = f"{self.n} samples, rows: {self.rows}"
         return heatmap(self[name], self.layers_a, self.layers_b, title=title, label=name, marked=marked)
 
-    def save(self, folder: str | Path) -> None:
-        """Write ``atlas.json`` and ``values.npz`` into a folder; of several processes, the first one does."""
-        if Processes.of(None).rank:
-            return
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        record = {
-            "metrics": list(self.values), "layers_a": self.layers_a, "layers_b": self.layers_b, "n": self.n,
-            "rows": self.rows, "routes": dict(self.routes), "distances": self.distances, "recipe": dict(self.recipe),
-        }  # fmt: skip
-        np.savez(folder / "values.npz", **{str(i): values for i, values in enumerate(self.values.values())})  # type: ignore[arg-type]
-        (folder / "atlas.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: str | Path) -> SimilarityAtlas:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            FileNotFoundError: If there is no atlas in the folder.
-            ValueError: If the files lack something, hold something else beside, or do not fit together.
-        """
-        folder = Path(folder)
-        record = json.loads((folder / "atlas.json").read_text(encoding="utf-8"))
-        names = {"metrics", "layers_a", "layers_b", "n", "rows", "routes", "distances", "recipe"}
-        if record.keys() != names:
-            raise ValueError(f"{folder / 'atlas.json'} must have the keys {sorted(names)}, got {sorted(record)}")
-        metrics = record.pop("metrics")
-        for key in ("layers_a", "layers_b", "distances"):
-            record[key] = tuple(record[key])
-        shape = (len(record["layers_a"]), len(record["layers_b"]))
-        with np.load(folder / "values.npz") as arrays:
-            values = {name: arrays[str(i)] for i, name in enumerate(metrics) if str(i) in arrays}
-            if len(arrays) != len(metrics) or any(v.shape != shape or v.dtype != np.float64 for v in values.values()):
-                raise ValueError(f"{folder / 'values.npz'} must hold {len(metrics)} float64 arrays of shape {shape}")
-        return cls(values=values, **record)
-
     def __rich__(self) -> Table:
         """The table that ``rich`` prints: for each layer of a its best match, by every metric."""
         from rich.table import Table
@@ -149,10 +119,6 @@ class SimilarityAtlas:
             cells = [f"{self.layers_b[best[m][i]]}  {values[i, best[m][i]]:.3f}" for m, values in self.values.items()]
             table.add_row(Text(layer), *map(Text, cells))
         return table
-
-    def __str__(self) -> str:
-        """The table as text."""
-        return as_text(self)
 
     def _best(self, metric: str, axis: str) -> NDArray[np.intp]:
         values = -self[metric] if metric in self.distances else self[metric]

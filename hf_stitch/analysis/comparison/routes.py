@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from hf_stitch.analysis.comparison.watch import Watch
 from hf_stitch.metrics import Metric, MomentsMetric
+from hf_stitch.results import Result
 
 if TYPE_CHECKING:
+    import pandas
     from rich.table import Table
 
 
@@ -42,7 +44,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Result):
     """What a comparison will take: ``compare(…, plan=True)``.
 
     Attributes:
@@ -66,6 +68,12 @@ class Plan:
         """Of everything, as predicted."""
         return self.forwards + sum(route.flops for route in self.routes if route.chosen) / self.speed
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each route: ``metric``, ``name``, ``flops``, ``memory``, ``disk``, ``chosen``."""
+        import pandas
+
+        return pandas.DataFrame([asdict(route) for route in self.routes])
+
     def __rich__(self) -> Table:
         """The table that ``rich`` prints: a row for each route."""
         from rich.table import Table
@@ -83,10 +91,6 @@ class Plan:
         table.add_row("", "forwards", "", "", f"{self.forwards:.2g}", "", end_section=True)
         table.caption = f"{self.seconds:.2g} seconds in all; a route may take {_bytes(self.available)} of memory"
         return table
-
-    def __str__(self) -> str:
-        """The table as text."""
-        return as_text(self)
 
 
 def routes_of(scores: Mapping[str, Metric], watch: Watch, available: int) -> tuple[Route, ...]:
@@ -191,13 +195,3 @@ def _bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def as_text(shown: object) -> str:
-    """What rich shows, as text."""
-    from rich.console import Console
-
-    console = Console(width=120)
-    with console.capture() as captured:
-        console.print(shown)
-    return captured.get()

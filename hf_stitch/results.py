@@ -1,0 +1,189 @@
+"""What every result offers: a table, text, HTML, JSON and pandas."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from hf_stitch.storage.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+WIDTH = 120
+"""Columns of a table as text."""
+
+
+class Result(ABC):
+    """Base of the frozen dataclasses that workflows and analyses return.
+
+    A subclass states its fields and gives a table (``__rich__``) and a data frame (:meth:`to_pandas`); most also have
+    ``plot()``. Text, HTML and JSON follow. In JSON, a number that is not finite becomes text, and a mapping whose keys
+    are no strings a list of pairs.
+
+    Attributes:
+        derived: Names of properties that :meth:`to_dict` writes for readers and :meth:`from_dict` does not read.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Accuracies(Result):
+        ...     values: Mapping[str, float]
+        ...     def __rich__(self):
+        ...         return ", ".join(f"{name} {value:.2f}" for name, value in self.values.items())
+        ...     def to_pandas(self):
+        ...         import pandas
+        ...         return pandas.DataFrame([self.values])
+        >>> found = Accuracies({"stitched": 0.91, "chance": float("nan")})
+        >>> print(found)
+        stitched 0.91, chance nan
+        >>> found.to_dict()
+        {'values': {'stitched': 0.91, 'chance': 'nan'}}
+        >>> str(Accuracies.from_dict(found.to_dict())) == str(found)
+        True
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def __rich__(self) -> RenderableType:
+        """The table that ``rich`` prints."""
+
+    @abstractmethod
+    def to_pandas(self) -> pandas.DataFrame:
+        """The figures as a data frame, one row for each."""
+
+    def __str__(self) -> str:
+        """The table as text."""
+        from rich.console import Console
+
+        if isinstance(shown := self.__rich__(), str):
+            return shown
+        console = Console(width=WIDTH, file=io.StringIO())
+        with console.capture() as captured:
+            console.print(shown, markup=False)
+        return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+    def _repr_html_(self) -> str:
+        """The table as HTML, for notebooks."""
+        from rich.console import Console
+
+        console = Console(width=WIDTH, record=True, file=io.StringIO())
+        console.print(self.__rich__(), markup=False)
+        return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.25'>{code}</pre>")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives it back."""
+        return {**encode(self), **{name: encode(getattr(self, name)) for name in self.derived}}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Read :meth:`to_dict`.
+
+        Raises:
+            ValueError: If a field is missing, unknown, or not of its type.
+        """
+        read: Self = decode(cls, {key: value for key, value in record.items() if key not in cls.derived}, cls.__name__)
+        return read
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file; one that is there is replaced whole.
+
+        Args:
+            path: The file.
+        """
+        text = json.dumps({"result": type(self).__name__, **self.to_dict()}, indent=1, ensure_ascii=False) + "\n"
+        write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: The file.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it holds no JSON, another result, or fields are missing, unknown or not of their type.
+        """
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        kind = record.pop("result", None) if isinstance(record, dict) else None
+        if kind != cls.__name__:
+            raise ValueError(f"{path} holds {f'a result of kind {kind}' if kind else 'no result'}, not {cls.__name__}")
+        return cls.from_dict(record)
+
+
+def encode(value: Any) -> Any:
+    """A value as JSON values; dataclasses by their fields."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, np.ndarray):
+        return encode(value.tolist())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: encode(item) for key, item in value.items()}
+        return [[encode(key), encode(item)] for key, item in value.items()]
+    return [encode(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def decode(kind: Any, value: Any, where: str) -> Any:
+    """A value of a type, from the JSON values that :func:`encode` gave.
+
+    Args:
+        kind: The type, as an annotation gives it.
+        value: JSON values.
+        where: What it is, for messages.
+
+    Raises:
+        ValueError: If the values are not of the type.
+    """
+    try:
+        return _decoded(kind, value, where)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{where} cannot be read from {value!r:.80}: {error}") from error
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if origin in (types.UnionType, typing.Union):
+        rest = [argument for argument in arguments if argument is not type(None)]
+        return None if value is None else decode(rest[0], value, where)
+    if origin is np.ndarray:
+        return np.array(value, dtype=get_args(arguments[1])[0])
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return {decode(arguments[0], k, where): decode(arguments[1], v, f"{where}[{k!r}]") for k, v in pairs}
+    if origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis:
+        return tuple(decode(a, v, where) for a, v in zip(arguments, value, strict=True))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
+        return tuple(decode(arguments[0], item, where) for item in value)
+    return float(value) if kind is float else value
+
+
+def _dataclass(kind: Any, record: Mapping[str, Any], where: str) -> Any:
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    optional = (dataclasses.MISSING, dataclasses.MISSING)
+    missing = [n for n, f in known.items() if n not in record and (f.default, f.default_factory) == optional]
+    unknown = [name for name in record if name not in known]
+    if missing or unknown:
+        wrong = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has no field {', '.join(unknown)}"] * bool(unknown)
+        raise ValueError(f"{where} {' and '.join(wrong)}; its fields are {', '.join(known)}")
+    hints = get_type_hints(kind)
+    return kind(**{name: decode(hints[name], value, f"{where}.{name}") for name, value in record.items()})

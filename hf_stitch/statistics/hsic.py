@@ -1,0 +1,46 @@
+"""Linear HSIC of all pairs of layers of two sides, of which linear CKA is made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_stitch.statistics.debiased import unbiased_hsic
+
+
+class HSIC(NamedTuple):
+    """Linear HSIC of every pair of layers, and of every layer with itself, up to a common factor; float64.
+
+    Attributes:
+        xx: ``(layers of x,)``.
+        xy: ``(layers of x, layers of y)``.
+        yy: ``(layers of y,)``.
+    """
+
+    xx: Tensor
+    xy: Tensor
+    yy: Tensor
+
+
+def inner_products(x: Tensor, y: Tensor) -> HSIC:
+    """Inner products of the rows of two matrices, and of each with itself."""
+    own_x, own_y = (torch.linalg.vector_norm(side, dim=1).square() for side in (x, y))
+    return HSIC(own_x, x @ y.T, own_y)
+
+
+def unbiased_pairs(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
+    """:func:`unbiased_hsic` of all pairs: of its sums, every number is a matrix of pairs here."""
+    shape = squares.xy.shape
+    traces = torch.stack([traces_x[:, None].expand(shape), traces_y.expand(shape)])
+    xx, xy, yy = _spread(lengths)
+    fourth = torch.stack([torch.stack([xx, xy]), torch.stack([xy, yy])])
+    xx, xy, yy = unbiased_hsic(n, torch.stack(_spread(squares)), traces, fourth)
+    return HSIC(xx[:, 0], xy, yy[0])
+
+
+def _spread(hsic: HSIC) -> tuple[Tensor, Tensor, Tensor]:
+    """Everything in the shape of the pairs."""
+    shape = hsic.xy.shape
+    return hsic.xx[:, None].expand(shape), hsic.xy, hsic.yy.expand(shape)

@@ -1,0 +1,93 @@
+"""The base of results: to JSON and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hf_stitch.results import Result
+
+
+@dataclass(frozen=True)
+class Point:
+    value: float
+    low: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Everything(Result):
+    derived: ClassVar[tuple[str, ...]] = ("total",)
+
+    name: str
+    axis: Literal["a", "b"]
+    points: Mapping[str, Mapping[float, Point]]
+    paths: Mapping[tuple[str, str], float]
+    values: NDArray[np.float64]
+    hits: NDArray[np.bool_]
+    steps: tuple[int, ...]
+    maybe: Point | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return float(self.values.sum())
+
+    def __rich__(self) -> str:
+        return f"{self.name}: {self.total}"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        return pandas.DataFrame([{"name": self.name}])
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def made(value: float, names: list[str]) -> Everything:
+    return Everything(
+        "x", "a", {name: {0.5: Point(value), 2.0: Point(1.0, value)} for name in names}, {("p", "q"): value},
+        np.array([[value, 1.0]]), np.array([True, False]), (1, 2), Point(value), {"any": ["thing", None]},
+    )  # fmt: skip
+
+
+@given(numbers, st.lists(st.text(max_size=3), unique=True, max_size=3))
+def test_json_gives_back_every_field(value: float, names: list[str]) -> None:
+    found = made(value, names)
+    text = json.dumps(found.to_dict(), allow_nan=False)
+    again = Everything.from_dict(json.loads(text))
+    assert json.dumps(again.to_dict(), allow_nan=False) == text
+    assert again.values.dtype == np.float64 and again.hits.dtype == np.bool_
+    assert np.array_equal(again.values, found.values, equal_nan=True)
+    assert again.steps == (1, 2) and isinstance(again.maybe, Point) and list(again.paths) == [("p", "q")]
+
+
+def test_saved_and_loaded(tmp_path) -> None:
+    path = tmp_path / "new" / "x.json"
+    made(0.5, ["n"]).save(path)
+    assert Everything.load(path).to_dict() == made(0.5, ["n"]).to_dict()
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+    path.write_text('{"result": "Another"}')
+    with pytest.raises(ValueError, match="holds a result of kind Another, not Everything"):
+        Everything.load(path)
+
+
+def test_unknown_and_missing_fields_are_named() -> None:
+    record = made(0.5, []).to_dict()
+    del record["steps"]
+    with pytest.raises(ValueError, match="Everything lacks steps and has no field new; its fields are name, axis"):
+        Everything.from_dict({**record, "new": 1})
+    with pytest.raises(ValueError, match=r"Everything\.points"):
+        Everything.from_dict({**made(0.5, []).to_dict(), "points": 3})
+
+
+def test_shown_as_text_and_html() -> None:
+    assert str(made(0.5, [])) == "x: 1.5"
+    assert "x: 1.5" in made(0.5, [])._repr_html_()
