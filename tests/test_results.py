@@ -90,4 +90,4 @@ def test_unknown_and_missing_fields_are_named() -> None:
 
 def test_shown_as_text_and_html() -> None:
     assert str(made(0.5, [])) == "x: 1.5"
-    assert "x: 1.5" in made(0.5, [])._repr_html_()
+    assert "1.5" in made(0.5, [])._repr_html_()

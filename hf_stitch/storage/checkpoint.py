@@ -95,3 +95,17 @@ class Checkpoint:
         write_whole(self._path, lambda path: save_file(state, path))
         self._saved = time.monotonic()
         self._took = self._saved - start
+
+
+def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options inside options by dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -85,7 +85,7 @@ def share(rank: int, count: int, port: int, folder: Path) -> None:
 
 def spawn(target: Any, *arguments: Any, count: int = 1) -> list[int | None]:
     context = multiprocessing.get_context("forkserver")  # imports once for all, and forks before there are threads
-    context.set_forkserver_preload(["accelerate", "hf_stitch.analysis.atlas", "hf_stitch.adapters.libraries.torch"])
+    context.set_forkserver_preload(["accelerate", "hf_stitch.workflows", "hf_stitch.adapters.libraries.torch"])
     ranks: list[tuple[Any, ...]] = [(i,) for i in range(count)] if count > 1 else [()]
     started = [context.Process(target=target, args=(*rank, *arguments)) for rank in ranks]
     for process in started:
