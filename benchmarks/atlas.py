@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hf_stitch
 from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
-from hf_stitch.metrics import build_metric
+from hf_stitch.registry import registries
 from hf_stitch.representation import RowsPolicy
 from hf_stitch.workflows._compare import compare
 
@@ -138,7 +138,7 @@ def _quiet() -> Iterator[None]:
 def _ours(rows: RowsPolicy, debiased: bool = False) -> Tool:
     def run(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
         options = {"debiased": True} if debiased else {"batch_size": batch}
-        metric = build_metric("linear_cka" if debiased else "minibatch_cka", **options)
+        metric = registries.metrics.build("linear_cka" if debiased else "minibatch_cka", **options)
         named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "rows": rows}
         atlas = compare(a, b, Samples.of(inputs), batch_size=batch, progress=False, **named)
         (values,) = atlas.values.values()

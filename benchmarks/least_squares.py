@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.timing import machine
-from hf_stitch.matchers import build_matcher
+from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 
 WIDTH, BATCH = 512, 10_000
@@ -38,7 +38,7 @@ def streamed(n: int) -> tuple[float, Tensor]:
         moments.update(x, y)
         seconds += time.perf_counter() - start
     start = time.perf_counter()
-    stitch = build_matcher("lstsq").fit(moments)
+    stitch = registries.matchers.build("lstsq").fit(moments)
     return seconds + time.perf_counter() - start, stitch.weight.detach()
 
 

@@ -1,6 +1,6 @@
 """Registries: from a name to the class or function behind it, imported when it is asked for.
 
-What the package itself offers stands in one table, :data:`BUILT_INS`. Other distributions add to it by entry points in
+What the package itself offers stands in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions add to it by entry points in
 the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
 
     [project.entry-points."hf_stitch.matchers"]
@@ -10,109 +10,28 @@ the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from hf_stitch.built_ins import BASES, BUILT_INS
+
+if TYPE_CHECKING:
+    from hf_stitch.adapters import Adapter, Override
+    from hf_stitch.matchers import Matcher
+    from hf_stitch.metrics import Metric
+    from hf_stitch.relative import Selection, Similarity
+    from hf_stitch.stitches import Stitch
 
 __all__ = ["PluginError", "Registries", "Registry", "UnknownNameError", "did_you_mean", "registries"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-BUILT_INS: dict[str, dict[str, str]] = {
-    "adapters": {
-        "timm": "hf_stitch.adapters.libraries.timm:TimmAdapter",
-        "torch": "hf_stitch.adapters.libraries.torch:TorchAdapter",
-        "transformers": "hf_stitch.adapters.libraries.transformers:TransformersAdapter",
-    },
-    "overrides": {
-        "transformers.ASTPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfSpectrograms",
-        "transformers.CLIPTextModel": "hf_stitch.adapters.overrides.clip:OfTexts",
-        "transformers.CLIPTextModelWithProjection": "hf_stitch.adapters.overrides.clip:OfTexts",
-        "transformers.Data2VecAudioPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.HubertPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.PerceiverForImageClassificationLearned": "hf_stitch.adapters.overrides.perceiver:OfImages",
-        "transformers.PerceiverForMaskedLM": "hf_stitch.adapters.overrides.perceiver:OfTexts",
-        "transformers.PerceiverForSequenceClassification": "hf_stitch.adapters.overrides.perceiver:OfTexts",
-        "transformers.SEWDPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.SEWPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.Siglip2ForImageClassification": "hf_stitch.adapters.overrides.siglip2:OfPatches",
-        "transformers.UniSpeechPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.UniSpeechSatPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.Wav2Vec2ConformerPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.Wav2Vec2PreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.WavLMPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
-        "transformers.WhisperPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWhisper",
-    },
-    "stitches": {
-        "identity": "hf_stitch.stitches.identity:IdentityStitch",
-        "linear": "hf_stitch.stitches.linear:LinearStitch",
-        "low_rank": "hf_stitch.stitches.low_rank:LowRankStitch",
-        "masked": "hf_stitch.stitches.masked:MaskedStitch",
-        "relative": "hf_stitch.relative.projection:RelativeProjection",
-    },
-    "matchers": {
-        "identity": "hf_stitch.matchers.identity:Identity",
-        "inverse_relative": "hf_stitch.matchers.inverse_relative:InverseRelative",
-        "lasso": "hf_stitch.matchers.lasso:Lasso",
-        "low_rank": "hf_stitch.matchers.low_rank:LowRank",
-        "lstsq": "hf_stitch.matchers.lstsq:Lstsq",
-        "permutation": "hf_stitch.matchers.permutation:Permutation",
-        "procrustes": "hf_stitch.matchers.procrustes:Procrustes",
-        "random": "hf_stitch.matchers.random:Random",
-        "ridge": "hf_stitch.matchers.ridge:Ridge",
-        "task_loss": "hf_stitch.training.task_loss:TaskLoss",
-    },
-    "metrics": {
-        "accuracy_difference": "hf_stitch.metrics._outputs:AccuracyDifference",
-        "cca": "hf_stitch.metrics._cca:CCA",
-        "correlation_matching": "hf_stitch.metrics._matching:CorrelationMatching",
-        "direct_matching": "hf_stitch.metrics._regression:DirectMatching",
-        "disagreement": "hf_stitch.metrics._outputs:Disagreement",
-        "distance_correlation": "hf_stitch.metrics._rsa:DistanceCorrelation",
-        "jaccard": "hf_stitch.metrics._neighbours:Jaccard",
-        "jensen_shannon": "hf_stitch.metrics._outputs:JensenShannon",
-        "linear_cka": "hf_stitch.metrics._cka:LinearCKA",
-        "linear_regression": "hf_stitch.metrics._regression:LinearRegression",
-        "minibatch_cka": "hf_stitch.metrics._cka:MinibatchCKA",
-        "mrr": "hf_stitch.metrics._neighbours:MRR",
-        "mutual_knn": "hf_stitch.metrics._neighbours:MutualKNN",
-        "paired_cosine": "hf_stitch.metrics._neighbours:PairedCosine",
-        "procrustes": "hf_stitch.metrics._procrustes:Procrustes",
-        "pwcca": "hf_stitch.metrics._cca:PWCCA",
-        "rank_similarity": "hf_stitch.metrics._neighbours:RankSimilarity",
-        "rbf_cka": "hf_stitch.metrics._cka:RBFCKA",
-        "relative_cosine": "hf_stitch.metrics._relative:RelativeCosine",
-        "rsa": "hf_stitch.metrics._rsa:RSA",
-        "second_order_cosine": "hf_stitch.metrics._neighbours:SecondOrderCosine",
-        "shape_distance": "hf_stitch.metrics._shape:ShapeDistance",
-        "soft_matching": "hf_stitch.metrics._matching:SoftMatching",
-        "svcca": "hf_stitch.metrics._cca:SVCCA",
-    },
-    "similarities": {
-        "angular": "hf_stitch.relative.similarities:Angular",
-        "change_of_basis": "hf_stitch.relative.similarities:ChangeOfBasis",
-        "cosine": "hf_stitch.relative.similarities:Cosine",
-        "euclidean": "hf_stitch.relative.similarities:Euclidean",
-        "geodesic": "hf_stitch.relative.similarities:Geodesic",
-        "inner": "hf_stitch.relative.similarities:Inner",
-        "lp": "hf_stitch.relative.similarities:Lp",
-    },
-    "anchors": {
-        "bootstrap": "hf_stitch.relative.bootstrap:Bootstrap",
-        "farthest_point": "hf_stitch.relative.selection:FarthestPoint",
-        "frequency": "hf_stitch.relative.selection:Frequency",
-        "kmeans": "hf_stitch.relative.selection:KMeans",
-        "ood": "hf_stitch.relative.selection:OutOfDomain",
-        "parallel": "hf_stitch.relative.selection:Parallel",
-        "random": "hf_stitch.relative.selection:Random",
-        "stratified": "hf_stitch.relative.selection:Stratified",
-    },
-}
-"""Every built-in name of every registry, as ``module:attribute``."""
+T = TypeVar("T")
 
 
 class UnknownNameError(ValueError, KeyError):
@@ -144,7 +63,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return by_lower[closest[0]] if closest else ""
 
 
-class Registry:
+class Registry(Generic[T]):
     """The names of one kind of thing (matchers, metrics, …) and what stands behind each.
 
     Listing names imports nothing; :meth:`get` imports the one thing asked for. What the package offers itself cannot be
@@ -153,22 +72,27 @@ class Registry:
     Args:
         kind: The plural that names the registry; plugins announce themselves in the group ``hf_stitch.<kind>``.
         built_ins: From name to ``module:attribute``.
+        base: The class that everything in it is a subclass of, as ``module:attribute``.
 
     Example:
-        >>> shapes = Registry("shapes", {"ordered": "collections:OrderedDict"})
+        >>> shapes = Registry("shapes", {"ordered": "collections:OrderedDict"}, "builtins:dict")
         >>> shapes.get("ordered")
         <class 'collections.OrderedDict'>
         >>> @shapes.register("plain")
-        ... def plain() -> dict:
-        ...     return {}
+        ... class Plain(dict):
+        ...     def __init__(self, width=1):
+        ...         super().__init__(width=width)
         >>> shapes.names()
         ('ordered', 'plain')
         >>> shapes.origin("plain")
         'registered at run time'
+        >>> shapes.build("plain", width=3)
+        {'width': 3}
     """
 
-    def __init__(self, kind: str, built_ins: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, built_ins: Mapping[str, str], base: str) -> None:
         self.kind = kind
+        self._base = base
         self._built_ins = dict(built_ins)
         self._registered: dict[str, Callable[..., Any]] = {}
 
@@ -208,6 +132,67 @@ class Registry:
                 f"{name!r} among {self.kind} comes from the {_describe(entry)}, which cannot be imported "
                 f"({entry.value}): {type(error).__name__}: {error}. Repair or uninstall that distribution."
             ) from error
+
+    def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
+        """Build what stands behind a name, with its options.
+
+        Args:
+            spec: A name; or its record, a mapping of ``name`` and options, as ``to_dict`` gives it; or what is built
+                already, which is returned as it is.
+            **options: Of what a name stands for; those left out keep their defaults.
+
+        Raises:
+            UnknownNameError: If there is no such name.
+            PluginError: If it belongs to a plugin that cannot be imported.
+            TypeError: If an option is unknown or missing, options come with what is built already, or what stands
+                behind the name is of another kind.
+            ValueError: If an option is out of its range.
+
+        Example:
+            >>> registries.matchers.build("ridge", ridge=0.5)
+            Ridge(ridge=0.5)
+            >>> registries.matchers.build({"name": "ridge", "ridge": 0.5})
+            Ridge(ridge=0.5)
+        """
+        base: type[T] = resolve_name(self._base)
+        if isinstance(spec, base):
+            if options:
+                raise TypeError(
+                    f"{spec!r} is built already, and options came beside it: {', '.join(options)}; give them with a name"
+                )
+            return spec
+        if isinstance(spec, Mapping):
+            options = {**spec, **options}
+            if "name" not in options:
+                raise ValueError(f"a record of {self.kind} needs a 'name', one of: {', '.join(self.names())}")
+            spec = options.pop("name")
+        if not isinstance(spec, str):
+            raise TypeError(
+                f"{self.kind} are given by name, as a {base.__name__} or as its record, got {type(spec).__name__}"
+            )
+        factory = self.get(spec)
+        if not (isinstance(factory, type) and issubclass(factory, base)):
+            raise TypeError(f"{spec!r} among {self.kind} is {factory!r}, which is no subclass of {base.__name__}")
+        self._check_options(spec, factory, options)
+        return factory(**options)
+
+    def _check_options(self, name: str, factory: type[T], options: Mapping[str, Any]) -> None:
+        """Refuse options that there are not, or that are missing; constructors that take any check them themselves."""
+        parameters = inspect.signature(factory).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+        known = {p.name: p for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)}
+        for option in options.keys() - known.keys():
+            hint = did_you_mean(option, known)
+            raise TypeError(
+                f"{name!r} among {self.kind} has no option {option!r}{f'; did you mean {hint!r}?' if hint else '.'} "
+                f"Its options: {', '.join(known) or 'none'}"
+            )
+        for parameter in known.values():
+            if parameter.default is parameter.empty and parameter.name not in options:
+                raise TypeError(
+                    f"{name!r} among {self.kind} needs the option {parameter.name!r}, as in {name}({parameter.name}=…)"
+                )
 
     @overload
     def register(self, name: str, factory: F) -> F: ...
@@ -287,19 +272,19 @@ class Registries:
         ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors']
     """
 
-    adapters: Registry
-    overrides: Registry
-    stitches: Registry
-    matchers: Registry
-    metrics: Registry
-    similarities: Registry
-    anchors: Registry
+    adapters: Registry[Adapter]
+    overrides: Registry[Override]
+    stitches: Registry[Stitch]
+    matchers: Registry[Matcher]
+    metrics: Registry[Metric]
+    similarities: Registry[Similarity]
+    anchors: Registry[Selection]
 
     def __iter__(self) -> Iterator[str]:
         """The names of the registries."""
         return (field.name for field in fields(self))
 
-    def __getitem__(self, kind: str) -> Registry:
+    def __getitem__(self, kind: str) -> Registry[Any]:
         """The registry of this name.
 
         Raises:
@@ -307,11 +292,11 @@ class Registries:
         """
         if kind not in tuple(self):
             raise UnknownNameError(f"no registry {kind!r}; there are: {', '.join(self)}")
-        registry: Registry = getattr(self, kind)
+        registry: Registry[Any] = getattr(self, kind)
         return registry
 
 
-registries = Registries(**{kind: Registry(kind, built_ins) for kind, built_ins in BUILT_INS.items()})
+registries = Registries(**{kind: Registry(kind, names, BASES[kind]) for kind, names in BUILT_INS.items()})
 
 
 def _describe(entry: EntryPoint) -> str:

@@ -34,7 +34,7 @@ def install(tmp_path, monkeypatch):
 @pytest.fixture
 def shapes() -> Registry:
     """A registry of its own, so that nothing leaks into the real ones."""
-    return Registry("shapes", {"ordered": "collections:OrderedDict", "gone": "no_such_module:Thing"})
+    return Registry("shapes", {"ordered": "collections:OrderedDict", "gone": "no_such_module:Thing"}, "builtins:object")
 
 
 def run(code: str) -> str:

@@ -16,8 +16,8 @@ from rich.table import Table
 
 import hf_stitch
 from hf_stitch.data import read_data
-from hf_stitch.matchers import build_matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.registry import registries
 from hf_stitch.workflows._stitch import join
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         for split, n in (("train", arguments.train), ("test", arguments.test))
     )
     layers = [f"bn{i}" for i in range(1, len(networks.TINY10) + 1)]
-    matcher = build_matcher(arguments.matcher)
+    matcher = registries.matchers.build(arguments.matcher)
     found = collect(source, target, [(layer, layer) for layer in layers], train, batch_size=500)
     table = Table(
         "layer",

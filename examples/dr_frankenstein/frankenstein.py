@@ -13,8 +13,9 @@ from torch import Tensor
 import hf_stitch
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.evaluation import Score
-from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
@@ -120,7 +121,7 @@ def answers(
         augment: Changes images in training.
         progress: Show progress bars.
     """
-    direct = {START: build_matcher("lstsq"), **direct}
+    direct = {START: registries.matchers.build("lstsq"), **direct}
     said: dict[tuple[str, str, Pair], Tensor] = {}
     whole = {}
     for name in dict.fromkeys(b for _, b in pairs):

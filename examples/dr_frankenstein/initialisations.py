@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_stitch.analysis import Score, score_curves
-from hf_stitch.matchers import build_matcher
+from hf_stitch.registry import registries
 
 PRESETS = {"small": Preset(4_000, 2_000, 12, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 STARTS = {"small": 6, "test": 2, "paper": 50}
@@ -38,7 +38,9 @@ def main() -> None:
     seeds = range(STARTS[arguments.preset])
     drawn = [train.split(SHARE, seed)[1] for seed in seeds]
     models = {
-        "random": tiny10.direct(source, target, layer, [build_matcher("random", seed=seed) for seed in seeds], train),
+        "random": tiny10.direct(
+            source, target, layer, [registries.matchers.build("random", seed=seed) for seed in seeds], train
+        ),
         "least squares": [tiny10.direct(source, target, layer, ["lstsq"], part)[0] for part in drawn],
     }
     together = [model for starts in models.values() for model in starts]

@@ -15,7 +15,7 @@ import tiny10
 from experiment import PAPER, SHORT, TASK, TEST, Preset
 
 from hf_stitch.analysis import Curves, rank_curve
-from hf_stitch.matchers import build_matcher
+from hf_stitch.registry import registries
 
 PRESETS = {"small": Preset(3_000, 2_000, 4, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 LAYERS = {"small": ("bn3", "bn5"), "test": ("bn8",), "paper": networks.Tiny10.cuts}
@@ -30,7 +30,9 @@ def main() -> None:
     train, test = preset.samples("cifar10", arguments.data_dir)
     by_layer = []
     for layer in LAYERS[arguments.preset]:
-        starts = tiny10.direct(source, target, layer, [build_matcher("low_rank", rank=rank) for rank in RANKS], train)
+        starts = tiny10.direct(
+            source, target, layer, [registries.matchers.build("low_rank", rank=rank) for rank in RANKS], train
+        )
         ends = tiny10.trained(preset.task_loss, starts, target, train, preset)
         families = {
             f"{layer}, {frankenstein.START}": {rank: m.stitch for rank, m in zip(RANKS, starts, strict=True)},

@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 import hf_stitch
-from hf_stitch.matchers import build_matcher
 
 PRESETS = {
     ("tiny10", "small"): Preset(50_000, 5_000, 3, (10_000, 6), lr=3e-3, schedule="cosine"),
@@ -50,7 +49,7 @@ def main() -> None:
         methods[HARD] = replace(preset.task_loss, labels="hard")
     found = frankenstein.answers(
         loaded, loaded, pairs, layers, *preset.samples("cifar10", arguments.data_dir),
-        direct={PROCRUSTES: build_matcher("procrustes")}, trained=methods, augment=preset.augmentation,
+        direct={PROCRUSTES: registries.matchers.build("procrustes")}, trained=methods, augment=preset.augmentation,
     )  # fmt: skip
     measured = _measured(found, layers, list(methods))
     name = f"matching_{arguments.architecture}"
@@ -115,3 +114,4 @@ def _table(measured: Mapping[str, Any], title: str) -> Table:
 
 if __name__ == "__main__":
     main()
+from hf_stitch.registry import registries

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_stitch.analysis import ModeConnectivity, mode_connectivity
-from hf_stitch.matchers import build_matcher
 from hf_stitch.plots import curves
+from hf_stitch.registry import registries
 
 PRESETS = {"small": Preset(3_000, 1_000, 12, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
 LAYERS = {"small": ("bn1", "bn2", "bn3", "bn5", "bn7"), "test": ("bn8",), "paper": networks.Tiny10.cuts}
@@ -33,7 +33,7 @@ def main() -> None:
     preset, threshold = PRESETS[arguments.preset], THRESHOLD[arguments.preset]
     source, target, *_ = tiny10.loaded(arguments, preset).values()
     train, test = preset.samples("cifar10", arguments.data_dir)
-    matchers = [build_matcher("random", seed=seed) for seed in range(STARTS[arguments.preset])]
+    matchers = [registries.matchers.build("random", seed=seed) for seed in range(STARTS[arguments.preset])]
     found: dict[str, ModeConnectivity] = {}
     apart: dict[str, str] = {}
     for layer in arguments.layers or LAYERS[arguments.preset]:

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_stitch.analysis import Score, score_curves, sparsify, zero_share
-from hf_stitch.matchers import build_matcher
 from hf_stitch.plots import curves, matrices
+from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer, as_linear
 
 PRESETS = {"small": Preset(4_000, 2_000, 16, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
@@ -46,7 +46,7 @@ def main() -> None:
     source, target, *_ = tiny10.loaded(arguments, preset).values()
     train, test = preset.samples("cifar10", arguments.data_dir)
     alphas, weights = LASSO[arguments.preset], L1[arguments.preset]
-    matchers = ["lstsq", *(build_matcher("lasso", alpha=alpha) for alpha in alphas)]
+    matchers = ["lstsq", *(registries.matchers.build("lasso", alpha=alpha) for alpha in alphas)]
     start, *sparse = tiny10.direct(source, target, layer, matchers, train)
     stitches = {
         frankenstein.START: {0.0: start.stitch, **{a: m.stitch for a, m in zip(alphas, sparse, strict=True)}}, TASK: {}

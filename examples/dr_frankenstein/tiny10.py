@@ -12,8 +12,9 @@ from base_training import Base, adapted
 from experiment import Preset
 
 import hf_stitch
-from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import Observe
@@ -49,7 +50,7 @@ def direct(
     """Two networks stitched at a layer by each of several matchers in closed form, from one pass over the images."""
     found = collect(source, target, [(layer, layer)], train, batch_size=BATCH)[layer, layer]
     forms = source.form(layer), target.form(layer)
-    stitches = [fit_layer(build_matcher(matcher), found, *forms) for matcher in matchers]
+    stitches = [fit_layer(registries.matchers.build(matcher), found, *forms) for matcher in matchers]
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 

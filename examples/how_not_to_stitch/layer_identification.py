@@ -20,7 +20,7 @@ from rich.table import Table
 import hf_stitch
 from hf_stitch.analysis import identify_layers
 from hf_stitch.data import read_data
-from hf_stitch.metrics import build_metric
+from hf_stitch.registry import registries
 from hf_stitch.statistics import DebiasedMoments
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
@@ -28,11 +28,11 @@ import networks
 
 LAYERS = [f"bn{i}" for i in range(1, len(networks.TINY10) + 1)]
 METRICS = {
-    "linear CKA": build_metric("linear_cka"),
-    "linear CKA, debiased": build_metric("linear_cka", debiased=True),
-    "Procrustes": build_metric("procrustes"),
-    "PWCCA": build_metric("pwcca"),
-    "CCA": build_metric("cca"),
+    "linear CKA": registries.metrics.build("linear_cka"),
+    "linear CKA, debiased": registries.metrics.build("linear_cka", debiased=True),
+    "Procrustes": registries.metrics.build("procrustes"),
+    "PWCCA": registries.metrics.build("pwcca"),
+    "CCA": registries.metrics.build("cca"),
 }
 
 

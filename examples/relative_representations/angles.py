@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hf_stitch.metrics import relative_cosine
-from hf_stitch.relative import build_similarity
+from hf_stitch.registry import registries
 
 SAMPLES = {"small": 500, "test": 60, "paper": 2000}
 
@@ -87,7 +87,7 @@ def likeness(x: Tensor, y: Tensor, centred: bool) -> dict[str, float]:
 def angles(rows: Tensor) -> np.ndarray:
     """Of all pairs of different rows, in degrees, by the library's similarity."""
     first, second = torch.triu_indices(len(rows), len(rows), 1)
-    return build_similarity("angular")(rows, rows)[first, second].rad2deg().double().numpy()
+    return registries.similarities.build("angular")(rows, rows)[first, second].rad2deg().double().numpy()
 
 
 def _scattered(pairs: Mapping[str, list[np.ndarray]]) -> Figure:

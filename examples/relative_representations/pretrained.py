@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 import hf_stitch
-from hf_stitch.matchers import build_matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.plots import heatmap
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
 
 NAME = "MiniLM-L6"
@@ -97,7 +97,9 @@ def within(
     pairs = list(product(layers, layers))
     moments = collect(network, network, pairs, train.take(preset.fit))
     fitted = {
-        (method, *pair): fit_layer(build_matcher(method), moments[pair], network.form(pair[0]), network.form(pair[1]))
+        (method, *pair): fit_layer(
+            registries.matchers.build(method), moments[pair], network.form(pair[0]), network.form(pair[1])
+        )
         for method, pair in product(MATCHERS, pairs)
     }
     fitted |= {("identity", *pair): fitted[MATCHERS[0], *pair].identity() for pair in pairs}

@@ -16,17 +16,20 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 
 import hf_stitch
-from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers import Matcher
 from hf_stitch.plots import heatmap
+from hf_stitch.registry import registries
 from hf_stitch.relative import RelativeProjection, select_anchors
 from hf_stitch.statistics import Moments
 
 ABSOLUTE, RELATIVE, CENTRED = "absolute", "relative", "relative, centred"
 INVERSE, TRUNCATED = "inverse relative", "inverse relative, truncated"
 TRANSLATIONS = {
-    INVERSE: build_matcher("inverse_relative", rcond=1e-7),  # as published: nothing is left out but rounding
-    TRUNCATED: build_matcher("inverse_relative", rcond=0.1),
-    **{name: build_matcher(name) for name in ("lstsq", "ridge", "procrustes")},
+    INVERSE: registries.matchers.build(
+        "inverse_relative", rcond=1e-7
+    ),  # as published: nothing is left out but rounding
+    TRUNCATED: registries.matchers.build("inverse_relative", rcond=0.1),
+    **{name: registries.matchers.build(name) for name in ("lstsq", "ridge", "procrustes")},
 }
 """Method -> what maps the vectors of the encoder at hand to those the absolute head knows.
 

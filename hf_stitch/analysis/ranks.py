@@ -12,9 +12,9 @@ from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.matchers import build_matcher
 from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.matchers.low_rank import greatest_rank
+from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
@@ -68,7 +68,9 @@ def reduced_ranks(
         most = min(greatest_rank(moments) for moments in statistics.values())
         chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     return {
-        rank: fit_layer(build_matcher("low_rank", rank=rank), statistics, place.source, place.target, place.rows)
+        rank: fit_layer(
+            registries.matchers.build("low_rank", rank=rank), statistics, place.source, place.target, place.rows
+        )
         for rank in chosen
     }
 

@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.metrics.base import Metric, build_metric
+from hf_stitch.metrics.base import Metric
+from hf_stitch.registry import registries
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 
 def chosen_metric(metric: str | Metric | type[Metric], options: Mapping[str, Any]) -> Metric:
-    return metric(**options) if isinstance(metric, type) else build_metric(metric, **options)
+    return metric(**options) if isinstance(metric, type) else registries.metrics.build(metric, **options)
 
 
 def check_count(name: str, count: int) -> None:

@@ -15,7 +15,8 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
-from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.metrics import Metric
+from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
 from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
@@ -176,7 +177,7 @@ class TrajectoryRecorder:
 def _by_label(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
     """The metrics by name, with the options that are not the default."""
     found: dict[str, Metric] = {}
-    for metric in map(build_metric, metrics):
+    for metric in map(registries.metrics.build, metrics):
         if metric.statistic == "outputs":
             raise ValueError(f"metric {metric.name} compares what networks answer, not rows; leave it out")
         found[metric.label] = metric

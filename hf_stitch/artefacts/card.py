@@ -114,7 +114,7 @@ def card(
         recipe=_recipe(stitcher),
         papers=[
             (t, f"https://arxiv.org/abs/{i}")
-            for t, i in (*STITCHING, *PAPERS.get(str(matcher.get("name", stitcher.stitch.body.type)), ()))
+            for t, i in (*STITCHING, *PAPERS.get(str(matcher.get("name", stitcher.stitch.body.name)), ()))
         ],
         **_scores(stitcher.scores),
     )
@@ -246,7 +246,7 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _summary(stitcher: Stitcher, whole: bool) -> str:
     body = stitcher.stitch.body
-    kind = MAPS.get(body.type, f"a map of the type `{_plain(body.type)}`")
+    kind = MAPS.get(body.name, f"a map of the type `{_plain(body.name)}`")
     what = "This network is made of two" if whole else "This is the link between two networks"
     return (
         f"{what}: {_linked(stitcher.source)} runs up to `{_plain(stitcher.source_layer)}`, {kind} "
@@ -293,7 +293,7 @@ def _recipe(stitcher: Stitcher) -> dict[str, str]:
         "weights of the target": f"`{stitcher.target.weights_hash}`" if stitcher.target.weights_hash else "",
         "matcher": f"`{_plain(matcher.pop('name'))}`" if "name" in matcher else "",
         "options": _pairs(matcher),
-        "map": f"`{_plain(body.type)}`, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}",
+        "map": f"`{_plain(body.name)}`, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}",
         "rows": f"`{_plain(stitcher.stitch.rows)}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
         "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",

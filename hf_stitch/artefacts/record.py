@@ -79,7 +79,13 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
 def known_forms(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The record of a stitching layer without unknown keys, but in its maps, which take none besides their own."""
     values = known(stitch, ("source", "target", "rows", "body", "prefix"), where)
+    values |= {part: _named(values[part]) for part in ("body", "prefix") if values.get(part)}
     return values | {side: _fields_of(Form, values[side], where) for side in ("source", "target")}
+
+
+def _named(stitch: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a map as this version writes it: version 0.1.0 called the name its type."""
+    return {"name" if key == "type" else key: value for key, value in stitch.items()}
 
 
 def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:

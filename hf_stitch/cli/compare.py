@@ -10,6 +10,7 @@ import typer
 
 from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
 from hf_stitch.cli.output import Output
+from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
@@ -116,8 +117,6 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
 
 def _metric(text: str) -> Metric:
     """A metric from its name and options; values are read as JSON, and as text where they are none."""
-    from hf_stitch.metrics import build_metric
-
     name, _, options = text.partition(":")
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
@@ -129,6 +128,6 @@ def _metric(text: str) -> Metric:
         except json_.JSONDecodeError:
             values[key] = value
     try:
-        return build_metric(name, **values)
+        return registries.metrics.build(name, **values)
     except TypeError as error:  # an option that the metric does not have
         raise typer.BadParameter(str(error), param_hint="--metric") from error

@@ -81,7 +81,7 @@ def _table(place: str, record: dict[str, Any], body: Stitch) -> Table:
         table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
         table.add_row("", f"cut behind {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
     recipe = dict(record["recipe"])
-    table.add_row("map", f"{body.type}, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}".strip("; "))
+    table.add_row("map", f"{body.name}, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}".strip("; "))
     matcher = dict(recipe.pop("matcher", None) or {})
     table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
     for key, value in recipe.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -35,7 +35,7 @@ def listing(
     output.record(entries)
 
 
-def _entry(registry: Registry, name: str) -> dict[str, str]:
+def _entry(registry: Registry[Any], name: str) -> dict[str, str]:
     entry = {"name": name, "origin": registry.origin(name)}
     try:
         factory = registry.get(name)

@@ -19,6 +19,7 @@ from hf_stitch.cli import results, stitch
 from hf_stitch.cli.options import AsJson, DataDir, read_samples
 from hf_stitch.cli.output import Output
 from hf_stitch.cli.results import Result
+from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,7 +144,6 @@ def stitch_pair(
     source: str, target: str, networks: dict[str, Adapter], train: Samples, test: Samples, bar: Progress
 ) -> Iterator[Result]:
     """Stitch two networks at every depth, by every matcher; one pass over the data serves them all."""
-    from hf_stitch.matchers import build_matcher
     from hf_stitch.matchers.fitting import collect, fit_layer
     from hf_stitch.workflows._stitch import join
 
@@ -153,7 +153,7 @@ def stitch_pair(
     tries = [(pair, label) for pair in pairs for label in MATCHERS]
     for pair, label in bar.track(tries, description=f"stitching {source} → {target}"):
         name, options = MATCHERS[label]
-        matcher = build_matcher(name, **options)
+        matcher = registries.matchers.build(name, **options)
         layer = fit_layer(matcher, statistics[pair], a.form(pair[0]), b.form(pair[1]))
         stitched = join(a, pair[0], layer, b, pair[1], task=b.task, recipe=recipe(matcher, train, test))
         score(stitched, test)

@@ -10,6 +10,7 @@ import typer
 
 from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
 from hf_stitch.cli.output import Output, as_json
+from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel
@@ -106,8 +107,6 @@ def check_rows(rows: str) -> None:
 
 def matcher_of(name: str, options: list[str]) -> Matcher:
     """The matcher; values are read as JSON (``0.1``, ``true``, ``null``), and as text where they are none."""
-    from hf_stitch.matchers import build_matcher
-
     values: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")
@@ -118,6 +117,6 @@ def matcher_of(name: str, options: list[str]) -> Matcher:
         except json_.JSONDecodeError:
             values[key] = text
     try:
-        return build_matcher(name, **values)
+        return registries.matchers.build(name, **values)
     except TypeError as error:  # an option that the matcher does not have, or one that it lacks
         raise typer.BadParameter(str(error), param_hint="--option") from error

@@ -1,6 +1,6 @@
 """Matchers: each finds a stitch between two representations. A matcher is its config."""
 
-from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
+from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, TrainedMatcher
 from hf_stitch.matchers.identity import Identity
 from hf_stitch.matchers.inverse_relative import InverseRelative
 from hf_stitch.matchers.lasso import Lasso
@@ -24,5 +24,4 @@ __all__ = [
     "Random",
     "Ridge",
     "TrainedMatcher",
-    "build_matcher",
 ]

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from hf_stitch.registry import did_you_mean, registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 
@@ -28,7 +27,7 @@ class Matcher:
     unequal_widths: ClassVar[bool] = True
 
     def to_dict(self) -> dict[str, Any]:
-        """The name and every option as JSON values; ``build_matcher(**matcher.to_dict())`` is an equal matcher."""
+        """The name and every option as JSON values; ``registries.matchers.build`` reads it."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
@@ -101,44 +100,3 @@ class TrainedMatcher(Matcher, ABC):
             target_data: Where the target is to see other samples.
             progress: Show a progress bar.
         """
-
-
-def build_matcher(name: str | Matcher, **options: Any) -> Matcher:
-    """A matcher from its name and options; one that is built already is passed through.
-
-    Args:
-        name: A name in the registry of matchers, or a matcher.
-        **options: The matcher's fields; those left out keep their defaults.
-
-    Raises:
-        UnknownNameError: No matcher has that name.
-        TypeError: An option is unknown or lacking, or options come with a matcher that is built already.
-        ValueError: An option is out of its range.
-
-    Example:
-        >>> build_matcher("ridge", ridge=0.5)
-        Ridge(ridge=0.5)
-    """
-    if isinstance(name, Matcher):
-        if options:
-            raise TypeError(f"{name!r} is built already, got the options {sorted(options)} too; give them with a name")
-        return name
-    factory = registries.matchers.get(name)
-    if not (isinstance(factory, type) and issubclass(factory, Matcher)):
-        raise TypeError(f"matcher {name!r} is registered as {factory!r}, which is no subclass of Matcher")
-    _check_options(name, factory, options)
-    return factory(**options)
-
-
-def _check_options(name: str, factory: type[Matcher], options: dict[str, Any]) -> None:
-    fields = {field.name: field for field in dataclasses.fields(factory) if field.init}
-    for option in options.keys() - fields.keys():
-        hint = did_you_mean(option, fields)
-        raise TypeError(
-            f"matcher {name!r} has no option {option!r}{f'; did you mean {hint!r}?' if hint else '.'} "
-            f"Its options: {', '.join(fields) or 'none'}"
-        )
-    for field in fields.values():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in options:
-            raise TypeError(f"matcher {name!r} needs the option {field.name!r}, as in {name}({field.name}=…)")

@@ -29,4 +29,3 @@ from .base import FeaturesMetric as FeaturesMetric
 from .base import MeanMetric as MeanMetric
 from .base import Metric as Metric
 from .base import MomentsMetric as MomentsMetric
-from .base import build_metric as build_metric

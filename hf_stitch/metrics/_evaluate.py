@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_stitch.metrics.base import Metric, build_metric
+from hf_stitch.metrics.base import Metric
+from hf_stitch.registry import registries
 
 try:
     import evaluate
@@ -26,7 +27,7 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
 
     Rows of x are the ``predictions``, rows of y the ``references``; a metric that takes labels has a third column,
     ``labels``. Rows are kept in memory as Arrow and the value is computed from all of them at once: for large data use
-    the metric itself (:func:`hf_stitch.metrics.build_metric`), which streams.
+    the metric itself (:func:`hf_stitch.metrics.registries.metrics.build`), which streams.
 
     Args:
         name: A name in the registry of metrics, or a metric.
@@ -48,7 +49,7 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
     """
 
     def __init__(self, name: str | Metric, **options: Any) -> None:
-        self.metric = build_metric(name, **options)
+        self.metric = registries.metrics.build(name, **options)
         super().__init__(config_name=self.metric.name, keep_in_memory=True)
 
     def _info(self) -> evaluate.MetricInfo:

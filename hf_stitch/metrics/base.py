@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hf_stitch.metrics._options import check_names, check_values, defaults
 from hf_stitch.metrics._rows import Rows, paired
-from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.features import Features
 
@@ -199,25 +198,3 @@ class MeanMetric(Metric):
         if self._n < 2:
             raise ValueError(f"{self.name} takes at least 2 rows, got {self._n}; give more rows")
         return (total / self._n).item()
-
-
-def build_metric(name: str | Metric, **options: Any) -> Metric:
-    """A metric from its name and options; one that is built already is passed through.
-
-    Args:
-        name: A name in the registry of metrics, or a metric.
-        **options: Of the metric's function; those left out keep their defaults.
-
-    Raises:
-        UnknownNameError: No metric has that name.
-        TypeError: An option is unknown, or options come with a metric that is built already.
-        ValueError: An option is out of its range.
-    """
-    if isinstance(name, Metric):
-        if options:
-            raise TypeError(f"{name!r} is built already, got the options {sorted(options)} too; give them with a name")
-        return name
-    factory = registries.metrics.get(name)
-    if not (isinstance(factory, type) and issubclass(factory, Metric)):
-        raise TypeError(f"metric {name!r} is registered as {factory!r}, which is no subclass of Metric")
-    return factory(**options)

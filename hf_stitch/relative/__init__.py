@@ -3,8 +3,8 @@
 from hf_stitch.relative.anchors import AnchorSet, EncodedAnchors
 from hf_stitch.relative.neighbours import nearest
 from hf_stitch.relative.projection import RelativeProjection
-from hf_stitch.relative.selection import Selection, build_selection, select_anchors
-from hf_stitch.relative.similarities import Similarity, build_similarity
+from hf_stitch.relative.selection import Selection, select_anchors
+from hf_stitch.relative.similarities import Similarity
 
 __all__ = [
     "AnchorSet",
@@ -12,8 +12,6 @@ __all__ = [
     "RelativeProjection",
     "Selection",
     "Similarity",
-    "build_selection",
-    "build_similarity",
     "nearest",
     "select_anchors",
 ]

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_stitch.relative.similarities import Bound, Similarity, build_similarity, computable
+from hf_stitch.registry import registries
+from hf_stitch.relative.similarities import Bound, Similarity, computable
 from hf_stitch.stitches import Stitch
 from hf_stitch.stitches.base import as_dtype
 
@@ -66,7 +67,7 @@ class RelativeProjection(Stitch):
         tensor([[ 0.6000,  0.8000,  6.0000, 12.0000]])
     """
 
-    type: ClassVar[str] = "relative"
+    name: ClassVar[str] = "relative"
     anchors: Tensor
 
     def __init__(
@@ -87,9 +88,7 @@ class RelativeProjection(Stitch):
         _check_options(in_features, anchors, several, feature_step, similarity_step, normalise, subspaces, aggregate)
         spaces = len(several) * subspaces
         super().__init__(in_features, anchors * (spaces if aggregate == "concatenate" else 1))
-        self.similarities = tuple(
-            build_similarity(**each) if isinstance(each, Mapping) else build_similarity(each) for each in several
-        )
+        self.similarities = tuple(registries.similarities.build(each) for each in several)
         self.center, self.feature_step, self.similarity_step = center, feature_step, similarity_step
         self.normalise, self.subspaces, self.aggregate = normalise, subspaces, aggregate
         self.register_buffer("anchors", torch.zeros(anchors, in_features, dtype=as_dtype(dtype)))

@@ -42,28 +42,6 @@ class Selection(ABC):
         """
 
 
-def build_selection(name: str | Selection, **options: Any) -> Selection:
-    """A selection from its name and options; one that is built already is passed through.
-
-    Args:
-        name: A name in the registry of anchors, or a selection.
-        **options: Its fields; those left out keep their defaults.
-
-    Raises:
-        UnknownNameError: No selection has that name.
-        TypeError: An option is unknown or lacking, or options come with a selection that is built already.
-        ValueError: An option is out of its range.
-    """
-    if isinstance(name, Selection):
-        if options:
-            raise TypeError(f"{name!r} is built already, got the options {sorted(options)} too; give them with a name")
-        return name
-    factory = registries.anchors.get(name)
-    if not (isinstance(factory, type) and issubclass(factory, Selection)):
-        raise TypeError(f"anchor selection {name!r} is registered as {factory!r}, which is no subclass of Selection")
-    return factory(**options)
-
-
 def select_anchors(
     data: Any, count: int, selection: str | Selection = "random", *, features: Tensor | None = None, **options: Any
 ) -> Samples:
@@ -90,7 +68,7 @@ def select_anchors(
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
         (3, 0)
     """
-    samples, chosen = Samples.of(data), build_selection(selection, **options)
+    samples, chosen = Samples.of(data), registries.anchors.build(selection, **options)
     if not 1 <= count <= len(samples):
         raise ValueError(f"the number of anchors must be from 1 to {len(samples)}, that of the samples, got {count}")
     if chosen.needs == "labels" and samples.labels is None:

@@ -13,8 +13,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
-from hf_stitch.registry import registries
-
 Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
 Bound = Callable[[Tensor], Tensor]
 
@@ -79,39 +77,13 @@ class Similarity(ABC):
         return self.against(computable(anchors))(rows).to(x.dtype).reshape(*x.shape[:-1], len(anchors))
 
     def to_dict(self) -> dict[str, Any]:
-        """The name and every option as JSON values; ``build_similarity(**it)`` is an equal similarity."""
+        """The name and every option as JSON values; ``registries.similarities.build`` reads it."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
 def computable(x: Tensor) -> Tensor:
     """The tensor in float32 if its dtype is narrower."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def build_similarity(name: str | Similarity, **options: Any) -> Similarity:
-    """A similarity from its name and options; one that is built already is passed through.
-
-    Args:
-        name: A name in the registry of similarities, or a similarity.
-        **options: Its fields; those left out keep their defaults.
-
-    Raises:
-        UnknownNameError: No similarity has that name.
-        TypeError: An option is unknown, or options come with a similarity that is built already.
-        ValueError: An option is out of its range.
-
-    Example:
-        >>> build_similarity("lp", p=1)
-        Lp(p=1)
-    """
-    if isinstance(name, Similarity):
-        if options:
-            raise TypeError(f"{name!r} is built already, got the options {sorted(options)} too; give them with a name")
-        return name
-    factory = registries.similarities.get(name)
-    if not (isinstance(factory, type) and issubclass(factory, Similarity)):
-        raise TypeError(f"similarity {name!r} is registered as {factory!r}, which is no subclass of Similarity")
-    return factory(**options)
 
 
 @dataclasses.dataclass(frozen=True)

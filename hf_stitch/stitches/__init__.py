@@ -3,7 +3,7 @@
 Each maps vectors of one width to vectors of another; a stitching layer carries whole representations.
 """
 
-from hf_stitch.stitches.base import Stitch, build_stitch
+from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.layer import StitchingLayer
 from hf_stitch.stitches.linear import LinearStitch, as_linear
@@ -18,5 +18,4 @@ __all__ = [
     "Stitch",
     "StitchingLayer",
     "as_linear",
-    "build_stitch",
 ]

@@ -15,7 +15,7 @@ from hf_stitch.registry import registries
 class Stitch(nn.Module, ABC):
     """A map of vectors, ``(..., in_features)`` to ``(..., out_features)``, applied to every position alike.
 
-    A subclass names itself in the registry of stitches by ``type``, computes in ``transform`` and states its
+    A subclass states its ``name`` in the registry of stitches, computes in ``transform`` and states its
     constructor arguments in ``config``. Its tensors are plain parameters and persistent buffers, so that config and
     state dict together are the whole stitch:
 
@@ -23,7 +23,7 @@ class Stitch(nn.Module, ABC):
     - ``twin.load_state_dict(stitch.state_dict(), strict=True)`` makes it the same stitch bit for bit (on meta, with
       ``assign=True``).
 
-    ``fitted`` is no constructor argument, hence no part of ``config``; ``to_dict`` and ``build_stitch`` carry it.
+    ``fitted`` is no constructor argument, hence no part of ``config``; ``to_dict`` and ``from_dict`` carry it.
 
     Attributes:
         in_features: Width of the vectors that come in.
@@ -38,8 +38,7 @@ class Stitch(nn.Module, ABC):
         ValueError: A width is below 1.
     """
 
-    # Hides nn.Module.type, a cast of all parameters for which ``to`` is the usual way.
-    type: ClassVar[str]  # type: ignore[assignment]
+    name: ClassVar[str]
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -70,37 +69,35 @@ class Stitch(nn.Module, ABC):
         """The constructor's arguments as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """``type``, ``config()`` and ``fitted`` as one dict of JSON values; ``build_stitch`` reads it."""
-        return {"type": self.type, **self.config(), "fitted": dict(self.fitted)}
+        """``name``, ``config()`` and ``fitted`` as one dict of JSON values; :meth:`from_dict` reads it."""
+        return {"name": self.name, **self.config(), "fitted": dict(self.fitted)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Stitch:
+        """Build the stitch that :meth:`to_dict` described, of whatever class; its weights are then to be loaded.
+
+        Args:
+            record: ``name`` (of the registry of stitches), the constructor's arguments and, if it was fitted,
+                ``fitted``.
+
+        Raises:
+            ValueError: ``name`` is missing.
+            UnknownNameError: No stitch is registered under that name.
+            TypeError: The stitch does not take one of the arguments, or lacks one.
+
+        Example:
+            >>> Stitch.from_dict({"name": "linear", "in_features": 3, "out_features": 2})
+            LinearStitch(in_features=3, out_features=2, bias=True, dtype='float32')
+        """
+        arguments = dict(record)
+        fitted = arguments.pop("fitted", {})
+        stitch = registries.stitches.build(arguments)
+        stitch.fitted = dict(fitted)
+        return stitch
 
     def extra_repr(self) -> str:
         """The config, for ``print``."""
         return ", ".join(f"{key}={value!r}" for key, value in self.config().items())
-
-
-def build_stitch(config: Mapping[str, Any]) -> Stitch:
-    """Build the stitch that ``Stitch.to_dict`` described; its weights are then to be loaded.
-
-    Args:
-        config: ``type`` (a name in the registry of stitches), the type's constructor arguments and, if it was fitted,
-            ``fitted``.
-
-    Raises:
-        ValueError: ``type`` is missing.
-        UnknownNameError: No stitch is registered under ``type``.
-        TypeError: The type does not take one of the arguments, or lacks one.
-
-    Example:
-        >>> build_stitch({"type": "linear", "in_features": 3, "out_features": 2})
-        LinearStitch(in_features=3, out_features=2, bias=True, dtype='float32')
-    """
-    arguments = dict(config)
-    if "type" not in arguments:
-        raise ValueError(f"the config of a stitch needs a 'type', one of: {', '.join(registries.stitches.names())}")
-    kind, fitted = arguments.pop("type"), arguments.pop("fitted", {})
-    stitch: Stitch = registries.stitches.get(kind)(**arguments)
-    stitch.fitted = dict(fitted)
-    return stitch
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:

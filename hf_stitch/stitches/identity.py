@@ -22,7 +22,7 @@ class IdentityStitch(Stitch):
         tensor([[1., 2., 0.]])
     """
 
-    type: ClassVar[str] = "identity"
+    name: ClassVar[str] = "identity"
 
     def transform(self, x: Tensor) -> Tensor:
         """The input itself for equal widths, else a sliced or zero-padded copy."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.representation import Form, Representation, RowsPolicy
-from hf_stitch.stitches.base import Stitch, build_stitch
+from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.linear import LinearStitch
 
@@ -172,8 +172,8 @@ class StitchingLayer(nn.Module):
             Form(**config["source"]),
             Form(**config["target"]),
             config["rows"],
-            build_stitch(config["body"]),
-            build_stitch(prefix) if prefix else None,
+            Stitch.from_dict(config["body"]),
+            Stitch.from_dict(prefix) if prefix else None,
         )
 
 

@@ -38,7 +38,7 @@ class LinearStitch(Stitch):
         torch.Size([4, 5, 2])
     """
 
-    type: ClassVar[str] = "linear"
+    name: ClassVar[str] = "linear"
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, dtype: torch.dtype | str = torch.float32

@@ -40,7 +40,7 @@ class LowRankStitch(Stitch):
         576
     """
 
-    type: ClassVar[str] = "low_rank"
+    name: ClassVar[str] = "low_rank"
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class MaskedStitch(LinearStitch):
         True
     """
 
-    type: ClassVar[str] = "masked"
+    name: ClassVar[str] = "masked"
     mask: Tensor
 
     def __init__(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, build_matcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 from hf_stitch.testing._require import require, require_error
@@ -35,7 +36,7 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> None:
     Example:
         >>> check_matcher("ridge", ridge=0.5)
     """
-    built = build_matcher(matcher, **options)
+    built = registries.matchers.build(matcher, **options)
     _check_config(built)
     if isinstance(built, ClosedFormMatcher):
         for dx, dy in ((12, 12), (12, 8), (8, 12)):
@@ -47,7 +48,7 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> None:
 
 def _check_config(matcher: Matcher) -> None:
     described = json.loads(json.dumps(matcher.to_dict(), allow_nan=False))
-    require(build_matcher(**described) == matcher, f"{described} must rebuild {matcher!r}")
+    require(registries.matchers.build(described) == matcher, f"{described} must rebuild {matcher!r}")
     require(matcher.fits in ("moments", "task"), f"fits must be 'moments' or 'task', got {matcher.fits!r}")
     closed = isinstance(matcher, ClosedFormMatcher)
     require((matcher.fits == "moments") == closed, "what fits moments must be a ClosedFormMatcher, and only that")

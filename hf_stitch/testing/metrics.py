@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics.base import Metric, MomentsMetric, build_metric
+from hf_stitch.metrics.base import Metric, MomentsMetric
+from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.testing._moved import moved
 from hf_stitch.testing._require import require, require_error
@@ -39,7 +40,7 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
         >>> from hf_stitch.metrics._procrustes import Procrustes
         >>> check_metric(Procrustes, unit_norm=False)
     """
-    built = metric(**options) if isinstance(metric, type) else build_metric(metric, **options)
+    built = metric(**options) if isinstance(metric, type) else registries.metrics.build(metric, **options)
     _check_declared(built)
     for dx, dy in ((5, 5),) if built.equal_widths else ((5, 5), (6, 4), (4, 6)):
         x, y = _rows(built, dx, 1), _rows(built, dy, 2)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.relative.similarities import Similarity, build_similarity
+from hf_stitch.registry import registries
+from hf_stitch.relative.similarities import Similarity
 from hf_stitch.testing._moved import moved
 from hf_stitch.testing._require import require, require_error
 
@@ -34,9 +35,9 @@ def check_similarity(similarity: str | Similarity, **options: Any) -> None:
     Example:
         >>> check_similarity("lp", p=3)
     """
-    built = build_similarity(similarity, **options)
+    built = registries.similarities.build(similarity, **options)
     described = json.loads(json.dumps(built.to_dict(), allow_nan=False))
-    require(build_similarity(**described) == built, f"{described} must rebuild {built!r}")
+    require(registries.similarities.build(described) == built, f"{described} must rebuild {built!r}")
     require_error(AttributeError, lambda: setattr(built, "name", "other"), "setting an attribute of a frozen config")
     generator = torch.Generator().manual_seed(0)
     x, anchors = (torch.randn(n, _WIDTH, generator=generator, dtype=torch.float64) + 1 for n in (_ROWS, _ANCHORS))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.registry import registries
-from hf_stitch.stitches import Stitch, build_stitch
+from hf_stitch.stitches import Stitch
 from hf_stitch.testing._require import require, require_error
 
 
@@ -49,13 +49,13 @@ def _probe(stitch: Stitch) -> Tensor:
 
 @torch.no_grad()
 def _check_rebuilding(stitch: Stitch, x: Tensor) -> None:
-    registered = registries.stitches.get(stitch.type)
-    require(registered is type(stitch), f"{stitch.type!r} is registered as {registered}, not as {type(stitch)}")
+    registered = registries.stitches.get(stitch.name)
+    require(registered is type(stitch), f"{stitch.name!r} is registered as {registered}, not as {type(stitch)}")
     description = json.loads(json.dumps(stitch.to_dict(), allow_nan=False))
     expected = stitch(x)
     for device in (x.device, torch.device("meta")):
         with device:
-            twin = build_stitch(description)
+            twin = Stitch.from_dict(description)
         twin.load_state_dict(stitch.state_dict(), strict=True, assign=device.type == "meta")
         for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
             require(not tensor.is_meta, f"{name} is no part of the state dict: make it a persistent buffer")

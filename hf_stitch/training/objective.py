@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.metrics import Metric
+from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 
 ANSWERS = ("hard", "target", "source")
@@ -52,7 +53,7 @@ class Objective:
                 raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
             if name == "l1":
                 continue
-            metric = build_metric(name)
+            metric = registries.metrics.build(name)
             if not metric.differentiable or metric.statistic == "outputs":
                 raise ValueError(
                     f"penalty {name!r} must be 'l1' or a differentiable metric of representations, and {metric} is not "
@@ -62,7 +63,7 @@ class Objective:
     @property
     def metrics(self) -> dict[str, Metric]:
         """The metrics among the penalties."""
-        return {name: build_metric(name) for name in self.penalties if name != "l1"}
+        return {name: registries.metrics.build(name) for name in self.penalties if name != "l1"}
 
     def loss(self, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
         """The cross-entropies summed over the samples; of texts over the tokens that are asked for.
@@ -94,7 +95,7 @@ class Objective:
                 total = total + weight * sum(_weights(layer), total)
             elif name not in missing:
                 assert rows is not None
-                total = total + weight * type(build_metric(name)).function(*rows)
+                total = total + weight * type(registries.metrics.build(name)).function(*rows)
         return total
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:

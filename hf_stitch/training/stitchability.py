@@ -13,9 +13,10 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.modeling import logits_of
 from hf_stitch.data import Batch, Samples
-from hf_stitch.matchers import Matcher, build_matcher
+from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.processes import Processes
+from hf_stitch.registry import registries
 from hf_stitch.representation import Representation, RowsPolicy
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
@@ -83,7 +84,7 @@ class StitchabilityCallback(ProbingCallback):
         **options: Any,
     ) -> None:
         super().__init__(name, every)
-        self._matcher = build_matcher(matcher, **options)
+        self._matcher = registries.matchers.build(matcher, **options)
         if self._matcher.fits != "moments":
             raise ValueError(f"matcher {self._matcher.name!r} is trained, and training would not wait for it")
         if isinstance(layers, str):

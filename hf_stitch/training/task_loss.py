@@ -17,10 +17,11 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher, build_matcher
+from hf_stitch.matchers import ClosedFormMatcher, TrainedMatcher
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
+from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training.course import Course, Schedule
@@ -116,8 +117,7 @@ class TaskLoss(TrainedMatcher):
 
     def __post_init__(self) -> None:
         """Build what was named, and refuse what is out of range."""
-        described = self.initial if isinstance(self.initial, (str, Matcher)) else dict(self.initial)
-        initial = build_matcher(**described) if isinstance(described, dict) else build_matcher(described)
+        initial = registries.matchers.build(self.initial)
         if not isinstance(initial, ClosedFormMatcher):
             raise ValueError(f"initial must be a matcher that is fitted in closed form, got {initial.name!r}")
         object.__setattr__(self, "initial", initial)

@@ -13,9 +13,10 @@ from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
 from hf_stitch.data import Samples, check_same_order
-from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
+from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
 from hf_stitch.representation import RowsPolicy
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
@@ -85,7 +86,7 @@ def stitch(
         160
     """
     a, b = load(source), load(target)
-    fitted_by = build_matcher(matcher, **options)
+    fitted_by = registries.matchers.build(matcher, **options)
     check_meet(a, b, rows)
     task = b.task if task == "auto" else task
     class_for(task)

@@ -16,10 +16,11 @@ from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
 from hf_stitch.data import Samples
-from hf_stitch.matchers import Matcher, TrainedMatcher, build_matcher
+from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
 from hf_stitch.provenance import versions
 from hf_stitch.reference import Endpoint, weights_hash
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
 from hf_stitch.representation import Form, RowsPolicy
 from hf_stitch.statistics import Moments
@@ -163,7 +164,7 @@ def swap(
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, parallel, new)
     if space is not None:
-        found_by = build_matcher(matcher or MATCHER).to_dict()
+        found_by = registries.matchers.build(matcher or MATCHER).to_dict()
         swapped.config.recipe |= {"matcher": found_by, "space": as_space(*space)}
     return _scored(swapped, data, reference, others, target_data, batch_size, seed, progress)
 
@@ -374,7 +375,7 @@ def _relative(stitch: StitchingLayer, form: Form, rows: RowsPolicy, vectors: Ten
 
 def _fitted(matcher: str | Matcher, new: _Encoder, form: Form, vectors: Tensor, entering: Tensor) -> StitchingLayer:
     """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
-    fitted_by = build_matcher(matcher)
+    fitted_by = registries.matchers.build(matcher)
     if isinstance(fitted_by, TrainedMatcher):
         raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
     moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)

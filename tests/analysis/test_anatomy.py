@@ -23,8 +23,8 @@ from hf_stitch.analysis import (
     sparsity_curve,
     zero_share,
 )
-from hf_stitch.matchers import build_matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.registry import registries
 from hf_stitch.representation import Form
 from hf_stitch.stitches import LinearStitch, LowRankStitch, MaskedStitch, StitchingLayer
 from hf_stitch.workflows._stitch import join
@@ -176,7 +176,7 @@ def test_one_pass_gives_the_stitches_of_a_pass_for_each_rank(place: Any) -> None
     form = place.stitched.stitch.source
     statistics = collect(place.source, place.target, [("0", "0")], place.train, progress=False)["0", "0"]
     for rank, found in ranks.items():
-        alone = fit_layer(build_matcher("low_rank", rank=rank), statistics, form, form)
+        alone = fit_layer(registries.matchers.build("low_rank", rank=rank), statistics, form, form)
         torch.testing.assert_close(found.body.matrix(), alone.body.matrix())
     torch.testing.assert_close(ranks[8].body.matrix(), place.stitched.stitch.body.weight, rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match="ranks must be from 1 to 8, the smaller width of the stitch, got 9"):

@@ -23,12 +23,12 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison import comparing as comparing_module
 from hf_stitch.analysis.comparison import routes as routes_module
 from hf_stitch.analysis.extraction import record
-from hf_stitch.metrics import build_metric
+from hf_stitch.registry import registries
 
 N, SIZE = 61, 32
 WORDS = [f"w{i}" for i in range(30)]
-DEBIASED = build_metric("linear_cka", debiased=True)
-MINIBATCH = build_metric("minibatch_cka", batch_size=16)
+DEBIASED = registries.metrics.build("linear_cka", debiased=True)
+MINIBATCH = registries.metrics.build("minibatch_cka", batch_size=16)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -98,7 +98,7 @@ def expected(metric: Any, x: dict[str, Tensor], y: dict[str, Tensor]) -> np.ndar
 
 
 METRICS = [
-    "linear_cka", DEBIASED, MINIBATCH, "procrustes", build_metric("cca", ridge=0.1), "linear_regression", "mutual_knn",
+    "linear_cka", DEBIASED, MINIBATCH, "procrustes", registries.metrics.build("cca", ridge=0.1), "linear_regression", "mutual_knn",
     "rsa", "rbf_cka",
 ]  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: T
     atlas = compare(cnn, vit, images, metrics=metrics, rows=rows, batch_size=16, progress=False)
     x, y = captured(cnn, images, rows), captured(vit, images, rows)
     assert atlas.layers_a == cnn.layers and atlas.layers_b == vit.layers and atlas.n == N
-    for metric, values in zip(map(build_metric, metrics), atlas.values.values(), strict=True):
+    for metric, values in zip(map(registries.metrics.build, metrics), atlas.values.values(), strict=True):
         np.testing.assert_allclose(values, expected(metric, x, y), rtol=1e-9, atol=1e-9, err_msg=metric.name)
 
 
@@ -123,7 +123,7 @@ def test_positions_are_brought_to_the_grid_of_b(cnn: Adapter, vit: Adapter, imag
         y = {layer: captured(cnn, images, "positions")[layer]}
         for name in metrics:
             got = atlas[name][:, [place]]
-            np.testing.assert_allclose(got, expected(build_metric(name), x, y), rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(got, expected(registries.metrics.build(name), x, y), rtol=1e-9, atol=1e-9)
 
 
 def test_texts_by_token_and_by_mean(texts: list[str]) -> None:
@@ -131,7 +131,9 @@ def test_texts_by_token_and_by_mean(texts: list[str]) -> None:
     for rows in ("positions", "mean"):
         atlas = compare(a, b, texts, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
         x, y = captured(a, texts, rows), captured(b, texts, rows)
-        np.testing.assert_allclose(atlas["linear_cka"], expected(build_metric("linear_cka"), x, y), rtol=1e-9)
+        np.testing.assert_allclose(
+            atlas["linear_cka"], expected(registries.metrics.build("linear_cka"), x, y), rtol=1e-9
+        )
     assert compare(a, other, texts, progress=False)["linear_cka"].shape == (2, 2)
     with pytest.raises(ValueError, match="tokenizers differ"):
         compare(a, other, texts, rows="positions", progress=False)
@@ -188,7 +190,7 @@ def test_each_network_runs_once_per_batch(cnn: Adapter, vit: Adapter, images: Te
 @pytest.mark.parametrize("metric", ["linear_cka", DEBIASED, "procrustes"])
 def test_routes_agree(cnn: Adapter, vit: Adapter, images: Tensor, metric: Any, monkeypatch: Any) -> None:
     found = {}
-    for way in routes_module._ways(build_metric(metric)):
+    for way in routes_module._ways(registries.metrics.build(metric)):
         monkeypatch.setattr(routes_module, "_ways", lambda _, way=way: (way,))
         atlas = compare(cnn, vit, images, metrics=[metric], progress=False)
         (found[way],) = atlas.values.values()
@@ -224,7 +226,9 @@ def test_layers_need_not_be_cuts(points: Tensor) -> None:
     atlas = compare(a, a, points, layers_a=["0", "1", "2"], layers_b=["0", "2"], progress=False)
     with torch.no_grad():
         before = a.model[0](points)  # which the in-place activation overwrites
-    want = expected(build_metric("linear_cka"), {"0": before, "2": before.relu()}, {"0": before, "2": before.relu()})
+    want = expected(
+        registries.metrics.build("linear_cka"), {"0": before, "2": before.relu()}, {"0": before, "2": before.relu()}
+    )
     np.testing.assert_allclose(atlas["linear_cka"][[0, 2]], want, rtol=1e-12)
     np.testing.assert_array_equal(atlas["linear_cka"][0], atlas["linear_cka"][1])
 
@@ -351,7 +355,7 @@ def test_bad_input_is_refused_before_anything_is_lost(
     refused(r"linear_cka\(debiased=True\) takes at least 4 samples, got 3", a, a, points[:3], metrics=[DEBIASED])
     refused("mutual_knn takes at least 11 samples, got 9", a, a, points[:9], metrics=["mutual_knn"])
     wide = Activations({"w": torch.randn(N, N - 1), "v": torch.randn(N, N + 5), "l": torch.randn(N, 3)}, range(N))
-    for metric in ("cca", "pwcca", build_metric("shape_distance", alpha=0.5)):
+    for metric in ("cca", "pwcca", registries.metrics.build("shape_distance", alpha=0.5)):
         few = r"takes more than the 61 samples there are: at least 62 for layers of a with 60 features \('w'\), "
         few += r"68 for layers of a with 66 features \('v'\), 62 .* of b with 60 features \('w'\), .*; give more"
         refused(few, wide, wide, metrics=[metric])
@@ -360,7 +364,7 @@ def test_bad_input_is_refused_before_anything_is_lost(
         r"63 for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\); give", many, saved, metrics=["linear_regression"]
     )
     assert compare(saved, many, metrics=["linear_regression"], progress=False).n == N
-    assert compare(wide, wide, metrics=[build_metric("cca", ridge=0.1)], progress=False).n == N
+    assert compare(wide, wide, metrics=[registries.metrics.build("cca", ridge=0.1)], progress=False).n == N
     refused("a is a network and needs data", a, saved)
     refused("leave data out", saved, saved, points)
     refused("recorded with rows='mean', not 'cls'", saved, saved, rows="cls")

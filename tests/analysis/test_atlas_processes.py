@@ -21,7 +21,7 @@ from torch import multiprocessing, nn
 import hf_stitch
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
-from hf_stitch.metrics import build_metric
+from hf_stitch.registry import registries
 from hf_stitch.workflows._compare import compare
 
 N, BATCH = 61, 8
@@ -48,8 +48,8 @@ def alone() -> tuple[Any, ...]:
 
 
 def metrics(minibatch: bool) -> list[Any]:
-    exact = ["linear_cka", build_metric("linear_cka", debiased=True), "procrustes", "rsa", "mutual_knn"]
-    return [*exact, build_metric("minibatch_cka", batch_size=16)] if minibatch else exact
+    exact = ["linear_cka", registries.metrics.build("linear_cka", debiased=True), "procrustes", "rsa", "mutual_knn"]
+    return [*exact, registries.metrics.build("minibatch_cka", batch_size=16)] if minibatch else exact
 
 
 def compared(minibatch: bool, made: Any = sides, **options: Any) -> Any:

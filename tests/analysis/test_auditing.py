@@ -17,9 +17,9 @@ from torch.nn import functional
 
 import hf_stitch
 from hf_stitch import Adapter, Audit, Samples
-from hf_stitch.matchers import build_matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.metrics import direct_matching
+from hf_stitch.registry import registries
 from hf_stitch.stitches import LinearStitch
 from hf_stitch.workflows._stitch import join
 
@@ -195,7 +195,7 @@ def test_verdicts_on_trained_networks(tiny10: Any) -> None:
     statistics = collect(a, b, pairs, train, batch_size=200, progress=False)
     verdicts = {}
     for pair in pairs:
-        layer = fit_layer(build_matcher("lstsq"), statistics[pair], a.form(pair[0]), b.form(pair[1]))
+        layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.form(pair[0]), b.form(pair[1]))
         stitched = join(a, pair[0], layer, b, pair[1], task=b.task)
         verdicts[pair] = hf_stitch.audit(stitched, test, train=train, resamples=200, progress=False)
     assert verdicts["bn1", "bn1"].verdict == verdicts["bn8", "bn8"].verdict == "accurate and in distribution"

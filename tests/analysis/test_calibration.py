@@ -14,7 +14,6 @@ from torch import nn
 
 from hf_stitch import metrics
 from hf_stitch.analysis import Interval, Null, bootstrap, permutation_null
-from hf_stitch.metrics import build_metric
 from hf_stitch.plots import histogram
 from hf_stitch.registry import registries
 
@@ -159,7 +158,7 @@ def test_a_metric_is_taken_by_name_class_and_instance_alike() -> None:
     ways = (
         ("linear_cka", {"debiased": True}),
         (registries.metrics.get("linear_cka"), {"debiased": True}),
-        (build_metric("linear_cka", debiased=True), {}),
+        (registries.metrics.build("linear_cka", debiased=True), {}),
     )
     nulls = [permutation_null(metric, x, torch.from_numpy(y), permutations=5, **options) for metric, options in ways]
     for null in nulls:

@@ -8,7 +8,7 @@ from torch.nn import Linear, ReLU, Sequential
 
 import hf_stitch
 from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
-from hf_stitch.metrics import build_metric
+from hf_stitch.registry import registries
 from hf_stitch.training import TaskLoss
 
 
@@ -21,7 +21,7 @@ def model() -> hf_stitch.StitchedModel:
 
 def test_figures_are_those_of_the_stitch_at_each_step() -> None:
     stitched, probe = model(), torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
-    metrics = ["linear_cka", "direct_matching", build_metric("cca", ridge=1e-6)]
+    metrics = ["linear_cka", "direct_matching", registries.metrics.build("cca", ridge=1e-6)]
     recorder = TrajectoryRecorder(stitched, probe, metrics, every=5, batch_size=30)
     training = TaskLoss(steps=20, lr=1e-2, batch_size=30)
     layer = training.fit(stitched, torch.randn(90, 6), observe=recorder, progress=False)

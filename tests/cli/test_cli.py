@@ -134,7 +134,7 @@ def test_list_says_where_a_matcher_is_and_what_it_does() -> None:
 
 
 def test_list_shows_a_broken_plugin_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    matchers = Registry("matchers", {"lstsq": "hf_stitch.matchers.lstsq:Lstsq"})
+    matchers = Registry("matchers", {"lstsq": "hf_stitch.matchers.lstsq:Lstsq"}, "hf_stitch.matchers:Matcher")
     matchers.__dict__["_plugins"] = {"bad": EntryPoint("bad", "no_such_module:Bad", "hf_stitch.matchers")}
     others = {kind: registries[kind] for kind in registries if kind != "matchers"}
     monkeypatch.setattr("hf_stitch.cli.listing.registries", Registries(matchers=matchers, **others))

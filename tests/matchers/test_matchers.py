@@ -22,7 +22,6 @@ from hf_stitch.matchers import (
     Procrustes,
     Random,
     Ridge,
-    build_matcher,
 )
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.statistics import Moments
@@ -121,14 +120,14 @@ def test_weights_are_float32_unless_asked(rows: Rows) -> None:
 
 def test_a_matcher_passes_through() -> None:
     matcher = Ridge(ridge=2.0)
-    assert build_matcher(matcher) is matcher
-    with pytest.raises(TypeError, match=r"built already, got the options \['ridge'\]"):
-        build_matcher(matcher, ridge=1.0)
+    assert registries.matchers.build(matcher) is matcher
+    with pytest.raises(TypeError, match=r"built already, and options came beside it: ridge"):
+        registries.matchers.build(matcher, ridge=1.0)
 
 
 def test_to_dict_names_every_option() -> None:
     assert Lstsq(rcond=1e-3).to_dict() == {"name": "lstsq", "intercept": True, "rcond": 1e-3}
-    assert build_matcher(**Lstsq(rcond=1e-3).to_dict()) == Lstsq(rcond=1e-3)
+    assert registries.matchers.build(Lstsq(rcond=1e-3).to_dict()) == Lstsq(rcond=1e-3)
 
 
 def test_configs_are_frozen() -> None:
@@ -149,11 +148,11 @@ def test_configs_are_frozen() -> None:
         ("identity", {"scale": 2}, TypeError, "no option 'scale'. Its options: none"),
         ("inverse_relative", {"center": 1}, ValueError, "center must be True or False, got 1"),
         ("inverse_relative", {"rcond": 2}, ValueError, r"rcond must be None or in \[0, 1\), got 2"),
-        ("lasso", {}, TypeError, "'lasso' needs the option 'alpha'"),
+        ("lasso", {}, TypeError, "'lasso' among matchers needs the option 'alpha'"),
         ("lasso", {"alpha": 0}, ValueError, "alpha must be a number > 0, got 0"),
         ("random", {"rank": 0}, ValueError, "rank must be None or an integer >= 1, got 0"),
         ("random", {"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
-        ("low_rank", {}, TypeError, "'low_rank' needs the option 'rank'"),
+        ("low_rank", {}, TypeError, "'low_rank' among matchers needs the option 'rank'"),
         ("low_rank", {"rank": 0}, ValueError, "rank must be an integer >= 1, got 0"),
         ("low_rank", {"rank": 2.0}, ValueError, "got 2.0"),
         ("low_rank", {"rank": True}, ValueError, "got True"),
@@ -169,13 +168,13 @@ def test_configs_are_frozen() -> None:
 )
 def test_a_wrong_config_is_refused(name: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        build_matcher(name, **options)
+        registries.matchers.build(name, **options)
 
 
 def test_only_matchers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.matchers._registered, "odd", dict)
-    with pytest.raises(TypeError, match=r"'odd' is registered as .*dict.* no subclass of Matcher"):
-        build_matcher("odd")
+    with pytest.raises(TypeError, match=r"'odd' among matchers is .*dict.* no subclass of Matcher"):
+        registries.matchers.build("odd")
 
 
 def test_a_fit_draws_no_random_numbers(rows: Rows) -> None:

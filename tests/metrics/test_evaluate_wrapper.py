@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_stitch.metrics import build_metric
 from hf_stitch.registry import registries
 
 evaluate = pytest.importorskip("evaluate")
@@ -29,7 +28,7 @@ def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", registries.metrics.names())
 def test_every_metric_is_served_batch_by_batch(name: str) -> None:
     x, y = rows()
-    metric, own = wrapped(name), build_metric(name)
+    metric, own = wrapped(name), registries.metrics.build(name)
     extra = {"labels": np.arange(40) % 5} if own.labelled else {}
     for part in np.array_split(np.arange(40), 3):
         batch = {key: column[part] for key, column in extra.items()}
@@ -42,7 +41,7 @@ def test_every_metric_is_served_batch_by_batch(name: str) -> None:
 def test_options_reach_the_metric_and_bad_ones_are_refused() -> None:
     x, y = rows()
     metric = wrapped("linear_cka", debiased=True)
-    own = build_metric("linear_cka", debiased=True)
+    own = registries.metrics.build("linear_cka", debiased=True)
     assert metric.compute(predictions=x, references=y)["linear_cka"] == pytest.approx(own.update(x, y).compute())
     assert metric.compute(predictions=x, references=2 * x)["linear_cka"] == pytest.approx(1), "it starts afresh"
     with pytest.raises(TypeError, match="did you mean 'debiased'"):
@@ -57,7 +56,9 @@ def test_lists_tensors_and_single_rows_count_alike() -> None:
     metric.add(prediction=x[0], reference=y[0])
     metric.add_batch(predictions=x[1:20].tolist(), references=y[1:20].tolist())
     metric.add_batch(predictions=torch.from_numpy(x[20:]), references=torch.from_numpy(y[20:]))
-    assert metric.compute()["procrustes"] == pytest.approx(build_metric("procrustes").update(x, y).compute())
+    assert metric.compute()["procrustes"] == pytest.approx(
+        registries.metrics.build("procrustes").update(x, y).compute()
+    )
 
 
 def test_metrics_combine() -> None:

@@ -26,7 +26,7 @@ from hf_stitch.metrics import (
     _shape,
     of_rows,
 )
-from hf_stitch.metrics.base import Metric, build_metric
+from hf_stitch.metrics.base import Metric
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.testing.metrics import check_metric
 
@@ -84,7 +84,7 @@ def test_conforms(metric: type[Metric], options: dict[str, Any]) -> None:
 
 def test_every_public_function_is_that_of_a_class_that_conforms() -> None:
     kinds = {"Metric", "MomentsMetric", "FeaturesMetric", "MeanMetric", "SimilarityMetric"}
-    tools = {*kinds, "Within", "of_rows", "build_metric"}
+    tools = {*kinds, "Within", "of_rows", "registries.metrics.build"}
     functions = {name: getattr(metrics, name) for name in metrics.__all__ if name not in tools}
     assert functions == {metric.name: metric.function for metric, _ in METRICS}
 
@@ -189,15 +189,15 @@ def test_options_are_checked_before_rows_come() -> None:
 def test_a_metric_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.metrics._registered, "odd_cca", _cca.CCA)
     monkeypatch.setitem(registries.metrics._registered, "odd", dict)
-    built = build_metric("odd_cca", ridge=0.5)
+    built = registries.metrics.build("odd_cca", ridge=0.5)
     assert repr(built) == "CCA(squared=False, ridge=0.5)"
-    assert build_metric(built) is built
+    assert registries.metrics.build(built) is built
     with pytest.raises(TypeError, match=r"built already"):
-        build_metric(built, ridge=1.0)
+        registries.metrics.build(built, ridge=1.0)
     with pytest.raises(TypeError, match=r"no subclass of Metric"):
-        build_metric("odd")
+        registries.metrics.build("odd")
     with pytest.raises(UnknownNameError):
-        build_metric("no such metric")
+        registries.metrics.build("no such metric")
 
 
 def test_widths_must_stay() -> None:

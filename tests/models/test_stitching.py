@@ -15,7 +15,6 @@ import hf_stitch
 from hf_stitch import NotACutError, StitchedModelForImageClassification, registries
 from hf_stitch.adapters.cutting import tree as _tree
 from hf_stitch.artefacts.joining import join
-from hf_stitch.matchers import build_matcher
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
@@ -109,7 +108,7 @@ def test_the_fit_is_that_of_all_training_rows_at_once(net: Any, images: Any) -> 
     assert whole.n == parts.n == 80 * 64
     for name in ("mean_x", "mean_y", "sxx", "sxy", "syy"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
-    layer = fit_layer(build_matcher("ridge"), {"body": whole}, a.form(layers[0]), b.form(layers[1]))
+    layer = fit_layer(registries.matchers.build("ridge"), {"body": whole}, a.form(layers[0]), b.form(layers[1]))
     assert torch.equal(layer.body_mean, whole.mean_y.float())
 
 

@@ -16,7 +16,7 @@ import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.reference import Endpoint
 from hf_stitch.registry import UnknownNameError, registries
-from hf_stitch.relative import AnchorSet, RelativeProjection, build_selection, select_anchors
+from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
 from hf_stitch.relative.selection import KMeans, Random
 
@@ -119,14 +119,14 @@ def test_a_choice_that_cannot_be_made_is_refused(arguments: Any, options: dict[s
 
 
 def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build_selection("kmeans", seed=3) == KMeans(seed=3)
+    assert registries.anchors.build("kmeans", seed=3) == KMeans(seed=3)
     with pytest.raises(TypeError, match="built already"):
-        build_selection(Random(), seed=1)
+        registries.anchors.build(Random(), seed=1)
     monkeypatch.setitem(registries.anchors._registered, "odd", dict)
     with pytest.raises(TypeError, match="no subclass of Selection"):
-        build_selection("odd")
+        registries.anchors.build("odd")
     with pytest.raises(UnknownNameError):
-        build_selection("no such")
+        registries.anchors.build("no such")
 
 
 @pytest.mark.parametrize("seeds", [3, 8])

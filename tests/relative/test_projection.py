@@ -17,7 +17,7 @@ from torch.nn import functional
 import hf_stitch
 from hf_stitch.relative import RelativeProjection, nearest
 from hf_stitch.relative.similarities import Cosine, Geodesic, Lp
-from hf_stitch.stitches import build_stitch
+from hf_stitch.stitches import Stitch
 from hf_stitch.testing import check_stitch
 
 
@@ -128,7 +128,7 @@ def test_anchors_are_saved_not_trained_and_make_the_same_stitch(tmp_path: Any) -
     one = RelativeProjection.of(draw(9, 6).float(), ["cosine", {"name": "lp", "p": 3}], center=True, normalise="l2")
     assert not list(one.parameters())
     save_file(one.state_dict(), tmp_path / "it.safetensors")
-    twin = build_stitch(one.to_dict())
+    twin = Stitch.from_dict(one.to_dict())
     twin.load_state_dict(load_file(tmp_path / "it.safetensors"), strict=True)
     x = draw(5, 6).float()
     assert torch.equal(twin(x), one(x))

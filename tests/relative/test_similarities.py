@@ -15,7 +15,6 @@ from scipy.sparse.csgraph import shortest_path
 from scipy.spatial.distance import cdist
 
 from hf_stitch.registry import UnknownNameError, registries
-from hf_stitch.relative import build_similarity
 from hf_stitch.relative.similarities import Angular, ChangeOfBasis, Cosine, Euclidean, Geodesic, Inner, Lp, Similarity
 from hf_stitch.testing import check_similarity
 
@@ -161,13 +160,13 @@ def test_a_row_has_the_same_bits_or_nearly_in_any_batch(similarity: Similarity) 
 )
 def test_a_wrong_config_is_refused(name: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        build_similarity(name, **options)
+        registries.similarities.build(name, **options)
 
 
 def test_only_similarities_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.similarities._registered, "odd", dict)
     with pytest.raises(TypeError, match="no subclass of Similarity"):
-        build_similarity("odd")
+        registries.similarities.build("odd")
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,6 @@ def test_a_representation_of_another_form_is_refused(form: Form) -> None:
 
 def test_an_unknown_type_of_stitch_is_refused() -> None:
     config = layer_of(CNN, SWIN).to_dict()
-    config["body"]["type"] = "liner"
+    config["body"]["name"] = "liner"
     with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
         StitchingLayer.from_dict(config)

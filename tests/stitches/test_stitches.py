@@ -18,7 +18,6 @@ from hf_stitch.stitches import (
     MaskedStitch,
     Stitch,
     as_linear,
-    build_stitch,
 )
 from hf_stitch.testing import check_stitch
 
@@ -114,7 +113,7 @@ def test_fitted_travels_beside_the_config() -> None:
     stitch = LinearStitch(3, 2)
     stitch.fitted = {"n": 10, "r2": 0.5}
     assert "fitted" not in stitch.config()
-    twin = build_stitch(stitch.to_dict())
+    twin = Stitch.from_dict(stitch.to_dict())
     assert twin.fitted == stitch.fitted
     twin.fitted["n"] = 11
     assert stitch.fitted["n"] == 10
@@ -124,7 +123,7 @@ def test_a_cast_stitch_describes_its_new_dtype(tmp_path: Any) -> None:
     stitch = LowRankStitch(4, 3, rank=2).to(torch.bfloat16)
     assert stitch.config()["dtype"] == "bfloat16"
     save_file(stitch.state_dict(), tmp_path / "stitch.safetensors")
-    twin = build_stitch(stitch.to_dict())
+    twin = Stitch.from_dict(stitch.to_dict())
     twin.load_state_dict(load_file(tmp_path / "stitch.safetensors"), strict=True)
     x = torch.randn(5, 4, dtype=torch.bfloat16)
     assert torch.equal(twin(x), stitch(x))
@@ -151,7 +150,7 @@ def test_a_wrong_width_is_refused(stitch: Stitch, shape: tuple[int, ...]) -> Non
         (lambda: LinearStitch(3, 2, dtype=torch.int64), "got torch.int64"),
         (lambda: LowRankStitch(3, 2, rank=3), "rank must be from 1 to 2 for widths 3 -> 2, got 3"),
         (lambda: LowRankStitch(3, 2, rank=0), "got 0"),
-        (lambda: build_stitch({"in_features": 3}), "needs a 'type', one of: .*identity"),
+        (lambda: Stitch.from_dict({"in_features": 3}), "needs a 'name', one of: .*identity"),
     ],
 )
 def test_a_wrong_config_is_refused(build: Any, message: str) -> None:
@@ -161,15 +160,15 @@ def test_a_wrong_config_is_refused(build: Any, message: str) -> None:
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
-        build_stitch({"type": "linaer", "in_features": 3, "out_features": 3})
+        Stitch.from_dict({"name": "linaer", "in_features": 3, "out_features": 3})
     with pytest.raises(TypeError, match="rank"):
-        build_stitch({"type": "linear", "in_features": 3, "out_features": 3, "rank": 2})
+        Stitch.from_dict({"name": "linear", "in_features": 3, "out_features": 3, "rank": 2})
 
 
 class Shifted(Stitch):
     """A plugin's stitch, with a defect to choose."""
 
-    type: ClassVar[str] = "shifted"
+    name: ClassVar[str] = "shifted"
 
     def __init__(self, in_features: int, out_features: int, defect: str = "") -> None:
         super().__init__(in_features, out_features)

@@ -21,7 +21,7 @@ from torch import multiprocessing, nn
 
 import hf_stitch
 from hf_stitch import Samples, StitchedModel
-from hf_stitch.matchers import build_matcher
+from hf_stitch.registry import registries
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 from hf_stitch.testing import check_matcher
 from hf_stitch.training import DivergedError, TaskLoss
@@ -329,7 +329,7 @@ def test_the_map_is_of_the_kind_of_its_start(initial: Any, kind: type) -> None:
     assert isinstance(model.stitch.body, kind)
     assert (model.stitch.body.bias is None) == (initial == {"name": "lstsq", "intercept": False})
     assert model.config.recipe["matcher"]["name"] == "task_loss"
-    start = stitched(matcher=build_matcher(**initial) if isinstance(initial, dict) else initial)
+    start = stitched(matcher=registries.matchers.build(initial))
     assert not torch.allclose(weights(model.stitch), weights(matcher_map(start)).double())
 
 
@@ -518,7 +518,7 @@ def test_bad_input_is_refused_before_anything_is_computed() -> None:
     with pytest.raises(ValueError, match="patience needs a validation"):
         hf_stitch.stitch(a, "auto", b, "c2", matcher(patience=1), data=samples(), task="image-classification")
     with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is LowRankStitch"):
-        matcher(orthogonal=True).fit(stitched(matcher=build_matcher("low_rank", rank=2)), samples())
+        matcher(orthogonal=True).fit(stitched(matcher=registries.matchers.build("low_rank", rank=2)), samples())
 
 
 def test_a_map_without_parameters_is_refused() -> None:
@@ -559,7 +559,7 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
     training = matcher(**REHEARSED[message])
     options: dict[str, Any] = {"task": "image-classification", "rows": "mean", "progress": False}
     model = hf_stitch.stitch(a, "c2", b, "c2", "ridge", data=data.select(range(6, 40)), **options).to(torch.float64)
-    monkeypatch.setattr("hf_stitch.matchers.fitting.collect", None)
+    monkeypatch.setattr("hf_stitch.workflows._stitch.collect", None)
     monkeypatch.setattr("hf_stitch.training.task_loss.Prepared", None)
     with pytest.raises(ValueError, match=re.escape(message)):
         hf_stitch.stitch(a, "c2", b, "c2", training, data=data, test_data=data.select(range(6, 40)), **options)
@@ -640,13 +640,14 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
 
 
 def test_the_scale_of_gradients_is_saved() -> None:
+    from hf_stitch.training.progress import Progress
     from hf_stitch.training.stitches import Stitches
 
     def run(scale: float) -> Any:
         model = stitched()
         stitches = Stitches({"0": model.stitch}, model.target, matcher().objective, "c3")
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        return _Run(stitches, torch.optim.Adam(stitches.layers.parameters()), scaler, None)
+        return Progress(stitches, torch.optim.Adam(stitches.layers.parameters()), scaler, None)
 
     before, after = run(8.0), run(2.0)
     before._scaler._growth_tracker = torch.tensor(7, dtype=torch.int32)

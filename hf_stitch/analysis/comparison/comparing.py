@@ -19,9 +19,10 @@ from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.routes import Plan, available_memory, routes_of, speed, taken_routes
 from hf_stitch.analysis.comparison.sides import Side
 from hf_stitch.analysis.comparison.watch import Watch
-from hf_stitch.metrics import Metric, build_metric
+from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
 from hf_stitch.representation import RowsPolicy
 from hf_stitch.storage.checkpoint import Checkpoint
 
@@ -134,7 +135,7 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
     if isinstance(metrics, (str, Metric)):
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
     scores: dict[str, Metric] = {}
-    for metric in map(build_metric, metrics):
+    for metric in map(registries.metrics.build, metrics):
         label = metric.label
         if label in scores:
             raise ValueError(f"metric {label} is asked for twice")
