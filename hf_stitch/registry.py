@@ -1,7 +1,7 @@
 """Registries: from a name to the class or function behind it, imported when it is asked for.
 
-What the package itself offers stands in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions add to it by entry points in
-the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
+What the package itself offers stands in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions add to
+it by entry points in the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
 
     [project.entry-points."hf_stitch.matchers"]
     diagonal = "hf_stitch_diagonal:Diagonal"
@@ -158,7 +158,8 @@ class Registry(Generic[T]):
         if isinstance(spec, base):
             if options:
                 raise TypeError(
-                    f"{spec!r} is built already, and options came beside it: {', '.join(options)}; give them with a name"
+                    f"{spec!r} is built already, and options came beside it: {', '.join(options)}; give them with a "
+                    "name"
                 )
             return spec
         if isinstance(spec, Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.base import Adapter
 from hf_stitch.representation import RowsPolicy
 
 

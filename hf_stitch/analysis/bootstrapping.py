@@ -168,9 +168,8 @@ def _from_blocks(metric: MomentsMetric, x: Tensor, y: Tensor, groups: Sequence[P
         n, total = counts[torch.from_numpy(chosen)].sum(), sums[which].sum(0)
         scatter = squares[which].sum(0) - torch.outer(total, total) / n
         means = mean + total / n
-        parts = {"mean_x": means[:dx], "mean_y": means[dx:]}
-        parts |= {"sxx": scatter[:dx, :dx], "syy": scatter[dx:, dx:], "sxy": scatter[:dx, dx:]}
-        return metric.from_moments(Moments.from_state_dict({"n": n, **parts}))
+        parts = (scatter[:dx, :dx], scatter[dx:, dx:], scatter[:dx, dx:])
+        return metric.from_moments(Moments.of(int(n), means[:dx], means[dx:], *parts))
 
     return value
 

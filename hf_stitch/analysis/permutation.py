@@ -200,16 +200,17 @@ def _pairing(metric: Metric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
         return lambda order: metric.function(x, y[order], **metric.options).item()
     kept = DebiasedMoments(x.shape[1], y.shape[1], x.device).update(x, y)
-    state = (kept if debiased else kept.moments).state_dict()
-    x, y = x - kept.moments.mean_x, y - kept.moments.mean_y
+    x, y = x - kept.mean_x, y - kept.mean_y
 
     def from_moments(order: Tensor) -> float:
-        return metric.from_moments(Moments.from_state_dict({**state, "sxy": x.T @ y[order]}))
+        parts = (kept.mean_x, kept.mean_y, kept.sxx, kept.syy)
+        return metric.from_moments(Moments.of(kept.n, *parts, x.T @ y[order]))
 
     def from_debiased(order: Tensor) -> float:
         other = y[order]
         k = torch.stack([x.square().sum(1), other.square().sum(1)])
-        changed = {"sxy": x.T @ other, "kz": k @ torch.cat([x, other], 1), "kk": k @ k.T}
-        return metric.from_debiased(DebiasedMoments.from_state_dict({**state, **changed}))  # type: ignore[attr-defined]
+        moments = DebiasedMoments.of(kept.n, kept.mean_x, kept.mean_y, kept.sxx, kept.syy, x.T @ other)
+        moments.kz, moments.kk = k @ torch.cat([x, other], 1), k @ k.T
+        return metric.from_debiased(moments)  # type: ignore[attr-defined]
 
     return from_debiased if debiased else from_moments

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from hf_stitch.metrics._options import Positive, Within
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
+from hf_stitch.metrics._routes import Route, from_hsic
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric, Side
+from hf_stitch.statistics import Cost, Grams, MinibatchGrams
 from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
 
 _LEAST_UNBIASED = 4
@@ -80,7 +82,16 @@ class LinearCKA(MomentsMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["debiased"]:
-            self.statistic, self.range = "debiased", (-1.0, 1.0)
+            self.statistic, self.range, self.independent_rows = "debiased", (-1.0, 1.0), True
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """By HSIC of all pairs at once, from co-moments (d × d) or Gram matrices (n × n)."""
+        debiased = self.options["debiased"]
+        return (
+            from_hsic("moments", "moments", lambda moments: moments.hsic(debiased), lambda work: Cost()),
+            from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), Grams.cost),
+        )
 
     def least_rows(self, side: Side, width: int) -> int:
         """Debiased, as many as the unbiased estimate of HSIC takes."""
@@ -109,8 +120,8 @@ class LinearCKA(MomentsMetric):
         """
         if not self.options["debiased"]:
             raise ValueError("linear_cka was built without debiased=True; use from_moments, or build it with")
-        check_variation("linear_cka", kept.moments)
-        check_count("debiased linear_cka", kept.moments.n, _LEAST_UNBIASED, _UNBIASED)
+        check_variation("linear_cka", kept)
+        check_count("debiased linear_cka", kept.n, _LEAST_UNBIASED, _UNBIASED)
         return _cosine("linear_cka", kept.hsic()).item()
 
 
@@ -151,8 +162,15 @@ class MinibatchCKA(Metric):
     range = (-1.0, 1.0)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
-    _pending: tuple[Tensor, Tensor] | None = None
-    _sums: Tensor | None = None
+    independent_rows = True
+    minibatched = True
+    _grams: MinibatchGrams | None = None
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """By HSIC of all pairs at once, from the Gram matrices of minibatches."""
+        size = {"size": self.options["batch_size"]}
+        return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), lambda work: Cost(), size),)
 
     def least_rows(self, side: Side, width: int) -> int:
         """As many as the unbiased estimate of HSIC takes."""
@@ -161,15 +179,15 @@ class MinibatchCKA(Metric):
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """As in ``Metric``."""
         x, y = (side.detach() for side in self._paired(x_rows, y_rows))
-        if self._pending is not None:
-            x, y = torch.cat([self._pending[0], x]), torch.cat([self._pending[1], y])
-        sums, self._pending = _full_batches(x, y, self.options["batch_size"])
-        self._sums = sums if self._sums is None else self._sums + sums
+        if self._grams is None:
+            self._grams = MinibatchGrams(self.options["batch_size"], 1, 1, device=x.device)
+        self._grams.update([x.clone()], [y.clone()])
         return self
 
     def compute(self) -> float:
         """As in ``Metric``."""
-        return _cosine(self.name, self._require(self._sums) + _batch(*self._require(self._pending))).item()
+        hsic = self._require(self._grams).hsic()
+        return _cosine(self.name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
 
 
 @of_rows

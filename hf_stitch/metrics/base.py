@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from torch import Tensor
 
 from hf_stitch.metrics._options import check_names, check_values, defaults
+from hf_stitch.metrics._routes import Route, from_moments, from_rows
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.features import Features
@@ -39,6 +40,9 @@ class Metric(ABC):
             ``"translation"`` by a vector. An invariance implied by another is declared too.
         differentiable: Whether gradients reach both sides (once; almost everywhere).
         equal_widths: Whether both sides must have the same width.
+        independent_rows: Whether it takes rows for independent samples, which positions of one sample are not.
+        minibatched: Whether it is an estimate from minibatches, which depends on the order of the samples and on the
+            number of processes.
         labelled: Whether ``function`` and ``update`` also take the true ``labels``.
         options: The options in force, defaults included.
 
@@ -60,6 +64,8 @@ class Metric(ABC):
     invariances: Invariances = ()
     differentiable: bool = False
     equal_widths: bool = False
+    independent_rows: bool = False
+    minibatched: bool = False
     labelled: bool = False
     _widths: tuple[int, int] | None = None
 
@@ -67,6 +73,11 @@ class Metric(ABC):
         check_names(self.name, self.function, options)
         check_values(self.name, self.function, options)
         self.options: dict[str, Any] = {**defaults(self.function), **options}
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The ways to its values for all pairs of layers; none where it is no metric of layers."""
+        return ()
 
     def least_rows(self, side: Side, width: int) -> int:
         """The fewest rows that a side of this width takes; with fewer the metric is known to be undefined."""
@@ -102,6 +113,9 @@ class Metric(ABC):
         """The class and its options."""
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
 
+    def _value(self, x: Tensor, y: Tensor) -> Tensor:
+        return type(self).function(x, y, **self.options)
+
     def _paired(self, x_rows: Rows, y_rows: Rows) -> tuple[Tensor, Tensor]:
         """The batch in float64, once nothing speaks against it."""
         x, y = paired(self.name, x_rows, y_rows)
@@ -127,6 +141,12 @@ class MomentsMetric(Metric):
     formula: ClassVar[Callable[..., Tensor]]
     statistic: Statistic = "moments"
     _moments: Moments | None = None
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """By the moments of each pair of layers, or by their rows."""
+        rows = from_rows(self._value, self.symmetric, compares_samples=False)
+        return (from_moments(self.from_moments, self.symmetric), rows)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """As in ``Metric``; the moments are kept where the first rows are."""
@@ -154,6 +174,11 @@ class FeaturesMetric(Metric):
 
     statistic: Statistic = "features"
     _features: Features | None = None
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """By the rows of each pair of layers."""
+        return (from_rows(self._value, self.symmetric, compares_samples=True),)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """As in ``Metric``; the rows are kept in float64."""
@@ -184,6 +209,11 @@ class MeanMetric(Metric):
     values: ClassVar[Callable[..., Tensor]]
     _sum: Tensor | None = None
     _n = 0
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """By the rows of each pair of layers; none where it compares outputs."""
+        return () if self.statistic == "outputs" else (from_rows(self._value, self.symmetric, compares_samples=False),)
 
     def update(self, x_rows: Rows, y_rows: Rows, **labels: Any) -> Self:
         """As in ``Metric``; a labelled metric also takes ``labels``."""

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from hf_stitch.statistics.moments import Moments
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
-
-class DebiasedMoments:
+class DebiasedMoments(Moments):
     """Moments of paired rows up to the fourth order, as far as unbiased estimates of linear HSIC go.
 
-    Beside ``Moments`` they hold, with ``k = (‖x‖², ‖y‖²)`` and ``z = [x|y]`` both about the mean, ``Σ k zᵀ`` and
-    ``Σ k kᵀ``. Batches are centred first and then moved to the common mean, so that means far from zero cost no
+    Beside those of ``Moments`` they hold, with ``k = (‖x‖², ‖y‖²)`` and ``z = [x|y]`` both about the mean, ``Σ k zᵀ``
+    and ``Σ k kᵀ``. Batches are centred first and then moved to the common mean, so that means far from zero cost no
     precision. The estimator is that of Song et al. (2012, "Feature selection via dependence maximization"),
     which leaves out the diagonals of the n × n Gram matrices: one row must be one sample.
 
     Attributes:
-        moments: Counts, means and co-moments of the rows.
+        kz: ``(2, dx + dy)``: ``Σ k zᵀ``.
+        kk: ``(2, 2)``: ``Σ k kᵀ``.
 
     Args:
         dx: Width of the x rows, at least 1.
@@ -37,16 +34,19 @@ class DebiasedMoments:
         >>> import torch
         >>> x = torch.randn(20, 3)
         >>> kept = DebiasedMoments(3, 3).update(x[:9], x[:9]).update(x[9:], x[9:])
-        >>> kept.moments.n, bool(kept.hsic().std() < 1e-12)
+        >>> kept.n, bool(kept.hsic().std() < 1e-12)
         (20, True)
     """
 
-    def __init__(self, dx: int, dy: int, device: torch.device | str | None = None) -> None:
-        self.moments = Moments(dx, dy, device)
-        self._kz = torch.zeros(2, dx + dy, dtype=torch.float64, device=self.moments.device)
-        self._kk = torch.zeros(2, 2, dtype=torch.float64, device=self.moments.device)
+    kz: Tensor
+    kk: Tensor
 
-    def update(self, x_rows: Tensor, y_rows: Tensor) -> DebiasedMoments:
+    def __init__(self, dx: int, dy: int, device: torch.device | str | None = None) -> None:
+        super().__init__(dx, dy, device)
+        self.add_state("kz", torch.zeros(2, dx + dy, dtype=torch.float64, device=self.device), "own")
+        self.add_state("kk", torch.zeros(2, 2, dtype=torch.float64, device=self.device), "own")
+
+    def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
         """Add a batch of paired rows, as ``Moments.update`` does and with its errors.
 
         Args:
@@ -56,54 +56,24 @@ class DebiasedMoments:
         Returns:
             These moments.
         """
-        batch = DebiasedMoments(self.moments.dx, self.moments.dy, self.moments.device)
-        batch.moments.update(x_rows, y_rows)
+        batch = type(self)(self.dx, self.dy, self.device)
+        Moments.update(batch, x_rows, y_rows)
         with torch.no_grad():
-            x = x_rows.to(self._kk) - batch.moments.mean_x
-            y = y_rows.to(self._kk) - batch.moments.mean_y
+            x = x_rows.to(self.kk) - batch.mean_x
+            y = y_rows.to(self.kk) - batch.mean_y
             k = torch.stack([x.square().sum(1), y.square().sum(1)])
-            batch._kz, batch._kk = k @ torch.cat([x, y], 1), k @ k.T
+            batch.kz, batch.kk = k @ torch.cat([x, y], 1), k @ k.T
         return self.merge(batch)
 
     @torch.no_grad()
-    def merge(self, other: DebiasedMoments) -> DebiasedMoments:
-        """Add the rows that ``other`` has seen, as if they had come here; ``other`` stays as it is.
-
-        Raises:
-            ValueError: The widths differ.
-        """
-        total = Moments(self.moments.dx, self.moments.dy, self.moments.device).merge(self.moments).merge(other.moments)
-        parts = [part._about(total) for part in (self, other) if part.moments.n]
-        self.moments = total
-        self._kz = sum((kz for kz, _ in parts), torch.zeros_like(self._kz))
-        self._kk = sum((kk for _, kk in parts), torch.zeros_like(self._kk))
-        return self
-
-    def all_reduce(self, accelerator: Accelerator) -> DebiasedMoments:
-        """Give every process the moments of the rows of all; to be called once, by all, after the last row.
-
-        The states are merged in the order of the ranks, so that all processes end with the same bits.
-
-        Args:
-            accelerator: The ``accelerate.Accelerator`` that knows the processes.
-
-        Returns:
-            These moments.
-        """
-        if accelerator.num_processes == 1:
-            return self
-        from accelerate.utils import broadcast
-
-        device = self.moments.device
-        total = DebiasedMoments(self.moments.dx, self.moments.dy, device)
-        mine = self.state_dict()
-        for rank in range(accelerator.num_processes):
-            sent = {
-                key: broadcast(part.to(accelerator.device, copy=True), from_process=rank) for key, part in mine.items()
-            }
-            total.merge(DebiasedMoments.from_state_dict({key: part.to(device) for key, part in sent.items()}))
-        self.moments, self._kz, self._kk = total.moments, total._kz, total._kk
-        return self
+    def _combine(self, other: Self) -> None:
+        before = Moments(self.dx, self.dy, self.device)
+        before._absorb(self.n, self.mean, self.scatter)
+        mine = (before, self.kz, self.kk)
+        super()._combine(other)
+        parts = [_about(*part, self.mean) for part in (mine, (other, other.kz, other.kk)) if part[0].n]
+        self.kz = sum((kz for kz, _ in parts), torch.zeros_like(self.kz))
+        self.kk = sum((kk for _, kk in parts), torch.zeros_like(self.kk))
 
     def hsic(self) -> Tensor:
         """Unbiased linear HSIC of x with x, x with y, and y with y: ``(3,)`` float64.
@@ -111,54 +81,27 @@ class DebiasedMoments:
         Raises:
             ValueError: There are fewer than 4 rows.
         """
-        m = self.moments
-        return unbiased_hsic(
-            m.n, torch.stack([s.square().sum() for s in (m.sxx, m.sxy, m.syy)]), self._traces(), self._kk
-        )
+        squares = torch.stack([s.square().sum() for s in (self.sxx, self.sxy, self.syy)])
+        return unbiased_hsic(self.n, squares, _traces(self), self.kk)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """A copy as tensors, ready for safetensors: that of ``Moments``, ``kz`` and ``kk``."""
-        return {**self.moments.state_dict(), "kz": self._kz.clone(), "kk": self._kk.clone()}
 
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> DebiasedMoments:
-        """Rebuild what ``state_dict`` gave, bit for bit, on the device of its tensors.
+def _traces(moments: Moments) -> Tensor:
+    """``Σ k``, ``(2,)``."""
+    return torch.stack([moments.sxx.trace(), moments.syy.trace()])
 
-        Raises:
-            ValueError: A key is missing or unknown, or a tensor is not what it should be.
-        """
-        moments = Moments.from_state_dict({key: part for key, part in state.items() if key not in ("kz", "kk")})
-        built = cls(moments.dx, moments.dy, moments.device)
-        for key, own in (("kz", built._kz), ("kk", built._kk)):
-            part = state.get(key)
-            if part is None or part.shape != own.shape or part.dtype != own.dtype or not part.isfinite().all():
-                raise ValueError(
-                    f"{key} of a state of DebiasedMoments must be finite float64 of shape {tuple(own.shape)}"
-                )
-            own.copy_(part)
-        built.moments = moments
-        return built
 
-    def __repr__(self) -> str:
-        """Widths and rows seen."""
-        return f"DebiasedMoments(dx={self.moments.dx}, dy={self.moments.dy}, n={self.moments.n})"
-
-    def _traces(self) -> Tensor:
-        """``Σ k``, ``(2,)``."""
-        return torch.stack([self.moments.sxx.trace(), self.moments.syy.trace()])
-
-    def _about(self, other: Moments) -> tuple[Tensor, Tensor]:
-        """``Σ k zᵀ`` and ``Σ k kᵀ`` about the mean of ``other``: z becomes z - δ, and k becomes k - 2Dz + a."""
-        mine, dx, device = self.moments, self.moments.dx, other.device
-        scatter = torch.cat([torch.cat([mine.sxx, mine.sxy], 1), torch.cat([mine.sxy.T, mine.syy], 1)]).to(device)
-        kz, kk, sum_k = (part.to(device) for part in (self._kz, self._kk, self._traces()))
-        delta = torch.cat([other.mean_x, other.mean_y]) - torch.cat([mine.mean_x, mine.mean_y]).to(device)
-        sides = torch.stack([delta, delta])  # D: for each side a row, 0 where the features of the other are
-        sides[0, dx:] = sides[1, :dx] = 0
-        a = sides.square().sum(1)
-        once = sum_k[:, None] * a - 2 * kz @ sides.T  # terms that stand beside their transpose
-        moved_kk = kk + once + once.T + 4 * sides @ scatter @ sides.T + mine.n * torch.outer(a, a)
-        return kz - 2 * sides @ scatter - torch.outer(sum_k + mine.n * a, delta), moved_kk
+def _about(moments: Moments, kz: Tensor, kk: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """``Σ k zᵀ`` and ``Σ k kᵀ`` about another mean than the rows' own: z becomes z - δ, and k becomes k - 2Dz + a."""
+    dx, device = moments.dx, mean.device
+    scatter = moments.scatter.to(device)
+    kz, kk, sum_k = (part.to(device) for part in (kz, kk, _traces(moments)))
+    delta = mean - moments.mean.to(device)
+    sides = torch.stack([delta, delta])  # D: for each side a row, 0 where the features of the other are
+    sides[0, dx:] = sides[1, :dx] = 0
+    a = sides.square().sum(1)
+    once = sum_k[:, None] * a - 2 * kz @ sides.T  # terms that stand beside their transpose
+    moved_kk = kk + once + once.T + 4 * sides @ scatter @ sides.T + moments.n * torch.outer(a, a)
+    return kz - 2 * sides @ scatter - torch.outer(sum_k + moments.n * a, delta), moved_kk
 
 
 def unbiased_hsic(n: int, squares: Tensor, traces: Tensor, kk: Tensor) -> Tensor:

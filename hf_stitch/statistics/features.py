@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from hf_stitch.statistics.base import Statistic
 
 
-class Features:
+class Features(Statistic):
     """Paired rows, kept on the CPU in their own dtype: all of them, or a uniform random part of bounded size.
 
     With a limit, every row that comes draws a random number and those of the smallest numbers stay (Efraimidis
@@ -22,6 +21,10 @@ class Features:
 
     Attributes:
         limit: How many rows are kept at most, or None for all.
+        x_parts: The x rows kept, batch by batch.
+        y_parts: The y rows kept, batch by batch.
+        draws: The random numbers that they drew.
+        count: How many rows have come, as a tensor.
 
     Args:
         limit: At least 2, or None.
@@ -38,30 +41,43 @@ class Features:
         (100, 5, True)
     """
 
+    x_parts: list[Tensor]
+    y_parts: list[Tensor]
+    draws: list[Tensor]
+    count: Tensor
+
     def __init__(self, limit: int | None = None, seed: int = 0) -> None:
         if limit is not None and limit < 2:
             raise ValueError(f"Features needs a limit >= 2, or None to keep all rows, got {limit}")
+        super().__init__()
         self.limit = limit
         self._random = np.random.default_rng(seed)
-        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._seen = 0
+        self.add_state("most", torch.tensor(-1 if limit is None else limit), "same")
+        self.add_state("count", torch.tensor(0), "sum")
+        for name in ("x_parts", "y_parts", "draws"):
+            self.add_state(name, None, "cat")
+
+    @classmethod
+    def _like(cls, state: Mapping[str, Tensor]) -> Self:
+        most = int(state["most"])
+        return cls(None if most < 0 else most)
 
     @property
     def seen(self) -> int:
         """How many rows have come, kept or not."""
-        return self._seen
+        return int(self.count)
 
     @property
     def x(self) -> Tensor:
         """The x rows kept, in the order they came."""
-        return self._joined()[0]
+        return self._joined("x_parts")
 
     @property
     def y(self) -> Tensor:
         """The y rows kept; row i belongs to row i of ``x``."""
-        return self._joined()[1]
+        return self._joined("y_parts")
 
-    def update(self, x_rows: Tensor, y_rows: Tensor) -> Features:
+    def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
         """Add a batch of paired rows.
 
         Args:
@@ -76,85 +92,67 @@ class Features:
         """
         if x_rows.ndim != 2 or y_rows.ndim != 2 or len(x_rows) != len(y_rows):
             raise ValueError(f"rows must pair up, got shapes {tuple(x_rows.shape)} and {tuple(y_rows.shape)}")
-        draws = torch.from_numpy(self._random.random(len(x_rows)))
-        part = (x_rows.detach().to("cpu", copy=True), y_rows.detach().to("cpu", copy=True), draws)
-        return self._add(part, len(x_rows))
+        self._check_widths(x_rows, y_rows)
+        self.x_parts.append(x_rows.detach().to("cpu", copy=True))
+        self.y_parts.append(y_rows.detach().to("cpu", copy=True))
+        self.draws.append(torch.from_numpy(self._random.random(len(x_rows))))
+        self.count = self.count + len(x_rows)
+        self._keep_few()
+        return self
 
-    def merge(self, other: Features) -> Features:
+    def merge(self, other: Self) -> Self:
         """Add the rows that ``other`` kept; ``other`` stays as it is.
+
+        Args:
+            other: Features of the same limit and widths, with another seed.
+
+        Returns:
+            These features.
 
         Raises:
             ValueError: The limits or widths differ.
         """
-        if self.limit != other.limit:
+        if other.limit != self.limit:
             raise ValueError(f"only features of equal limits merge, got {self.limit} and {other.limit}")
-        return self._add(other._joined(), other.seen) if other._parts else self
+        if other.x_parts:
+            self._check_widths(other.x_parts[0], other.y_parts[0])
+        super().merge(other)
+        self._keep_few()
+        return self
 
-    def all_reduce(self, accelerator: Accelerator) -> Features:
-        """Give every process the rows of all, in the order of the ranks; to be called once, by all, after the last row.
+    def reseed(self, seed: int) -> Self:
+        """Draw other numbers for the rows to come, after a state was loaded.
 
         Args:
-            accelerator: The ``accelerate.Accelerator`` that knows the processes.
+            seed: Another one than before.
 
         Returns:
             These features.
         """
-        if accelerator.num_processes == 1:
-            return self
-        from accelerate.utils import gather_object
-
-        states = gather_object([self.state_dict()])
-        self._parts, self._seen = [], 0
-        for state in states:
-            self.merge(Features.from_state_dict(state, self.limit))
+        self._random = np.random.default_rng(seed)
         return self
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The rows, the numbers they drew and how many were seen, ready for safetensors; empty without rows."""
-        if not self._parts:
-            return {}
-        x, y, draws = self._joined()
-        return {"x": x.contiguous(), "y": y.contiguous(), "draws": draws, "seen": torch.tensor(self._seen)}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor], limit: int | None = None, seed: int = 0) -> Features:
-        """Rebuild what ``state_dict`` gave.
-
-        Args:
-            state: The dict, e.g. from ``safetensors.torch.load_file``.
-            limit: As it was.
-            seed: For rows yet to come; another one than before.
-
-        Raises:
-            ValueError: A key is missing or unknown.
-        """
-        features = cls(limit, seed)
-        if state and state.keys() != {"x", "y", "draws", "seen"}:
-            raise ValueError(f"a state of Features has the keys draws, seen, x and y, got {sorted(state)}")
-        return features._add((state["x"], state["y"], state["draws"]), int(state["seen"])) if state else features
 
     def __repr__(self) -> str:
         """The limit and the rows seen."""
         return f"Features(limit={self.limit}, seen={self.seen})"
 
-    def _add(self, part: tuple[Tensor, Tensor, Tensor], seen: int) -> Features:
-        if self._parts:
-            for side, have, new in zip("xy", self._parts[0], part, strict=False):
-                if have.shape[1] != new.shape[1]:
-                    raise ValueError(f"{side} rows must have width {have.shape[1]} as before, got {new.shape[1]}")
-        self._parts.append(part)
-        self._seen += seen
-        if self.limit is not None:
-            x, y, draws = self._joined()
-            if len(draws) > self.limit:
-                kept = draws.topk(self.limit, largest=False).indices.sort().values
-                self._parts = [(x[kept], y[kept], draws[kept])]
-        return self
+    def _check_widths(self, x: Tensor, y: Tensor) -> None:
+        for side, parts, new in (("x", self.x_parts, x), ("y", self.y_parts, y)):
+            if parts and parts[0].shape[1] != new.shape[1]:
+                raise ValueError(f"{side} rows must have width {parts[0].shape[1]} as before, got {new.shape[1]}")
 
-    def _joined(self) -> tuple[Tensor, Tensor, Tensor]:
-        if not self._parts:
+    def _keep_few(self) -> None:
+        """Of more rows than the limit, those that drew the smallest numbers."""
+        if self.limit is None or sum(map(len, self.draws)) <= self.limit:
+            return
+        kept = self._joined("draws").topk(self.limit, largest=False).indices.sort().values
+        for name in ("x_parts", "y_parts", "draws"):
+            setattr(self, name, [self._joined(name)[kept]])
+
+    def _joined(self, name: str) -> Tensor:
+        parts: list[Tensor] = getattr(self, name)
+        if not parts:
             raise ValueError("no rows have come yet; call update first")
-        if len(self._parts) > 1:
-            x, y, draws = zip(*self._parts, strict=True)
-            self._parts = [(torch.cat(x), torch.cat(y), torch.cat(draws))]
-        return self._parts[0]
+        if len(parts) > 1:
+            parts[:] = [torch.cat(parts)]
+        return parts[0]

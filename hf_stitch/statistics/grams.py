@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from hf_stitch.statistics.hsic import HSIC, inner_products, unbiased_pairs
+from hf_stitch.statistics.layers import Cost, Workload
 
 # Numbers that are centred at a time, so that they stay in the cache, and how many features at least and at most: sums
 # of many products lose digits in float32.
 _ELEMENTS, _LEAST, _MOST = 2**18, 512, 4096
+# Operations for which there would be time while the numbers of a Gram matrix are put in order, for each of them.
+_PASSES = 400
 # Rows whose products with each other are all computed.
 _ROWS = 64
 
@@ -57,6 +60,13 @@ class Grams:
             raise ValueError(f"every layer must have the same rows, got {sorted(lengths) or 'no layers'}")
         self._x = _exact_grams(x)
         self._y = self._x if y is None else _exact_grams(y)
+
+    @staticmethod
+    def cost(work: Workload) -> Cost:
+        """What computing them, and HSIC of all pairs from them, takes."""
+        n, pairs = work.n, len(work.x) * len(work.y)
+        flops = n**2 * (sum(work.distinct) + pairs + _PASSES * len(work.distinct))  # half of a Gram matrix is computed
+        return Cost(flops=flops, kept=8 * n**2 * (len(work.distinct) + 1))
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """As :meth:`LayerMoments.hsic`, and with the same values."""

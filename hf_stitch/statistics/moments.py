@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from hf_stitch.statistics.base import Statistic
 
 # Rows turned to float64 at a time: enough for BLAS to run at full speed, little beside the batch and the moments.
 _CHUNK = 4096
 
 
-class Moments:
+class Moments(Statistic):
     """Count, means and co-moments of paired rows x (width ``dx``) and y (width ``dy``).
 
     Batches are centred before they are multiplied and combined by the pairwise update of Chan, Golub and LeVeque
@@ -26,6 +25,9 @@ class Moments:
         dx: Width of the x rows.
         dy: Width of the y rows.
         n: Number of rows seen.
+        count: The same, as a tensor.
+        mean: ``(dx + dy,)``: mean of x and y side by side.
+        scatter: ``(dx + dy, dx + dy)``: co-moments of x and y side by side.
 
     Args:
         dx: Width of the x rows, at least 1.
@@ -46,41 +48,90 @@ class Moments:
     def __init__(self, dx: int, dy: int, device: torch.device | str | None = None) -> None:
         if dx < 1 or dy < 1:
             raise ValueError(f"Moments needs widths >= 1, got dx={dx} and dy={dy}")
-        self.dx, self.dy, self.n = dx, dy, 0
+        super().__init__()
+        self.dx, self.dy = dx, dy
         # x and y side by side: one symmetric product of [x|y] costs half of three separate ones.
         device = torch.device(device or "cpu")
-        self._mean = torch.zeros(dx + dy, dtype=torch.float64, device=device)
-        self._scatter = torch.zeros(dx + dy, dx + dy, dtype=torch.float64, device=device)
+        self.add_state("widths", torch.tensor([dx, dy]), "same")
+        self.add_state("count", torch.tensor(0), "own")
+        self.add_state("mean", torch.zeros(dx + dy, dtype=torch.float64, device=device), "own")
+        self.add_state("scatter", torch.zeros(dx + dy, dx + dy, dtype=torch.float64, device=device), "own")
+
+    count: Tensor
+    mean: Tensor
+    scatter: Tensor
+
+    @classmethod
+    def _like(cls, state: Mapping[str, Tensor]) -> Self:
+        dx, dy = state["widths"].tolist()
+        return cls(dx, dy, state["mean"].device)
+
+    @classmethod
+    def of(cls, n: int, mean_x: Tensor, mean_y: Tensor, sxx: Tensor, syy: Tensor, sxy: Tensor) -> Self:
+        """Moments of known values, which are copied.
+
+        Args:
+            n: Number of rows.
+            mean_x: ``(dx,)`` float64.
+            mean_y: ``(dy,)`` float64.
+            sxx: ``(dx, dx)`` float64.
+            syy: ``(dy, dy)`` float64.
+            sxy: ``(dx, dy)`` float64.
+
+        Raises:
+            ValueError: A tensor has another shape than it should, or holds NaN or infinity.
+
+        Example:
+            >>> Moments.of(4, torch.zeros(1), torch.zeros(1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))
+            Moments(dx=1, dy=1, n=4, device='cpu')
+        """
+        moments = cls(mean_x.numel(), mean_y.numel(), mean_x.device)
+        for key, value in (("mean_x", mean_x), ("mean_y", mean_y), ("sxx", sxx), ("syy", syy), ("sxy", sxy)):
+            place: Tensor = getattr(moments, key)
+            if value.shape != place.shape or not value.isfinite().all():
+                raise ValueError(
+                    f"{key} must be finite and of shape {tuple(place.shape)}, got shape {tuple(value.shape)}"
+                    + ("" if value.isfinite().all() else " with NaN or infinity")
+                )
+            place.copy_(value)
+        moments.count = torch.tensor(int(n))
+        moments.scatter[moments.dx :, : moments.dx] = moments.sxy.T
+        return moments
+
+    @property
+    def n(self) -> int:
+        """Number of rows seen."""
+        return int(self.count)
 
     @property
     def device(self) -> torch.device:
         """Where the moments are kept."""
-        return self._mean.device
+        return self.mean.device
 
     @property
     def mean_x(self) -> Tensor:
         """Mean of the x rows, ``(dx,)`` float64."""
-        return self._mean[: self.dx]
+        return self.mean[: self.dx]
 
     @property
     def mean_y(self) -> Tensor:
         """Mean of the y rows, ``(dy,)`` float64."""
-        return self._mean[self.dx :]
+        return self.mean[self.dx :]
 
     @property
     def sxx(self) -> Tensor:
         """``Σ (x - mean_x)(x - mean_x)ᵀ``, ``(dx, dx)`` float64."""
-        return self._scatter[: self.dx, : self.dx]
+        return self.scatter[: self.dx, : self.dx]
 
     @property
     def syy(self) -> Tensor:
         """``Σ (y - mean_y)(y - mean_y)ᵀ``, ``(dy, dy)`` float64."""
-        return self._scatter[self.dx :, self.dx :]
+        return self.scatter[self.dx :, self.dx :]
 
     @property
     def sxy(self) -> Tensor:
         """``Σ (x - mean_x)(y - mean_y)ᵀ``, ``(dx, dy)`` float64."""
-        return self._scatter[: self.dx, self.dx :]
+        return self.scatter[: self.dx, self.dx :]
 
     @torch.no_grad()
     def update(self, x_rows: Tensor, y_rows: Tensor) -> Moments:
@@ -110,51 +161,8 @@ class Moments:
             self._absorb(len(x), mean, _gram(chunk.sub_(mean)))
         return self
 
-    def merge(self, other: Moments) -> Moments:
-        """Add the rows that ``other`` has seen, as if they had come here; ``other`` stays as it is.
-
-        Args:
-            other: Moments of the same widths, on any device.
-
-        Returns:
-            These moments.
-
-        Raises:
-            ValueError: The widths differ.
-        """
-        if (other.dx, other.dy) != (self.dx, self.dy):
-            raise ValueError(
-                f"only moments of equal widths merge, got dx={self.dx}, dy={self.dy} and dx={other.dx}, dy={other.dy}"
-            )
-        self._absorb(other.n, other._mean.to(self.device), other._scatter.to(self.device))
-        return self
-
-    def all_reduce(self, accelerator: Accelerator) -> Moments:
-        """Give every process the moments of the rows of all processes; to be called once, by all, after the last row.
-
-        The processes' states are merged in the order of their ranks, so that all end with the same bits. One state
-        at a time is sent: memory does not grow with the number of processes. With one process nothing happens. Rows
-        count as often as they are given: a loader that evens out its last batch with repeated samples (accelerate's
-        ``even_batches``) makes them count twice.
-
-        Args:
-            accelerator: The ``accelerate.Accelerator`` that knows the processes.
-
-        Returns:
-            These moments.
-        """
-        if accelerator.num_processes == 1:
-            return self
-        from accelerate.utils import broadcast
-
-        total = Moments(self.dx, self.dy, self.device)
-        for rank in range(accelerator.num_processes):
-            mine = (torch.tensor(self.n), self._mean, self._scatter)
-            sent = (broadcast(part.to(accelerator.device, copy=True), from_process=rank) for part in mine)
-            n, mean, scatter = (part.to(self.device) for part in sent)
-            total._absorb(int(n), mean, scatter)
-        self.n, self._mean, self._scatter = total.n, total._mean, total._scatter
-        return self
+    def _combine(self, other: Self) -> None:
+        self._absorb(other.n, other.mean.to(self.device), other.scatter.to(self.device))
 
     def about_origin(self) -> Moments:
         """The same rows with their moments taken about the origin: means 0 and ``sxx = Σ x xᵀ``.
@@ -167,66 +175,24 @@ class Moments:
             4.0
         """
         raw = Moments(self.dx, self.dy, self.device)
-        raw.n = self.n
-        raw._scatter = self._scatter.addr(self._mean, self._mean, alpha=self.n)
+        raw.count = self.count.clone()
+        raw.scatter = self.scatter.addr(self.mean, self.mean, alpha=self.n)
         return raw
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """A copy as contiguous tensors, ready for safetensors: ``n`` (int64), ``mean_x`` … ``sxy`` (float64)."""
-        state = {key: getattr(self, key).clone(memory_format=torch.contiguous_format) for key in self._shapes()}
-        return {"n": torch.tensor(self.n), **state}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Moments:
-        """Rebuild what ``state_dict`` gave, bit for bit, on the device of its tensors.
-
-        Args:
-            state: The dict, e.g. from ``safetensors.torch.load_file``.
-
-        Raises:
-            ValueError: A key is missing or unknown, or a tensor has another dtype or shape than it should, or holds NaN
-                or infinity.
-
-        Example:
-            >>> import torch
-            >>> moments = Moments(2, 1).update(torch.rand(5, 2), torch.rand(5, 1))
-            >>> torch.equal(Moments.from_state_dict(moments.state_dict()).sxy, moments.sxy)
-            True
-        """
-        expected = {"n", "mean_x", "mean_y", "sxx", "syy", "sxy"}
-        if state.keys() != expected:
-            raise ValueError(f"a state of Moments has the keys {sorted(expected)}, got {sorted(state)}")
-        moments = cls(state["mean_x"].numel(), state["mean_y"].numel(), state["mean_x"].device)
-        for key, shape in moments._shapes().items():
-            tensor = state[key]
-            if tensor.shape != shape or tensor.dtype != torch.float64 or not tensor.isfinite().all():
-                raise ValueError(
-                    f"{key} in a state of Moments must be finite float64 of shape {tuple(shape)}, "
-                    f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
-                    + ("" if tensor.isfinite().all() else " with NaN or infinity")
-                )
-            getattr(moments, key).copy_(tensor)
-        moments.n = int(state["n"])
-        moments._scatter[moments.dx :, : moments.dx] = moments.sxy.T
-        return moments
 
     def __repr__(self) -> str:
         """Widths, rows seen and device."""
         return f"Moments(dx={self.dx}, dy={self.dy}, n={self.n}, device='{self.device}')"
-
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {key: getattr(self, key).shape for key in ("mean_x", "mean_y", "sxx", "syy", "sxy")}
 
     def _absorb(self, n: int, mean: Tensor, scatter: Tensor) -> None:
         """Chan's update: means weigh by their counts, and the distance between them joins the scatter."""
         if n == 0:
             return
         total = self.n + n
-        delta = mean - self._mean
-        self._scatter += scatter
-        self._scatter.addr_(delta, delta, alpha=self.n * n / total)
-        self._mean += delta * (n / total)
-        self.n = total
+        delta = mean - self.mean
+        self.scatter += scatter
+        self.scatter.addr_(delta, delta, alpha=self.n * n / total)
+        self.mean += delta * (n / total)
+        self.count = torch.tensor(total)
 
 
 def _checked(name: str, rows: Tensor, width: int, device: torch.device) -> Tensor:

@@ -86,8 +86,7 @@ def _moments_at_once(x: Tensor, y: Tensor) -> Moments:
     """From the definition, over all rows in one go."""
     mean_x, mean_y = x.mean(0), y.mean(0)
     x, y = x - mean_x, y - mean_y
-    state = {"mean_x": mean_x, "mean_y": mean_y, "sxx": x.T @ x, "syy": y.T @ y, "sxy": x.T @ y}
-    return Moments.from_state_dict({"n": torch.tensor(len(x)), **state})
+    return Moments.of(len(x), mean_x, mean_y, x.T @ x, y.T @ y, x.T @ y)
 
 
 def _moments_streamed(x: Tensor, y: Tensor) -> dict[str, Moments]:

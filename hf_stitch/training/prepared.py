@@ -16,8 +16,8 @@ from hf_stitch.artefacts.modeling import StitchedModel, logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation
+from hf_stitch.storage.rows import RowStore
 from hf_stitch.training.objective import IGNORED, next_tokens
-from hf_stitch.training.store import Store
 
 Augment = Callable[[list[Any], torch.Generator], list[Any]]
 """Raw samples and a generator to changed samples, anew in every epoch."""
@@ -144,7 +144,7 @@ class Prepared:
     ) -> None:
         self.networks, self.samples, self.others = networks, samples, others
         self._augment = augment
-        self._parts: list[dict[str, Store]] = []
+        self._parts: list[dict[str, RowStore]] = []
         self._starts = torch.zeros(0, dtype=torch.long)
         self._like: Seen | None = None
         if augment is None:
@@ -178,7 +178,7 @@ class Prepared:
         start, stop = processes.part(len(self.samples))
         own = self.samples.select(range(start, stop))
         twin = own if self.others is self.samples else self.others.select(range(start, stop))
-        stores: dict[str, Store] = {}
+        stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
         for batch, other in paired_batches(own, twin, batch_size, progress=progress):
             seen = self.networks.see(batch.samples, other.samples, batch.labels)
@@ -191,7 +191,7 @@ class Prepared:
             self._like = seen if self._like is None else self._like
             for name, pair in tensors.items():
                 if name not in stores:
-                    stores[name] = Store(folder / f"{name.replace('/', '-')}-{processes.rank}")
+                    stores[name] = RowStore(folder / f"{name.replace('/', '-')}-{processes.rank}")
                 stores[name].append(*pair)
         parts = processes.gather(stores if least <= limit else None)
         self._parts = [part for part in parts if part is not None]

@@ -68,7 +68,8 @@ def compare(
         data: Raw samples, the same for both: what :meth:`hf_stitch.Samples.of` takes; ``None`` if nothing has to run.
         layers_a: Layers of a: any modules that run once; default: its cuts.
         layers_b: Layers of b.
-        metrics: Names of ``hf_stitch.registries.metrics``, or metrics (``registries.metrics.build("linear_cka", debiased=True)``).
+        metrics: Names of ``hf_stitch.registries.metrics``, or metrics
+            (``registries.metrics.build("linear_cka", debiased=True)``).
         rows: The rows policy (:meth:`hf_stitch.Representation.rows`).
         align: Which rows of texts correspond under ``positions``. ``tokens``: token i of both sides, which takes one
             tokenizer. ``offsets``: the smallest pieces of text that both tokenizers cut out, each the mean of its

@@ -190,8 +190,10 @@ def test_each_network_runs_once_per_batch(cnn: Adapter, vit: Adapter, images: Te
 @pytest.mark.parametrize("metric", ["linear_cka", DEBIASED, "procrustes"])
 def test_routes_agree(cnn: Adapter, vit: Adapter, images: Tensor, metric: Any, monkeypatch: Any) -> None:
     found = {}
-    for way in routes_module._ways(registries.metrics.build(metric)):
-        monkeypatch.setattr(routes_module, "_ways", lambda _, way=way: (way,))
+    built = registries.metrics.build(metric)
+    for route in built.routes:
+        way = route.name
+        monkeypatch.setattr(type(built), "routes", (route,))
         atlas = compare(cnn, vit, images, metrics=[metric], progress=False)
         (found[way],) = atlas.values.values()
         assert [*atlas.routes.values()] == [way]
@@ -374,7 +376,7 @@ def test_bad_input_is_refused_before_anything_is_lost(
     refused("must be at least 1, got 0", a, a, points, batch_size=0)
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
     refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, rows="positions")
-    refused("compares what networks answer", a, a, points, metrics=["disagreement"])
+    refused("compares outputs, not layers", a, a, points, metrics=["disagreement"])
     refused("asked for twice", a, a, points, metrics=["rsa", "rsa"])
     refused("at least one metric", a, a, points, metrics=[])
     refused("write", a, a, points, metrics="rsa", error=TypeError)

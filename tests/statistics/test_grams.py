@@ -106,8 +106,8 @@ def test_means_far_from_zero_cost_no_precision(offset: float, debiased: bool) ->
 @pytest.mark.parametrize("offset", [0.0, 30.0, 300.0])
 def test_minibatches_in_float32_far_from_zero(offset: float) -> None:
     x, y = ([r.float() for r in layers(seed, 256, (512, 2048), offset)] for seed in (6, 7))
-    exact = MinibatchGrams(64).update([r.double() for r in x], [r.double() for r in y]).hsic()
-    found = MinibatchGrams(64).update(x, y).hsic()
+    exact = MinibatchGrams(64, 2, 2).update([r.double() for r in x], [r.double() for r in y]).hsic()
+    found = MinibatchGrams(64, 2, 2).update(x, y).hsic()
     np.testing.assert_allclose(cka(found), cka(exact), atol=1e-6)
 
 
@@ -115,7 +115,7 @@ def test_minibatches_in_float32_far_from_zero(offset: float) -> None:
 @pytest.mark.parametrize("size", [1, 7, 16, 60])
 def test_minibatches_are_those_of_the_metric(same: bool, size: int) -> None:
     y = X if same else Y
-    kept = MinibatchGrams(16, same)
+    kept = MinibatchGrams(16, len(X), None if same else len(Y))
     for start in range(0, 60, size):
         parts = [[rows[start : start + size] for rows in side] for side in (X, Y)]
         kept.update(parts[0], None if same else parts[1])
@@ -127,7 +127,7 @@ def test_minibatches_are_those_of_the_metric(same: bool, size: int) -> None:
 @pytest.mark.parametrize("same", [False, True])
 def test_states_go_on_bit_for_bit(n: int, same: bool) -> None:
     x, y = layers(8, n + 50, (3, 2)), None if same else layers(9, n + 50, (4,))
-    mini: MinibatchGrams = MinibatchGrams(64, same)
+    mini: MinibatchGrams = MinibatchGrams(64, 2, None if same else 1)
 
     def feed(kept: LayerMoments | MinibatchGrams, some: slice) -> None:
         kept.update([r[some] for r in x], None if y is None else [r[some] for r in y])
@@ -147,7 +147,7 @@ def test_half_of_the_products_is_enough(n: int, same: bool) -> None:
     for debiased in (False, True):
         expected = dense(x, y or x, debiased)
         np.testing.assert_allclose(cka(Grams(x, y).hsic(debiased)), expected, rtol=1e-10, atol=1e-12)
-    found = cka(MinibatchGrams(n, same).update(x, y).hsic())
+    found = cka(MinibatchGrams(n, 2, None if same else 1).update(x, y).hsic())
     np.testing.assert_allclose(found, dense(x, y or x, True), rtol=1e-10, atol=1e-12)
 
 
@@ -155,20 +155,20 @@ def test_half_of_the_products_is_enough(n: int, same: bool) -> None:
 @given(st.integers(4, 70), st.integers(4, 20), st.integers(1, 25), st.booleans())
 def test_rows_announced_give_the_same_minibatches(n: int, size: int, batch: int, same: bool) -> None:
     x, y = layers(12, n, (3, 2)), [] if same else layers(13, n, (4,))
-    gathered = MinibatchGrams(size, same).update(x, None if same else y).hsic()
-    kept = MinibatchGrams(size, same, n)
+    gathered = MinibatchGrams(size, 2, None if same else 1).update(x, None if same else y).hsic()
+    kept = MinibatchGrams(size, 2, None if same else 1, n)
     for parts in zip(*(rows.split(batch) for rows in (*x, *y)), strict=True):
-        reduced = [kept.reduce(part) for part in parts]
+        reduced = [kept.keep(part) for part in parts]
         kept.update(reduced[:2], None if same else reduced[2:])
-        kept = MinibatchGrams.from_state_dict(kept.state_dict(), n)
+        kept = MinibatchGrams.from_state_dict(kept.state_dict())
     for some, other in zip(kept.hsic(), gathered, strict=True):
         torch.testing.assert_close(some, other, rtol=1e-9, atol=1e-9)
 
 
 def test_of_batches_that_are_minibatches_no_row_is_kept() -> None:
-    kept = MinibatchGrams(16, same=True, n=60)
+    kept = MinibatchGrams(16, 1, n=60)
     for rows in X[0].split(16):
-        kept.update([kept.reduce(rows)])
+        kept.update([kept.keep(rows)])
         assert not any(key.startswith("pending") for key in kept.state_dict())
 
 
@@ -176,7 +176,7 @@ def test_equal_rows_have_no_hsic() -> None:
     dead = [torch.full((40, 5), 0.1, dtype=torch.float64)]
     assert moments(dead, None).hsic().xx.item() == 0
     assert Grams(dead).hsic().xx.item() == 0
-    assert MinibatchGrams(8, same=True).update([dead[0].float()]).hsic().xx.item() == 0
+    assert MinibatchGrams(8, 1).update([dead[0].float()]).hsic().xx.item() == 0
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -187,13 +187,13 @@ def test_what_does_not_fit_is_refused() -> None:
         kept.update(X, [Y[0], Y[1][:9]])
     with pytest.raises(ValueError, match="leave out its rows"):
         moments(X, None).update(X, X)
-    with pytest.raises(ValueError, match=r"got \['n'\]"):
-        LayerMoments.from_state_dict({"n": torch.tensor(3)})
+    with pytest.raises(ValueError, match=r"lacks 'origin'"):
+        LayerMoments.from_state_dict({"count": torch.tensor(3)})
     with pytest.raises(ValueError, match="float64 of shape"):
         LayerMoments.from_state_dict({**kept.state_dict(), "cross": torch.zeros(1)})
     with pytest.raises(ValueError, match="same rows, got"):
         Grams(X, [Y[0][:3]])
     with pytest.raises(ValueError, match="at least 4 rows, got 3"):
-        MinibatchGrams(3)
+        MinibatchGrams(3, 1)
     with pytest.raises(ValueError, match="at least 4 rows, got 3"):
         moments([r[:3] for r in X], None).hsic(debiased=True)

@@ -154,7 +154,7 @@ def test_wrong_rows_are_refused(x: torch.Tensor, y: torch.Tensor, error: type[Ex
 def test_wrong_widths_are_refused() -> None:
     with pytest.raises(ValueError, match="got dx=0 and dy=2"):
         Moments(0, 2)
-    with pytest.raises(ValueError, match="dx=3, dy=2 and dx=2, dy=3"):
+    with pytest.raises(ValueError, match="same widths merge, got \\[3, 2\\] and \\[2, 3\\]"):
         Moments(3, 2).merge(Moments(2, 3))
 
 
@@ -172,9 +172,9 @@ def test_state_survives_safetensors_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sxy": torch.zeros(2, 3, dtype=torch.float64)}, r"sxy .* shape \(3, 2\), got .* shape \(2, 3\)"),
-        ({"sxx": torch.zeros(3, 3)}, "sxx .* float64 .* got torch.float32"),
-        ({"mean_y": torch.full((2,), torch.nan, dtype=torch.float64)}, "mean_y .* with NaN or infinity"),
+        ({"scatter": torch.zeros(2, 3, dtype=torch.float64)}, r"scatter .* shape \(5, 5\), got .* shape \(2, 3\)"),
+        ({"scatter": torch.zeros(5, 5)}, "scatter .* got torch.float32"),
+        ({"mean": torch.full((5,), torch.nan, dtype=torch.float64)}, "mean .* with NaN or infinity"),
         ({"extra": torch.zeros(1)}, "got .*'extra'"),
     ],
 )

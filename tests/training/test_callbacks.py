@@ -414,7 +414,7 @@ def test_dynamics_save_and_show(tmp_path: Path) -> None:
         ({"probe": []}, "no samples"),
         ({"probe": images(1)}, "at least 2"),
         ({"metrics": ["linear_ckaa"]}, "linear_cka"),
-        ({"metrics": ["disagreement"]}, "not their layers"),
+        ({"metrics": ["disagreement"]}, "not layers"),
         ({"every": "epochs"}, "every must be"),
         ({"every": 0}, "every must be"),
         ({"every": True}, "every must be"),

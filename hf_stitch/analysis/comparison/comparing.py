@@ -139,8 +139,8 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
         label = metric.label
         if label in scores:
             raise ValueError(f"metric {label} is asked for twice")
-        if metric.statistic == "outputs":
-            raise ValueError(f"metric {label} compares what networks answer, not their layers; call its function")
+        if not metric.routes:
+            raise ValueError(f"metric {label} compares {metric.statistic}, not layers; call its function")
         scores[label] = metric
     if not scores:
         raise ValueError("compare needs at least one metric, got none")
@@ -151,11 +151,13 @@ def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> 
     """Refuse what is known to fail before the data are read."""
     start, stop = processes.part(watch.n)
     for label, metric in scores.items():
-        if metric.name == "minibatch_cka" and watch.policy != "positions" and stop - start < 4:
+        least = metric.least_rows("x", 1)
+        if metric.minibatched and watch.policy != "positions" and stop - start < least:
             raise ValueError(
-                f"{label} takes at least 4 samples in each process, and {processes.count} processes share {watch.n}"
+                f"{label} takes at least {least} samples in each process, and {processes.count} processes share "
+                f"{watch.n}"
             )
-        if watch.policy == "positions" and metric.statistic in ("debiased", "grams"):
+        if watch.policy == "positions" and metric.independent_rows:
             warnings.warn(
                 f"{label} takes rows for independent samples, and positions of one sample are not: two networks that "
                 "have nothing in common can score .7. Use rows='mean' or 'flatten'",

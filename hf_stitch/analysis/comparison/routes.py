@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_stitch.analysis.comparison.watch import Watch
-from hf_stitch.metrics import Metric, MomentsMetric
+from hf_stitch.analysis.comparison.watch import Group, Watch
+from hf_stitch.metrics import Metric
+from hf_stitch.metrics._routes import Collected
+from hf_stitch.metrics._routes import Route as MetricRoute
 from hf_stitch.results import Result
+from hf_stitch.statistics import Cost, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams, Workload
 
 if TYPE_CHECKING:
     import pandas
     from rich.table import Table
-
-
-_PASSES = 400
-"""Operations for which there would be time while the numbers of a Gram matrix are put in order, for each of them."""
 
 
 @dataclass(frozen=True)
@@ -93,63 +92,47 @@ class Plan(Result):
         return table
 
 
+STATISTICS: dict[Collected, type[LayerStatistic]] = {
+    "moments": LayerMoments,
+    "rows": LayerRows,
+    "minibatches": MinibatchGrams,
+}
+"""What a pass can collect."""
+
+
+def workload(group: Group, watch: Watch) -> Workload:
+    """What is compared in a group, as far as costs depend on it."""
+    x, y, distinct = (tuple(map(watch.width, keys)) for keys in (group.x, group.y, group.keys))
+    return Workload(watch.count(group), x, y, group.same, distinct, watch.probe[group.x[0]].element_size())
+
+
 def routes_of(scores: Mapping[str, Metric], watch: Watch, available: int) -> tuple[Route, ...]:
     """Every route to every metric; taken are those of the fewest operations that fit into memory.
 
     Metrics with one route come first: what they collect costs the others nothing.
     """
     routes: dict[str, list[Route]] = {}
-    collected: set[str] = set()
-    for label, metric in sorted(scores.items(), key=lambda item: len(_ways(item[1]))):
-        routes[label] = [_route(label, metric, way, watch, way in collected) for way in _ways(metric)]
+    collected: set[tuple[str, str]] = set()
+    work = [workload(group, watch) for group in watch.groups]
+    for label, metric in sorted(scores.items(), key=lambda item: len(item[1].routes)):
+        statistics = {way.name: (way.collects, repr(way.options)) for way in metric.routes}
+        routes[label] = [_route(label, way, work, statistics[way.name] in collected) for way in metric.routes]
         fitting = [route for route in routes[label] if route.memory <= available]
         if fitting:
             best = min(fitting, key=lambda route: route.flops)
-            collected.add(best.name)
+            collected.add(statistics[best.name])
             routes[label] = [replace(route, chosen=route is best) for route in routes[label]]
     return tuple(route for label in scores for route in routes[label])
 
 
-def _ways(metric: Metric) -> tuple[str, ...]:
-    """The routes that give the value of a metric."""
-    if metric.name == "linear_cka":
-        return ("moments", "grams")
-    if metric.name == "minibatch_cka":
-        return ("minibatches",)
-    return ("moments", "features") if isinstance(metric, MomentsMetric) else ("features",)
-
-
-def _route(label: str, metric: Metric, way: str, watch: Watch, collected: bool) -> Route:
+def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bool) -> Route:
     """What a route takes; if its statistic is collected anyway, only what follows the pass counts as operations."""
-    flops, memory, disk = 0.0, 0, 0
-    for group in watch.groups:
-        n, itemsize = watch.count(group), watch.probe[group.x[0]].element_size()
-        x, y = ([watch.width(key) for key in keys] for keys in (group.x, group.y))
-        both = sum(map(watch.width, group.keys))
-        pairs = [(dx, dy) for dx in x for dy in y]
-        once = 0.5 if group.same and metric.symmetric else 1.0
-        match way:
-            case "moments":
-                products = sum(x) * sum(y) * (0.5 if group.same else 1.0)
-                own = sum(watch.width(key) ** 2 for key in group.keys)
-                flops += 0 if collected else 2 * n * (products + own)
-                flops += 0 if metric.name == "linear_cka" else once * sum(20 * max(pair) ** 3 for pair in pairs)
-                memory += 8 * (sum(x) * sum(y) + own)
-            case "grams":
-                flops += n**2 * (both + len(pairs) + _PASSES * len(group.keys))  # of a Gram matrix half is computed
-                memory += 8 * n**2 * (len(group.keys) + 1)
-                disk += n * both * itemsize
-            case "minibatches":
-                size = min(metric.options["batch_size"], n)
-                flops += n * size * (both / (8 / itemsize) + len(pairs))
-                memory += 2 * size * both * itemsize + 8 * size**2 * len(group.keys)
-            case _:
-                wide = [2 * n * (dx * min(n, dx) + dy * min(n, dy) + min(n, dx) * min(n, dy)) for dx, dy in pairs]
-                square = not isinstance(metric, MomentsMetric)
-                flops += once * sum(wide) + square * once * 4 * n**2 * sum(map(sum, pairs))
-                memory = max(memory, 24 * n * max(map(sum, pairs)) + square * 24 * n**2)
-                disk += n * both * itemsize
-    return Route(label, way, flops, memory, disk)
+    total = Cost()
+    for each in work:
+        collecting = STATISTICS[way.collects].cost(each, **way.options)
+        total += replace(collecting, flops=0.0) if collected else collecting
+        total += way.cost(each)
+    return Route(label, way.name, total.flops, total.memory, int(total.disk))
 
 
 def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
@@ -164,7 +147,7 @@ def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
             needs = ", ".join(f"{route.name} {_bytes(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
                 f"no route to {metric} fits into memory: it may take {_bytes(available)}, and they take {needs}; name "
-                "fewer layers, use rows='mean', or minibatch_cka"
+                "fewer layers, use rows='mean', or a metric that is computed from minibatches"
             )
     return taken
 

@@ -1,0 +1,257 @@
+"""What every statistic is: its state is declared once, and how two of them combine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Reduce = Literal["sum", "cat", "same", "own"]
+"""How a part of the state combines with that of another statistic.
+
+``sum`` adds up, ``cat`` holds rows that follow each other, ``same`` must be equal, ``own`` is up to the class's
+:meth:`Statistic._combine`.
+"""
+
+
+class Statistic(ABC):
+    """Something collected over batches, merged over parts of the data, reduced over processes and saved as tensors.
+
+    A subclass declares each part of its state by :meth:`add_state` in its constructor, and updates it in a method of
+    its own. Reset, merge, all-reduce, and saving follow.
+
+    Example:
+        >>> class Sum(Statistic):
+        ...     def __init__(self, width):
+        ...         super().__init__()
+        ...         self.add_state("total", torch.zeros(width), "sum")
+        ...     @classmethod
+        ...     def _like(cls, state):
+        ...         return cls(len(state["total"]))
+        ...     def update(self, rows):
+        ...         self.total += rows.sum(0)
+        ...         return self
+        >>> kept = Sum(2).update(torch.ones(3, 2))
+        >>> kept.merge(Sum.from_state_dict(kept.state_dict())).total
+        tensor([6., 6.])
+    """
+
+    def __init__(self) -> None:
+        self._declared: dict[str, _Declared] = {}
+        self._parts: dict[str, Statistic] = {}
+
+    def add_state(self, name: str, initial: Tensor | None, reduce: Reduce) -> None:
+        """Declare a part of the state, which becomes an attribute.
+
+        Args:
+            name: Of the attribute.
+            initial: Its first value: zeros, or for ``same`` any. ``None`` for ``cat``: an empty list of tensors, to
+                which rows are appended.
+            reduce: How it combines with that of another statistic.
+        """
+        form = None if initial is None else (initial.shape, initial.dtype, initial.device)
+        self._declared[name] = _Declared(reduce, form)
+        setattr(self, name, [] if initial is None else initial)
+
+    def add_part(self, name: str, part: Statistic) -> None:
+        """Declare a statistic inside this one, which becomes an attribute and combines with its like.
+
+        Args:
+            name: Of the attribute.
+            part: The statistic.
+        """
+        self._parts[name] = part
+        setattr(self, name, part)
+
+    @classmethod
+    @abstractmethod
+    def _like(cls, state: Mapping[str, Tensor]) -> Self:
+        """An empty statistic of the form that a state dict has, on its device."""
+
+    def _settle(self) -> None:
+        """Take in what waits to be computed, so that the sums hold everything."""
+
+    def _combine(self, other: Self) -> None:
+        """Combine the parts that are declared ``own``."""
+
+    # -- what follows -----------------------------------------------------------------------------------------------
+    def reset(self) -> Self:
+        """Forget all rows.
+
+        Returns:
+            This statistic.
+        """
+        for name, declared in self._declared.items():
+            if declared.form is None:
+                setattr(self, name, [])
+            elif declared.reduce != "same":
+                getattr(self, name).zero_()
+        for part in self._parts.values():
+            part.reset()
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Add what another statistic has seen, as if it had come here; the other stays as it is.
+
+        Args:
+            other: Of the same form, on any device.
+
+        Returns:
+            This statistic.
+
+        Raises:
+            ValueError: If it is of another form: widths, limits or origins differ.
+        """
+        kind = type(self).__name__
+        if type(other) is not type(self):
+            raise ValueError(f"{kind} merges with its own kind only, got {type(other).__name__}")
+        for name in self._named("same"):
+            own, its = getattr(self, name), getattr(other, name)
+            if own.shape != its.shape or not torch.equal(own, its.to(own.device)):
+                raise ValueError(f"only {kind} of the same {name} merge, got {_short(own)} and {_short(its)}")
+        self._combine(other)
+        for name in self._named("sum"):
+            setattr(self, name, getattr(self, name) + getattr(other, name).to(getattr(self, name).device))
+        for name in self._named("cat"):
+            getattr(self, name).extend(getattr(other, name))
+        for name, own in self._parts.items():
+            own.merge(other._parts[name])
+        return self
+
+    def all_reduce(self, accelerator: Accelerator) -> Self:
+        """Give every process what all have collected; to be called once, by all, after the last row.
+
+        States are merged in the order of the ranks, so that all processes end with the same bits, and sent one at a
+        time, so that memory does not grow with their number. With one process nothing happens. Rows count as often as
+        they are given: a loader that evens out its last batch with repeated samples (accelerate's ``even_batches``)
+        makes them count twice.
+
+        Args:
+            accelerator: The ``accelerate.Accelerator`` that knows the processes.
+
+        Returns:
+            This statistic.
+        """
+        if accelerator.num_processes == 1:
+            return self
+        self._settle()
+        mine, total = self._tensors(), None
+        for rank in range(accelerator.num_processes):
+            part = type(self).from_state_dict(_from_rank(mine, rank, accelerator))
+            total = part if total is None else total.merge(part)
+        assert total is not None
+        self._become(total)
+        return self
+
+    def _become(self, other: Self) -> None:
+        for name in self._declared:
+            setattr(self, name, getattr(other, name))
+        for name, part in self._parts.items():
+            part._become(other._parts[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of everything as contiguous tensors, ready for safetensors."""
+        return {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything by name, of parts with theirs before it, not copied."""
+        held = {name: getattr(self, name) for name in self._declared}
+        filled = {name: value for name, value in held.items() if not (isinstance(value, list) and not value)}
+        own = {name: torch.cat(value) if isinstance(value, list) else value for name, value in filled.items()}
+        inner = {f"{name}.{key}": value for name, part in self._parts.items() for key, value in part._tensors().items()}
+        return own | inner
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
+        """Rebuild what :meth:`state_dict` gave, bit for bit, on the device of its tensors.
+
+        Args:
+            state: The tensors, for example from ``safetensors.torch.load_file``.
+
+        Returns:
+            The statistic.
+
+        Raises:
+            ValueError: If a tensor is missing or unknown, of another dtype or shape than it should be, or holds NaN or
+                infinity.
+        """
+        try:
+            built = cls._like(state)
+        except KeyError as error:
+            raise ValueError(f"a state of {cls.__name__} lacks {error}; it has {', '.join(sorted(state))}") from error
+        return built.load_state_dict(state)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
+        """Take up what :meth:`state_dict` of a statistic of this form gave, bit for bit.
+
+        Args:
+            state: The tensors, on any device.
+
+        Returns:
+            This statistic.
+
+        Raises:
+            ValueError: As :meth:`from_state_dict`.
+        """
+        kind = type(self).__name__
+        for name, part in self._parts.items():
+            part.load_state_dict(within(f"{name}.", state))
+        state = {key: value for key, value in state.items() if key.partition(".")[0] not in self._parts}
+        fixed = {name for name, declared in self._declared.items() if declared.form is not None}
+        if not fixed <= state.keys() <= self._declared.keys():
+            raise ValueError(f"a state of {kind} has the keys {sorted(self._declared)}, got {sorted(state)}")
+        for name, value in state.items():
+            form = self._declared[name].form
+            finite = not value.is_floating_point() or bool(value.isfinite().all())
+            if not finite or (form is not None and (value.shape, value.dtype) != form[:2]):
+                want = "" if form is None else f" {form[1]} of shape {tuple(form[0])}"
+                raise ValueError(
+                    f"{name} of a state of {kind} must be finite{want}, got {value.dtype} of shape "
+                    f"{tuple(value.shape)}{'' if finite else ' with NaN or infinity'}"
+                )
+            setattr(self, name, [value.clone()] if form is None else value.to(form[2], copy=True))
+        return self
+
+    def _named(self, reduce: Reduce) -> Iterator[str]:
+        return (name for name, declared in self._declared.items() if declared.reduce == reduce)
+
+
+class _Declared(NamedTuple):
+    """A part of a state.
+
+    Attributes:
+        reduce: How it combines with that of another statistic.
+        form: Shape, dtype and device; ``None`` for rows.
+    """
+
+    reduce: Reduce
+    form: tuple[torch.Size, torch.dtype, torch.device] | None
+
+
+def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a state whose keys begin with a prefix, without it."""
+    return {key.removeprefix(prefix): part for key, part in state.items() if key.startswith(prefix)}
+
+
+def _short(value: Tensor) -> str:
+    return str(value.tolist()) if value.numel() <= 4 else f"a tensor of shape {tuple(value.shape)}"
+
+
+def _from_rank(mine: Mapping[str, Tensor], rank: int, accelerator: Accelerator) -> dict[str, Tensor]:
+    """The state of one process, on every process, each tensor on the device that it has there."""
+    from accelerate.utils import broadcast, broadcast_object_list
+
+    forms = {name: (tuple(value.shape), value.dtype, value.device.type) for name, value in mine.items()}
+    (forms,) = broadcast_object_list([forms], from_process=rank)
+    received = {}
+    for name, (shape, dtype, device) in forms.items():
+        value = mine[name] if accelerator.process_index == rank else torch.empty(shape, dtype=dtype)
+        sent = broadcast(value.to(accelerator.device, copy=True), from_process=rank)
+        received[name] = sent.to("cpu" if device == "cpu" else accelerator.device)
+    return received

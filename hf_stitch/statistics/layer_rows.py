@@ -1,0 +1,139 @@
+"""The rows of every layer of two sides, in files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from hf_stitch.statistics.grams import Grams
+from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
+from hf_stitch.storage.rows import RowStore
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_CHUNK = 2**26
+"""Bytes that are sent to the other processes at a time."""
+
+
+class LayerRows(LayerStatistic):
+    """The rows themselves, each layer's in a file that is mapped into memory when they are all there.
+
+    What is narrower than float32 is kept in that.
+
+    Args:
+        folder: Where the files are; those that are there are replaced.
+        x: Rows of each layer of the first side, for their width and dtype.
+        y: Of the second; ``None``: it is the first side once more.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kept = LayerRows(Path(folder), [torch.empty(0, 3)]).update([torch.ones(5, 3)])
+        ...     kept.x(0).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(self, folder: Path, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
+        self._folder, self._layers_x, self._same = folder, len(x), y is None
+        self._like = [rows[:0].to("cpu", torch.promote_types(rows.dtype, torch.float32)) for rows in (*x, *(y or ()))]
+        self._held: list[RowStore] | None = None  # opened when rows come: those of an earlier run may go on
+
+    @classmethod
+    def cost(cls, work: Workload, **options: Any) -> Cost:
+        """As in ``LayerStatistic``."""
+        return Cost(disk=work.n * sum(work.distinct) * work.itemsize)
+
+    def _opened(self, ending: str, rows: int = 0) -> list[RowStore]:
+        """Files of some rows; all behind these are cut off."""
+        paths = (self._folder / f"{place}.{ending}" for place in range(len(self._like)))
+        return [RowStore(path, resume=rows, like=like) for path, like in zip(paths, self._like, strict=True)]
+
+    @property
+    def _stores(self) -> list[RowStore]:
+        if self._held is None:
+            self._held = self._opened("rows")
+        return self._held
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return len(self._stores[0])
+
+    def x(self, i: int) -> Tensor:
+        """The rows of layer i of the first side, ``(n, dx)``."""
+        return self._stores[i].rows()
+
+    def y(self, j: int) -> Tensor:
+        """The rows of layer j of the second side, ``(n, dy)``."""
+        return self._stores[j if self._same else self._layers_x + j].rows()
+
+    @cached_property
+    def grams(self) -> Grams:
+        """The Gram matrices of all layers, computed once."""
+        rows = [store.rows() for store in self._stores]
+        return Grams(rows) if self._same else Grams(rows[: self._layers_x], rows[self._layers_x :])
+
+    def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> Self:
+        """Add a batch; see :class:`LayerStatistic`.
+
+        Args:
+            x: For each layer of the first side its rows.
+            y: Of the second; left out if that is the first.
+
+        Returns:
+            These rows.
+        """
+        for store, like, rows in zip(self._stores, self._like, (*x, *(y or ())), strict=True):
+            store.append(rows.to("cpu", like.dtype))
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """How many rows there are; they are in the files."""
+        return {"count": torch.tensor(self.n)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
+        """Keep the first rows of the files, the others having come after the state was saved.
+
+        Args:
+            state: From :meth:`state_dict`.
+
+        Returns:
+            These rows.
+
+        Raises:
+            ValueError: If a file has fewer rows.
+        """
+        self._held = self._opened("rows", int(state["count"]))
+        return self
+
+    def all_reduce(self, accelerator: Accelerator) -> Self:
+        """Give every process the rows of all, in the order of the ranks; to be called once, by all.
+
+        Args:
+            accelerator: The ``accelerate.Accelerator`` that knows the processes.
+
+        Returns:
+            These rows.
+        """
+        if accelerator.num_processes == 1:
+            return self
+        from accelerate.utils import broadcast, gather_object
+
+        counts = gather_object([self.n])
+        stores = self._opened("all")
+        for own, store, like in zip(self._stores, stores, self._like, strict=True):
+            some = max(_CHUNK // max(like.shape[1] * like.element_size(), 1), 1)
+            for rank, count in enumerate(counts):
+                for start in range(0, count, some):
+                    size = min(some, count - start)
+                    mine = accelerator.process_index == rank
+                    part = own.rows()[start : start + size] if mine else like.new_empty(size, like.shape[1])
+                    store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
+        self._held = stores
+        return self
