@@ -8,22 +8,21 @@ Example:
     'StitchedModelForImageClassification'
 """
 
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-)
+import warnings
 
-from hf_stitch.artefacts import (
-    StitchConfig,
-    StitchedModel,
-    StitchedModelForCausalLM,
-    StitchedModelForImageClassification,
-    StitchedModelForSequenceClassification,
-)
+import transformers
 
-AutoModel.register(StitchConfig, StitchedModel, exist_ok=True)
-AutoModelForImageClassification.register(StitchConfig, StitchedModelForImageClassification, exist_ok=True)
-AutoModelForSequenceClassification.register(StitchConfig, StitchedModelForSequenceClassification, exist_ok=True)
-AutoModelForCausalLM.register(StitchConfig, StitchedModelForCausalLM, exist_ok=True)
+from hf_stitch.artefacts import StitchConfig, StitchedModel
+from hf_stitch.registry import PluginError, registries
+
+
+def _register(kind: type[StitchedModel]) -> None:
+    getattr(transformers, kind.auto_class).register(StitchConfig, kind, exist_ok=True)
+
+
+_register(StitchedModel)
+for _task in registries.heads:
+    try:
+        _register(registries.heads.get(_task))
+    except PluginError as _error:  # which breaks nothing but itself
+        warnings.warn(str(_error), stacklevel=2)

@@ -89,6 +89,11 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "random": "hf_stitch.relative.selection:Random",
         "stratified": "hf_stitch.relative.selection:Stratified",
     },
+    "heads": {
+        "image-classification": "hf_stitch.artefacts.classification:StitchedModelForImageClassification",
+        "text-classification": "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification",
+        "text-generation": "hf_stitch.artefacts.language:StitchedModelForCausalLM",
+    },
 }
 """Every built-in name of every registry, as ``module:attribute``."""
 
@@ -100,5 +105,6 @@ BASES: dict[str, str] = {
     "metrics": "hf_stitch.metrics.base:Metric",
     "similarities": "hf_stitch.relative.similarities:Similarity",
     "anchors": "hf_stitch.relative.selection:Selection",
+    "heads": "hf_stitch.artefacts.modeling:StitchedModel",
 }
 """The class that everything in a registry is a subclass of, as ``module:attribute``."""

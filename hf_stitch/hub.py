@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
@@ -14,26 +14,49 @@ if TYPE_CHECKING:
 CARD = "README.md"
 
 
-def download(
-    repo_id: str,
-    *,
-    files: list[str],
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
-) -> Path:
-    """Some files of a model on the Hub, from the cache where it has them.
+class DownloadOptions(TypedDict, total=False):
+    """How the Hub is reached to read from it.
 
-    Args:
-        repo_id: The model.
-        files: Patterns of the names of the files wanted; none in subfolders.
+    Attributes:
         revision: Branch, tag or commit; default: the default branch.
         token: Hub token; default: the one that this machine is logged in with.
         cache_dir: Where downloads are kept.
         local_files_only: Use what is cached only.
         force_download: Download again.
+    """
+
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | Path | None
+    local_files_only: bool
+    force_download: bool
+
+
+class UploadOptions(TypedDict, total=False):
+    """How something is uploaded.
+
+    Attributes:
+        private: Whether a model that is created is private; default: the namespace's own rule.
+        token: Hub token; default: the one that this machine is logged in with.
+        revision: Branch; created if it does not exist.
+        commit_message: Its message.
+        create_pr: Open a pull request instead of committing.
+    """
+
+    private: bool | None
+    token: str | bool | None
+    revision: str | None
+    commit_message: str
+    create_pr: bool
+
+
+def download(repo_id: str, *, files: list[str], **options: Unpack[DownloadOptions]) -> Path:
+    """Some files of a model on the Hub, from the cache where it has them.
+
+    Args:
+        repo_id: The model.
+        files: Patterns of the names of the files wanted; none in subfolders.
+        **options: As in :class:`DownloadOptions`.
 
     Returns:
         The folder that holds them; its name is the commit.
@@ -46,18 +69,10 @@ def download(
     """
     from huggingface_hub import snapshot_download
 
+    revision = options.get("revision")
     place = f"{repo_id}@{revision}" if revision else repo_id
     with _telling(f"{place} could not be downloaded"):
-        folder = snapshot_download(
-            repo_id,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            force_download=force_download,
-            allow_patterns=files,
-            ignore_patterns=["*/*"],
-        )
+        folder = snapshot_download(repo_id, allow_patterns=files, ignore_patterns=["*/*"], **options)
     return Path(folder)
 
 
@@ -67,11 +82,7 @@ def upload(
     *,
     replaces: list[str],
     card: Callable[[str, str | None], str],
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload",
-    create_pr: bool = False,
+    **options: Unpack[UploadOptions],
 ) -> CommitInfo:
     """A folder to the Hub in one commit: all of it arrives, or nothing changes.
 
@@ -81,11 +92,7 @@ def upload(
         replaces: Patterns of names: such files of the model that the folder does not have are deleted with the commit
             (shards of an earlier upload).
         card: From the model's full id and its present card to the new one.
-        private: Whether a model that is created is private; default: the namespace's own rule.
-        token: Hub token; default: the one that this machine is logged in with.
-        revision: Branch; created if it does not exist.
-        commit_message: Its message.
-        create_pr: Open a pull request instead of committing.
+        **options: As in :class:`UploadOptions`.
 
     Returns:
         The commit: ``oid``, ``commit_url``, ``pr_url``.
@@ -98,9 +105,10 @@ def upload(
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    api = HfApi(token=token)
+    api = HfApi(token=options.get("token"))
+    revision, create_pr = options.get("revision"), options.get("create_pr", False)
     with _telling(f"{repo_id} could not be uploaded"):
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        repo_id = api.create_repo(repo_id, private=options.get("private"), exist_ok=True).repo_id
         if revision is not None and not create_pr and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         info = api.model_info(repo_id, revision=revision)
@@ -118,7 +126,7 @@ def upload(
                 *(CommitOperationAdd(name, content) for name, content in adds.items()),
                 *(CommitOperationDelete(name) for name in stale),
             ],
-            commit_message=commit_message,
+            commit_message=options.get("commit_message", "Upload"),
             revision=revision,
             create_pr=create_pr,
             parent_commit=info.sha,

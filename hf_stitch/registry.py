@@ -23,6 +23,7 @@ from hf_stitch.built_ins import BASES, BUILT_INS
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter, Override
+    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.matchers import Matcher
     from hf_stitch.metrics import Metric
     from hf_stitch.relative import Selection, Similarity
@@ -108,6 +109,12 @@ class Registry(Generic[T]):
         """The names, sorted."""
         return iter(self.names())
 
+    @property
+    def base(self) -> type[T]:
+        """The class that everything in it is a subclass of."""
+        found: type[T] = resolve_name(self._base)
+        return found
+
     def names(self) -> tuple[str, ...]:
         """All names, sorted. Imports nothing, and lists plugins that will turn out to be broken."""
         return tuple(sorted({*self._built_ins, *self._plugins, *self._registered}))
@@ -154,7 +161,7 @@ class Registry(Generic[T]):
             >>> registries.matchers.build({"name": "ridge", "ridge": 0.5})
             Ridge(ridge=0.5)
         """
-        base: type[T] = resolve_name(self._base)
+        base = self.base
         if isinstance(spec, base):
             if options:
                 raise TypeError(
@@ -270,7 +277,7 @@ class Registries:
         >>> registries["stitches"] is registries.stitches
         True
         >>> list(registries)
-        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors']
+        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors', 'heads']
     """
 
     adapters: Registry[Adapter]
@@ -280,6 +287,7 @@ class Registries:
     metrics: Registry[Metric]
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
+    heads: Registry[StitchedModel]
 
     def __iter__(self) -> Iterator[str]:
         """The names of the registries."""

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.artefacts.modeling import StitchedModel, logits_of
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.stitches import StitchingLayer
 

@@ -1,16 +1,18 @@
-"""Stitched models and the small artefact that joins two networks."""
+"""Artefacts: stitched models and the small stitcher that joins two networks, which are saved, shared and loaded."""
 
-from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.head import Head, HeadConfig
-from hf_stitch.artefacts.modeling import (
-    StitchedModel,
-    StitchedModelForCausalLM,
+from hf_stitch.artefacts.classification import (
     StitchedModelForImageClassification,
     StitchedModelForSequenceClassification,
 )
+from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.description import Description
+from hf_stitch.artefacts.head import Head, HeadConfig
+from hf_stitch.artefacts.language import StitchedModelForCausalLM
+from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.stitcher import Stitcher
 
 __all__ = [
+    "Description",
     "Head",
     "HeadConfig",
     "StitchConfig",

@@ -7,15 +7,14 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
-from hf_stitch.hub import CARD
+from hf_stitch.artefacts.description import Description
+from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.reference import Endpoint
-
-if TYPE_CHECKING:
-    from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.registry import PluginError, registries
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 BEGIN = "<!-- hf-stitch: from here to the end mark is written anew at every save and push; write above or below -->"
@@ -23,37 +22,9 @@ END = "<!-- hf-stitch: end mark -->"
 GENERATED = re.compile(r"<!-- hf-stitch: from here.*?-->.*?<!-- hf-stitch: end mark -->", re.DOTALL)
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 
-STITCHING = (
-    (
-        "Lenc & Vedaldi: Understanding image representations by measuring their equivariance and equivalence",
-        "1411.5908",
-    ),
-    ("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633"),
-)
-RELATIVE = ("Moschella et al.: Relative representations enable zero-shot latent space communication", "2209.15430")
-PAPERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "task_loss": (
-        (
-            "Balogh & Jelasity: How not to Stitch Representations to Measure Similarity: Task Loss Matching versus "
-            "Direct Matching",
-            "2412.11299",
-        ),
-    ),
-    "relative": (RELATIVE,),
-    "inverse_relative": (
-        RELATIVE,
-        ("Maiorca et al.: Latent space translation via inverse relative projection", "2406.15057"),
-    ),
-}
-"""By matcher, or by type of stitch: the papers of its method, beside those of stitching itself."""
+STITCHING = (LENC_2015, CSISZARIK_2021)
+"""The papers of stitching itself."""
 
-MAPS = {
-    "linear": "an affine map",
-    "low_rank": "an affine map through a bottleneck",
-    "masked": "a sparse affine map",
-    "identity": "no map",
-    "relative": "its similarities to anchors, and nothing fitted,",
-}
 PREDICTORS = ("stitched", "identity", "mean only", "target", "chance")
 FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
 LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
@@ -68,17 +39,9 @@ SAMPLES = {
 }
 
 
-def write_card(stitcher: Stitcher, folder: Path, *, whole: bool, sample: str | None = None) -> None:
-    """Write the card into the folder of an artefact; of one that is there, what a person wrote stays."""
-    path = folder / CARD
-    present = path.read_bytes().decode("utf-8-sig") if path.is_file() else None
-    path.write_bytes(card(stitcher, whole=whole, present=present, sample=sample).encode())
-
-
 def card(
-    stitcher: Stitcher,
+    described: Description,
     *,
-    whole: bool,
     name: str | None = None,
     present: str | None = None,
     tags: Iterable[str] = (),
@@ -87,8 +50,7 @@ def card(
     """The model card (Markdown with metadata) of a stitcher or of a whole stitched model.
 
     Args:
-        stitcher: What there is to tell.
-        whole: Whether the halves are saved too.
+        described: What it is.
         name: Its id on the Hub; ``None`` for a folder.
         present: The card that is there. Its text outside the marks stays, and so does metadata that is not written
             here; tags are joined.
@@ -98,25 +60,22 @@ def card(
     Raises:
         ValueError: If the metadata of the present card cannot be read.
     """
-    matcher = stitcher.recipe.get("matcher") or {}
-    data = _metadata(stitcher, whole, name, [*tags, *([_plain(matcher["name"])] if "name" in matcher else [])])
+    matcher = described.recipe.get("matcher") or {}
+    data = _metadata(described, name, [*tags, *([_plain(matcher["name"])] if "name" in matcher else [])])
     made = ModelCard.from_template(
         ModelCardData(**data),
         template_path=str(TEMPLATE),
-        title=name.split("/")[-1] if name else "Stitched model" if whole else "Stitcher",
+        title=name.split("/")[-1] if name else "Stitched model" if described.whole else "Stitcher",
         begin=BEGIN,
         end=END,
-        summary=_summary(stitcher, whole),
-        headline=_headline(stitcher.scores),
-        audit=_audit(stitcher),
-        snippet=_snippet(stitcher, whole, name, sample),
-        needs=_needs(stitcher, whole),
-        recipe=_recipe(stitcher),
-        papers=[
-            (t, f"https://arxiv.org/abs/{i}")
-            for t, i in (*STITCHING, *PAPERS.get(str(matcher.get("name", stitcher.stitch.body.name)), ()))
-        ],
-        **_scores(stitcher.scores),
+        summary=_summary(described),
+        headline=_headline(described.scores),
+        audit=_audit(described),
+        snippet=_snippet(described, name, sample),
+        needs=_needs(described),
+        recipe=_recipe(described),
+        papers=[(paper.title, paper.url) for paper in _papers(described)],
+        **_scores(described.scores),
     )
     return str(made) if present is None else _merged(made, present)
 
@@ -208,19 +167,19 @@ def _tags(*metadata: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(tag for each in metadata for tag in each.get("tags") or ()))
 
 
-def _metadata(stitcher: Stitcher, whole: bool, name: str | None, tags: list[str]) -> dict[str, Any]:
-    parents = [end.id for end in (stitcher.source, stitcher.target) if _on_hub(end)]
-    kind = TAGS[-1] if whole else TAGS[-2]
+def _metadata(described: Description, name: str | None, tags: list[str]) -> dict[str, Any]:
+    parents = [end.id for end in (described.source, described.target) if _on_hub(end)]
+    kind = TAGS[-1] if described.whole else TAGS[-2]
     data: dict[str, Any] = {
         "library_name": "hf_stitch",
         "tags": list(dict.fromkeys([*TAGS[:2], kind, *tags])),
     }
     if parents:
         data["base_model"] = list(dict.fromkeys(parents))
-        data["base_model_relation"] = "merge" if whole else "adapter"
-    if stitcher.task in TASKS:
-        data["pipeline_tag"] = stitcher.task
-    if results := _results(stitcher.scores):
+        data["base_model_relation"] = "merge" if described.whole else "adapter"
+    if described.task in TASKS:
+        data["pipeline_tag"] = described.task
+    if results := _results(described.scores):
         data["model-index"] = [{"name": name.split("/")[-1] if name else kind, "results": results}]
     return data
 
@@ -244,14 +203,30 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"task": {"type": scores["task"]}, "dataset": dataset, "metrics": metrics}]
 
 
-def _summary(stitcher: Stitcher, whole: bool) -> str:
-    body = stitcher.stitch.body
-    kind = MAPS.get(body.name, f"a map of the type `{_plain(body.name)}`")
-    what = "This network is made of two" if whole else "This is the link between two networks"
+def _papers(described: Description) -> list[Paper]:
+    """Those of stitching, and those of the matcher or, where none is recorded, of the map."""
+    matcher = (described.recipe.get("matcher") or {}).get("name")
+    found = _class("matchers", str(matcher)) if matcher else _class("stitches", str(described.body.get("name")))
+    return list(dict.fromkeys((*STITCHING, *getattr(found, "papers", ()))))
+
+
+def _class(kind: str, name: str) -> Any:
+    """What stands behind a name, if it is installed."""
+    try:
+        return registries[kind].get(name) if name in registries[kind] else None
+    except PluginError:
+        return None
+
+
+def _summary(described: Description) -> str:
+    name, (width, other) = str(described.body.get("name")), described.widths
+    known = _class("stitches", name)
+    kind = f"a map of the kind `{_plain(name)}`" if known is None else known.title
+    what = "This network is made of two" if described.whole else "This is the link between two networks"
     return (
-        f"{what}: {_linked(stitcher.source)} runs up to `{_plain(stitcher.source_layer)}`, {kind} "
-        f"({body.in_features} → {body.out_features} features) carries what it says there over, and "
-        f"{_linked(stitcher.target)} goes on from behind `{_plain(stitcher.target_layer)}`."
+        f"{what}: {_linked(described.source)} runs up to `{_plain(described.source_layer)}`, {kind} "
+        f"({width} → {other} features) carries what it says there over, and "
+        f"{_linked(described.target)} goes on from behind `{_plain(described.target_layer)}`."
     )
 
 
@@ -278,23 +253,23 @@ def _beats(own: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> boo
     return high < value if figure in LESS_IS_BETTER else low > value
 
 
-def _audit(stitcher: Stitcher) -> str:
-    found = stitcher.recipe.get("audit") or stitcher.scores.get("audit") or ""
+def _audit(described: Description) -> str:
+    found = described.recipe.get("audit") or described.scores.get("audit") or ""
     return _plain(found.get("verdict", "") if isinstance(found, Mapping) else found)
 
 
-def _recipe(stitcher: Stitcher) -> dict[str, str]:
-    recipe, body = stitcher.recipe, stitcher.stitch.body
+def _recipe(described: Description) -> dict[str, str]:
+    recipe, body, (width, other) = described.recipe, described.body, described.widths
     matcher = dict(recipe.get("matcher") or {})
     rows = {
-        "source": f"{_linked(stitcher.source)}, cut behind `{_plain(stitcher.source_layer)}`",
-        "target": f"{_linked(stitcher.target)}, cut behind `{_plain(stitcher.target_layer)}`",
-        "weights of the source": f"`{stitcher.source.weights_hash}`" if stitcher.source.weights_hash else "",
-        "weights of the target": f"`{stitcher.target.weights_hash}`" if stitcher.target.weights_hash else "",
+        "source": f"{_linked(described.source)}, cut behind `{_plain(described.source_layer)}`",
+        "target": f"{_linked(described.target)}, cut behind `{_plain(described.target_layer)}`",
+        "weights of the source": f"`{described.source.weights_hash}`" if described.source.weights_hash else "",
+        "weights of the target": f"`{described.target.weights_hash}`" if described.target.weights_hash else "",
         "matcher": f"`{_plain(matcher.pop('name'))}`" if "name" in matcher else "",
         "options": _pairs(matcher),
-        "map": f"`{_plain(body.name)}`, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}",
-        "rows": f"`{_plain(stitcher.stitch.rows)}`",
+        "map": f"`{_plain(body.get('name'))}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
+        "rows": f"`{_plain(described.stitch['rows'])}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
         "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",
         "the target's data": f"`{_plain(recipe['target_data'])}`" if "target_data" in recipe else "",
@@ -351,14 +326,22 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _snippet(stitcher: Stitcher, whole: bool, name: str | None, sample: str | None) -> str:
-    form = stitcher.stitch.source
-    kind = "image" if (stitcher.task or "").startswith("image") or form.grid else "text" if form.layout == "bnd" else ""
+def _snippet(described: Description, name: str | None, sample: str | None) -> str:
+    form = described.stitch["source"]
+    kind = (
+        "image"
+        if (described.task or "").startswith("image") or form["grid"]
+        else "text"
+        if form["layout"] == "bnd"
+        else ""
+    )
     imports, default = ("import torch\n", sample) if sample else SAMPLES[kind]
     place = name or "folder-of-this-card"
-    given = ", ".join(f"{side}=your_{side}" for side in _unnamed(stitcher))
+    given = ", ".join(f"{side}=your_{side}" for side in _unnamed(described))
     load = (
-        f'StitchedModel.from_pretrained("{place}")' if whole else f'Stitcher.from_pretrained("{place}").attach({given})'
+        f'StitchedModel.from_pretrained("{place}")'
+        if described.whole
+        else f'Stitcher.from_pretrained("{place}").attach({given})'
     )
     lines = [
         f"{imports}import hf_stitch\n",
@@ -366,19 +349,19 @@ def _snippet(stitcher: Stitcher, whole: bool, name: str | None, sample: str | No
         f"sample = {default}",
         "inputs = model.preprocess([sample])",
     ]
-    if stitcher.task == "text-generation":
+    if described.task == "text-generation":
         lines.append("print(model.processor.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
     else:
         lines.append("output = model(**inputs)")
-    if stitcher.task in ("image-classification", "text-classification"):
+    if described.task in ("image-classification", "text-classification"):
         lines.append("print(model.config.id2label[output.logits.argmax(-1).item()])")
     return "\n".join(lines)
 
 
-def _needs(stitcher: Stitcher, whole: bool) -> str:
-    if whole:
+def _needs(described: Description) -> str:
+    if described.whole:
         return "It runs alone: both halves are here."
-    if unnamed := _unnamed(stitcher):
+    if unnamed := _unnamed(described):
         return (
             f"Give it the {' and the '.join(unnamed)}, which cannot be downloaded; whether the weights are the right "
             "ones is checked."
@@ -386,9 +369,9 @@ def _needs(stitcher: Stitcher, whole: bool) -> str:
     return "Both parents are downloaded at the revisions below, and their weights checked."
 
 
-def _unnamed(stitcher: Stitcher) -> list[str]:
+def _unnamed(described: Description) -> list[str]:
     """The sides whose network nobody else can find by name."""
-    return [side for side in ("source", "target") if getattr(stitcher, side).public.id is None]
+    return [side for side in ("source", "target") if getattr(described, side).public.id is None]
 
 
 def _on_hub(end: Endpoint) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
-from hf_stitch.artefacts.record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, known_half
+from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST
+from hf_stitch.artefacts.migrations import migrated
+from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_half, known_stitch
 
 BESIDES = (
-    CHECKSUM,
-    HASH,
     "_name_or_path",
     "num_labels",
     "use_cache",
@@ -21,7 +21,7 @@ BESIDES = (
     "pad_token_id",
     "sep_token_id",
 )
-"""Keys that a saved config has beside its own: what vouches for it, and what transformers and its users set on it."""
+"""Keys that a saved config has beside its own: those that transformers and its users set on it."""
 
 
 class StitchConfig(PreTrainedConfig):
@@ -31,19 +31,19 @@ class StitchConfig(PreTrainedConfig):
     would be reset.
 
     Attributes:
+        format_version: Of the record.
+        task: Which head the model has, a name of ``hf_stitch.registries.heads``; ``None``: none.
         source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with ``why``),
             ``interface``, ``cut`` and ``endpoint``.
         target: The back half: the same, and the ``plan`` by which it runs without what precedes it.
         stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
         scores: What was measured on held-out samples, as :meth:`hf_stitch.analysis.Evaluation.to_dict` gives it.
-        anchors: Hash of the anchors that are saved beside the weights; ``None`` where there are none.
-        files: Of the processor and of generation that are saved beside the weights: name -> hash.
         vocab_size: Of language models: number of tokens that the target knows.
         num_hidden_layers: Of language models: attention layers that run, those of the source first.
         layer_types: Of language models: the kind of each of these layers, in transformers' terms.
         sliding_window: Of language models: the window of both networks' sliding attention.
-        weights_hash: Of the weights that the config was saved with, where it was read from beside them.
+        manifest: Of files that were saved with the config, where it was read from beside them: name -> digest.
         checksum: Of the config as it was saved.
 
     Example:
@@ -53,18 +53,18 @@ class StitchConfig(PreTrainedConfig):
 
     model_type = "hf_stitch"
 
+    format_version: int = FORMAT
+    task: str | None = None
     source: dict[str, Any] | None = None
     target: dict[str, Any] | None = None
     stitch: dict[str, Any] | None = None
     recipe: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None
-    anchors: str | None = None
-    files: dict[str, str] | None = None
     vocab_size: int | None = None
     num_hidden_layers: int | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
-    weights_hash: str | None = None
+    manifest: dict[str, str] | None = None
     checksum: str | None = None
 
     @classmethod
@@ -85,12 +85,13 @@ class StitchConfig(PreTrainedConfig):
         values = {key: value for key, value in config_dict.items() if "attn_implementation" not in key}
         check_counts(values, where)
         try:
-            known(values, {*cls().to_dict(), *BESIDES}, where)
+            values = migrated(values, where)
+            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, *BESIDES}, where)
             for side in ("source", "target"):
                 if values.get(side):
                     values[side] = known_half(values[side], f"{side} of {where}")
             if values.get("stitch"):
-                values["stitch"] = known_forms(values["stitch"], f"stitch of {where}")
+                values["stitch"] = known_stitch(values["stitch"], f"stitch of {where}")
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise
@@ -100,7 +101,7 @@ class StitchConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; what vouches for files on disk is left out, as it is written anew with these."""
         values = super().to_dict()
-        return {key: value for key, value in values.items() if key not in (HASH, CHECKSUM)}
+        return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM)}
 
 
 # So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.

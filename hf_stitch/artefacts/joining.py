@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.modeling import StitchedModel, class_for
+from hf_stitch.artefacts.heads import class_for
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
+
+if TYPE_CHECKING:
+    from hf_stitch.artefacts.modeling import StitchedModel
 
 
 def join(
@@ -38,6 +41,7 @@ def join(
     kind = class_for(task)
     front, back = source.front(source_layer), target.back(target_layer)
     config = StitchConfig(
+        task=task,
         source=_half(source, source_layer, front),
         target=_half(target, target_layer, back),
         stitch=layer.to_dict(),
@@ -68,11 +72,11 @@ def with_encoder(
     """
     config: Any = copy.deepcopy(model.config)
     config.stitch, config.scores = layer.to_dict(), None
-    if isinstance(source, StitchedModel):
-        config.source, front = copy.deepcopy(source.config.source), copy.deepcopy(source.source)
-    else:
+    if isinstance(source, Adapter):
         front = source.front(source_layer)
         config.source = _half(source, source_layer, front)
+    else:
+        config.source, front = copy.deepcopy(source.config.source), copy.deepcopy(source.source)
     swapped = type(model)(config, front, layer, copy.deepcopy(model.target), processor=source.processor)
     if model.parents is not None and isinstance(source, Adapter):
         swapped.parents = (source, model.parents[1])

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from huggingface_hub import CommitInfo
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    CausalLMOutputWithPast,
-    ImageClassifierOutput,
-    SequenceClassifierOutput,
-)
 from transformers.utils import can_return_tuple
 
 from hf_stitch import hub
@@ -29,27 +20,23 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import Plan
 from hf_stitch.adapters.preprocess import preprocess
-from hf_stitch.artefacts.cache import decoder_layers, layer_types, shown, sliding_window, takes
-from hf_stitch.artefacts.card import card, united, write_card
+from hf_stitch.artefacts import manifest
+from hf_stitch.artefacts.artefact import Artefact, folder_of, load_anchors
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import (
     ANCHORS,
     CONFIG,
-    FILES,
-    INDEX,
+    MODEL_FILES,
     SHARDS,
+    STITCHER,
     WEIGHTS,
-    check_beside,
-    check_unchanged,
-    load_anchors,
     load_strictly,
-    read_config,
-    save_anchors,
     save_beside,
     save_weights,
-    write_record,
 )
+from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import load_parent
 from hf_stitch.artefacts.record import AGAIN, damaged, read_record
 from hf_stitch.artefacts.skeleton import weightless
@@ -59,6 +46,8 @@ from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, regi
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
+
+Half = TypeVar("Half", Front, Back)
 
 PASSED = (
     "_commit_hash",
@@ -74,7 +63,7 @@ PASSED = (
 """What Auto classes, pipelines and their users pass to any model, and what is so here anyway, or means nothing."""
 
 
-class StitchedModel(PreTrainedModel):
+class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to_hub is ours
     """A source network up to a cut, a stitch, and a target network from a cut on (Csiszárik et al. 2021, section 3).
 
     It behaves as any model of transformers: it takes the source's inputs and returns the target's outputs. It holds the
@@ -105,6 +94,9 @@ class StitchedModel(PreTrainedModel):
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
     task: ClassVar[str | None] = None
+    auto_class: ClassVar[str] = "AutoModel"
+    record_file = CONFIG
+    commit_message = "Upload stitched model"
     accepts_loss_kwargs = (
         False  # the loss is a mean over the batch; Trainer would pass its number of items to the source
     )
@@ -125,9 +117,9 @@ class StitchedModel(PreTrainedModel):
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks by hf_stitch.stitch")
         super().__init__(config)
-        self.source = source if source is not None else _build_front(config.source)
+        self.source = source if source is not None else _build(Front, config.source)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
-        self.target = target if target is not None else _build_back(config.target)
+        self.target = target if target is not None else _build(Back, config.target)
         self.processor = processor
         self.parents: tuple[Adapter, Adapter] | None = None
         self.anchors: AnchorSet | None = None
@@ -294,24 +286,24 @@ class StitchedModel(PreTrainedModel):
                     "from before: save the whole model, or train a network first (the head of a relative model "
                     "alone) and build the model with it"
                 )
-        return self._described()
-
-    def _described(self) -> Stitcher:
-        """The stitch and what is recorded of both parents, whatever the halves have become."""
-        source, target = self.config.source, self.config.target
+        found = self.describe()
         return Stitcher(
             self.stitch,
-            Endpoint.from_dict(source["endpoint"]),
-            source["cut"]["layer"],
-            Endpoint.from_dict(target["endpoint"]),
-            target["cut"]["layer"],
-            task=self.task,
-            recipe=self.config.recipe or {},
-            scores=self.config.scores or {},
+            found.source,
+            found.source_layer,
+            found.target,
+            found.target_layer,
+            task=found.task,
+            recipe=found.recipe,
+            scores=found.scores,
             anchors=self.anchors,
         )
 
     # -- saving and loading -----------------------------------------------------------------------------------------
+    def describe(self) -> Description:
+        """Both parents, the stitch, how it was found and how well it does, as plain values."""
+        return Description.of({**self.config.to_dict(), "stitch": self.stitch.to_dict()}, whole=True)
+
     def save_pretrained(  # type: ignore[override]
         self,
         save_directory: str | Path,
@@ -335,94 +327,41 @@ class StitchedModel(PreTrainedModel):
 
         Raises:
             ValueError: If a half is of user code, which no config can rebuild.
+            OSError: If it cannot be written; what was there before is left.
         """
         if not is_main_process:
             return
-        weights = state_dict or self.state_dict()
-        self._write(Path(save_directory), weights, max_shard_size)
-        write_card(self._described(), Path(save_directory), whole=True, sample=self._sample_code())
+        options: dict[str, Any] = {"state_dict": state_dict, "max_shard_size": max_shard_size}
+        self._save(Path(save_directory), **options)
         if push_to_hub:
             written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
             name = kwargs.pop("repo_id", Path(save_directory).name)
-            options = {"present": written, "state_dict": state_dict, "max_shard_size": max_shard_size, **kwargs}
-            self.push_to_hub(name, **options)
+            self.push_to_hub(name, **{"present": written, **options, **kwargs})
 
-    def _write(self, folder: Path, weights: Mapping[str, Tensor], max_shard_size: str | int) -> None:
+    def _check_savable(self) -> None:
         for half in (self.config.source, self.config.target):
             if half["blueprint"] is None:
                 raise ValueError(half["why"])
+
+    def _write(  # type: ignore[override]
+        self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int = "5GB"
+    ) -> Mapping[str, Any]:
         beside = [self.generation_config] if self.can_generate() else []
         beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
-        self.config.files = save_beside(beside, folder)
-        self.config.architectures = [type(self).__name__]
+        save_beside(beside, folder)
+        save_weights(state_dict or self.state_dict(), folder, max_shard_size)
+        self.config.architectures, self.config.task = [type(self).__name__], self.task
         self.config.stitch = self.stitch.to_dict()
-        self.config.anchors = save_anchors(self.anchors, folder)
         self.config.save_pretrained(folder)
-        write_record(read_record(folder / CONFIG), folder / CONFIG, weights)
-        save_weights(weights, folder, max_shard_size)
+        record = read_record(folder / CONFIG)
+        (folder / CONFIG).unlink()
+        return record
 
     def _sample_code(self) -> str | None:
-        """Python for a sample, where it is neither an image nor a text."""
         interface = self.source.interface
         if interface.modality == "text" or self.processor is not None:
             return None
         return f"torch.randn{interface.shapes[interface.content[0]]}"
-
-    def push_to_hub(  # type: ignore[override]
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload stitched model",
-        create_pr: bool = False,
-        max_shard_size: str | int = "5GB",
-        state_dict: Mapping[str, Tensor] | None = None,
-        tags: Sequence[str] = (),
-        present: str | None = None,
-    ) -> CommitInfo:
-        """Upload the whole model with its card to the Hub, in one commit.
-
-        Args:
-            repo_id: ``owner/name``; created if it does not exist.
-            private: Whether it is private if it is created; default: the owner's own rule.
-            token: Hub token; default: the one that this machine is logged in with.
-            revision: Branch; created if it does not exist.
-            commit_message: Its message.
-            create_pr: Open a pull request instead of committing.
-            max_shard_size: Size at which the weights are split into several files.
-            state_dict: Other weights than the model's own (what a trainer gathered).
-            tags: More tags for the card.
-            present: A card of it that is here: what a person wrote there is kept, and wins over what the Hub's says.
-
-        Returns:
-            The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
-
-        Raises:
-            ValueError: If a half is of user code, which no config can rebuild.
-            OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self._write(Path(folder), state_dict or self.state_dict(), max_shard_size)
-            return hub.upload(
-                Path(folder),
-                repo_id,
-                replaces=[SHARDS, INDEX, *ANCHORS],
-                card=lambda id, there: card(
-                    self._described(),
-                    whole=True,
-                    name=id,
-                    present=united(there, present),
-                    tags=tags,
-                    sample=self._sample_code(),
-                ),
-                private=private,
-                token=token,
-                revision=revision,
-                commit_message=commit_message,
-                create_pr=create_pr,
-            )
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -430,11 +369,6 @@ class StitchedModel(PreTrainedModel):
         pretrained_model_name_or_path: str | Path,
         *args: Any,
         config: StitchConfig | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
@@ -447,16 +381,16 @@ class StitchedModel(PreTrainedModel):
             pretrained_model_name_or_path: Local folder or Hub id.
             *args: Refused.
             config: Config to use instead of the one beside the weights.
-            revision: Branch, tag or commit on the Hub.
-            token: Hub token.
-            cache_dir: Where downloads are kept.
-            local_files_only: Use what is cached only.
-            force_download: Download again.
             dtype: Cast all weights; default: each as saved. Buffers that a network computes for itself are not cast.
             torch_dtype: The older name of ``dtype``.
             device_map: A device for the whole model.
             attn_implementation: Attention of both networks, by transformers' name; default: each as it was.
-            **kwargs: What Auto classes and pipelines pass and changes nothing here.
+            **kwargs: How the Hub is reached (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
+                ``cache_dir``, ``local_files_only``, ``force_download``), and what Auto classes and pipelines pass and
+                changes nothing here.
+
+        Returns:
+            The model, in eval mode, of the class for its task.
 
         Raises:
             TypeError: For an option that there is not.
@@ -469,30 +403,22 @@ class StitchedModel(PreTrainedModel):
             raise TypeError(
                 f"a stitched model is built from its config alone, got {len(args)} more positional arguments"
             )
+        download: Any = {name: kwargs.pop(name) for name in hub.DownloadOptions.__annotations__ if name in kwargs}
         for name in kwargs:
             if name not in PASSED:
-                hint = did_you_mean(name, [*inspect.signature(StitchedModel.from_pretrained).parameters])
+                options = inspect.signature(StitchedModel.from_pretrained).parameters
+                hint = did_you_mean(name, [*options, *hub.DownloadOptions.__annotations__])
                 raise TypeError(
                     f"from_pretrained of a stitched model has no option {name!r}"
                     + (f"; did you mean {hint!r}?" if hint else "")
                 )
         wanted, device = dtype_of(torch_dtype if dtype is None else dtype), _device(device_map)
         place = str(pretrained_model_name_or_path)
-        folder = Path(place)
-        if not folder.is_dir():
-            folder = hub.download(
-                place,
-                files=FILES,
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-                force_download=force_download,
-            )
+        folder = folder_of(place, MODEL_FILES, **download)
         if config is None:
             config = read_config(folder)
         attn_implementation = attn_implementation or config._attn_implementation  # where Auto classes leave it
-        kind = _class_of(config)
+        kind = class_for(config.task)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained"
@@ -503,9 +429,9 @@ class StitchedModel(PreTrainedModel):
         model = _skeleton(kind, config, folder)
         load_strictly(model, files)
         if (folder / CONFIG).is_file():
-            check_unchanged(folder / CONFIG, model)
-        model.anchors = load_anchors(config.anchors, folder)
-        check_beside(config.files, folder)
+            record = read_record(folder / CONFIG)
+            manifest.verify(folder / CONFIG, record, ANCHORS, lambda: weights_hash(model))
+            model.anchors = load_anchors(record, folder)
         try:
             blueprint = (config.source or {})["blueprint"]
             model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
@@ -523,169 +449,31 @@ class StitchedModel(PreTrainedModel):
         return model.eval()
 
 
-class StitchedModelForImageClassification(StitchedModel):
-    """A stitched model whose target classifies images; returns an ``ImageClassifierOutput``."""
+def read_config(folder: Path) -> StitchConfig:
+    """The config in a folder; a warning names keys of a newer version.
 
-    task: ClassVar[str | None] = "image-classification"
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
-        logits = logits_of(output)
-        return ImageClassifierOutput(loss=_class_loss(logits, labels, self.config.problem_type), logits=logits)
-
-
-class StitchedModelForSequenceClassification(StitchedModel):
-    """A stitched model whose target classifies texts; returns a ``SequenceClassifierOutput``."""
-
-    task: ClassVar[str | None] = "text-classification"
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
-        logits = logits_of(output)
-        return SequenceClassifierOutput(loss=_class_loss(logits, labels, self.config.problem_type), logits=logits)
-
-
-class StitchedModelForCausalLM(StitchedModel, GenerationMixin):
-    """A stitched model whose target predicts the next token; returns a ``CausalLMOutputWithPast``.
-
-    It generates as any language model of transformers does (``generate``), with a cache where both networks are
-    decoders. Where the source sees the whole text at once (BERT, T5's encoder) every new token is a forward of its own.
-    The ids that end or pad a text are the target's (``generation_config``).
-    """
-
-    task: ClassVar[str | None] = "text-generation"
-
-    def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
-        """As the base class; what generation asks of a config is read off the halves."""
-        super().__init__(config, *parts, **named)
-        source: Any = self.source.model
-        target: Any = self.target.model
-        layers = decoder_layers(source), decoder_layers(target)
-        self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
-        if hasattr(target, "config"):
-            config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
-        if hasattr(target, "generation_config"):
-            self.generation_config = copy.deepcopy(target.generation_config)
-        if self._layers is None:
-            self.generation_config.use_cache = False
-            return
-        config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
-        config.num_hidden_layers = len(config.layer_types)
-        windows = {sliding_window(half) for half in (source, target)}
-        if len(windows) > 1:  # layers of a cache share one window: with two, all keep the whole past
-            config.layer_types = ["full_attention"] * config.num_hidden_layers
-        config.sliding_window = windows.pop() if len(windows) == 1 else None
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **inputs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits of the next tokens.
-
-        Args:
-            input_ids: (batch, tokens); with a cache, the tokens that are not in it.
-            attention_mask: (batch, tokens), 1 where a token is real; with a cache, for the past as well.
-            position_ids: (batch, tokens), for the halves that are decoders and take them; others number tokens by
-                themselves.
-            past_key_values: A cache of this model's own: ``DynamicCache()``, or what a forward returned.
-            labels: (batch, tokens) token ids, -100 where none is asked for; shifted inside.
-            use_cache: Start a cache where none is given.
-            logits_to_keep: Compute this many of the last tokens' logits only (or those at these places); 0: all.
-            **inputs: Further arguments of the source; ``return_dict=False`` for a tuple.
-
-        Raises:
-            ValueError: If a cache is asked for and one of the networks is no decoder.
-        """
-        named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
-        named = {name: value for name, value in named.items() if value is not None}
-        cache = self._cache(past_key_values, use_cache)
-        before, after = self._options(cache, input_ids, position_ids)
-        if cache is not None:
-            after["attention_mask"] = attention_mask  # the representation knows that of the new tokens alone
-        keeps = takes(self.target.model, "logits_to_keep")
-        if keeps:
-            after["logits_to_keep"] = logits_to_keep
-        output = self.head(self.transfer(**named, **before), labels, **after)
-        if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            output.logits = output.logits[:, last]
-        output.past_key_values = cache
-        return output
-
-    def _cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
-        if given is None and not use_cache:
-            return None
-        if self._layers is None:
-            raise ValueError(
-                "a cache needs a source and a target that are decoders with a cache, and one of them sees the whole "
-                "text at once or keeps none: use_cache=False"
-            )
-        return DynamicCache(config=self.config) if given is None else given
-
-    def _options(
-        self, cache: Cache | None, input_ids: Tensor | None, position_ids: Tensor | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What source and target are told beside their input: positions, and the cache in numbers of their own."""
-        both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        if cache is not None and position_ids is None and input_ids is not None:
-            past, new = cache.get_seq_length(), input_ids.shape[1]
-            position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
-        first = 0
-        for options, half, layers in zip(both, (self.source, self.target), self._layers or (None, None), strict=True):
-            if layers is None:
-                continue
-            if position_ids is not None and takes(half.model, "position_ids"):
-                options["position_ids"] = position_ids
-            if cache is not None:
-                options["past_key_values"] = shown(cache, first, layers)
-                options["use_cache"] = bool(layers)
-                first += len(layers)
-        return both
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
-        """The (batch, tokens) mask as it is: each half makes of it what its attention needs."""
-        return attention_mask
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
-        logits = logits_of(output)
-        loss = None
-        if labels is not None:
-            ahead = logits[:, :-1].flatten(0, 1)
-            ahead = ahead.to(torch.promote_types(ahead.dtype, torch.float32))
-            loss = functional.cross_entropy(ahead, labels[:, 1:].flatten(), ignore_index=-100)
-        return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
-CLASSES: dict[str | None, type[StitchedModel]] = {
-    kind.task: kind
-    for kind in (
-        StitchedModel,
-        StitchedModelForImageClassification,
-        StitchedModelForSequenceClassification,
-        StitchedModelForCausalLM,
-    )
-}
-"""Task -> the class with its head."""
-
-
-def class_for(task: str | None) -> type[StitchedModel]:
-    """The class with the head for a task.
+    Args:
+        folder: Of a stitched model.
 
     Raises:
-        ValueError: If there is none.
+        FileNotFoundError: If there is none.
+        ValueError: If it is damaged, or of another kind of model.
     """
-    if task not in CLASSES:
-        raise ValueError(
-            f"there is no stitched model for the task {task!r}; there are {', '.join(str(known) for known in CLASSES)}"
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {CONFIG}: "
+            + (
+                "it holds a stitcher, which hf_stitch.Stitcher.from_pretrained loads"
+                if (folder / STITCHER).is_file()
+                else "it is no saved stitched model"
+            )
         )
-    return CLASSES[task]
+    values = read_record(path)
+    if values.get("model_type") != StitchConfig.model_type:
+        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
+    config: StitchConfig = StitchConfig.from_dict(values, name_or_path=str(folder))
+    return config
 
 
 def _is_checkpointed_across(half: Front | Back) -> bool:
@@ -694,23 +482,11 @@ def _is_checkpointed_across(half: Front | Back) -> bool:
     return any(isinstance(module, GradientCheckpointingLayer) for module in around)
 
 
-def _build_front(half: Mapping[str, Any]) -> Front:
+def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
+    """One half from its record, weights not loaded."""
     model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
     plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
-    return Front(model, Cut.from_dict(half["cut"]), plan, interface)
-
-
-def _build_back(half: Mapping[str, Any]) -> Back:
-    model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
-    plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
-    return Back(model, Cut.from_dict(half["cut"]), plan, interface)
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a model with a head returns: the tensor itself, its ``logits``, or the first of a tuple."""
-    if isinstance(output, Mapping):
-        return output["logits"]
-    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
+    return kind(model, Cut.from_dict(half["cut"]), plan, interface)
 
 
 def _device(given: Any) -> torch.device | None:
@@ -721,30 +497,6 @@ def _device(given: Any) -> torch.device | None:
         return None if given is None else torch.device(given)
     except (RuntimeError, TypeError):
         raise ValueError(f"device_map must name one device for a stitched model, got {given!r}") from None
-
-
-def _class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
-    """The loss of a head, as its target was trained for."""
-    if labels is None:
-        return None
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    labels = labels.to(logits.device)
-    match problem_type:
-        case "multi_label_classification":
-            return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-        case "regression":
-            return functional.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
-        case _:
-            return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
-
-
-def _class_of(config: StitchConfig) -> type[StitchedModel]:
-    named = config.architectures or ["StitchedModel"]
-    name = str(named[0] if isinstance(named, list) else named)
-    by_name = {kind.__name__: kind for kind in CLASSES.values()}
-    if name not in by_name:
-        raise ValueError(f"the config names the class {name!r}; this version has {', '.join(by_name)}")
-    return by_name[name]
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> StitchedModel:

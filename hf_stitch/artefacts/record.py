@@ -1,4 +1,4 @@
-"""What the record of an artefact may say: plain JSON with known keys, and no count that no network has.
+"""The JSON record of an artefact: read as a plain object, with known keys, and with no count that no network has.
 
 A record may come from anyone, and every way to one leads through here (of configs, by ``StitchConfig.from_dict``).
 """
@@ -16,13 +16,15 @@ from typing import Any
 from hf_stitch.adapters import Cut, Interface, Plan
 from hf_stitch.representation import Form
 
-CHECKSUM, HASH = "checksum", "weights_hash"
+FORMAT = 2
+"""The format that is written."""
+
 AGAIN = "save or download it again"
 
 COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000), (re.compile("num_labels$"), 10**6))
 """Numbers by which lists as long are made before any weight is looked at, and the most that any network has."""
 
-FREE = ("id2label", "label2id", "recipe", "scores", "files")
+FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
 """Keys under which anything may be called anything."""
 
 HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint", "half_hash"))
@@ -31,6 +33,9 @@ HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint", "h
 
 def read_record(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
+
+    Args:
+        path: The file.
 
     Raises:
         ValueError: If it is none.
@@ -46,6 +51,11 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def check_counts(value: Any, where: str, key: str = "") -> None:
     """Refuse a number of layers or classes that no network has.
+
+    Args:
+        value: JSON values.
+        where: What holds them, for messages.
+        key: Of the value in what holds it.
 
     Raises:
         ValueError: If there is one, at any depth.
@@ -64,7 +74,13 @@ def check_counts(value: Any, where: str, key: str = "") -> None:
 
 
 def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
-    """The keys of a record that this version knows; a warning names the others."""
+    """The keys of a record that this version knows; a warning names the others.
+
+    Args:
+        record: JSON values.
+        names: The keys that this version knows.
+        where: What the record is, for messages.
+    """
     names = set(names)
     unknown = sorted(set(record) - names)
     if unknown:
@@ -76,20 +92,24 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
     return {key: value for key, value in record.items() if key in names}
 
 
-def known_forms(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The record of a stitching layer without unknown keys, but in its maps, which take none besides their own."""
+def known_stitch(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The record of a stitching layer without unknown keys, but in its maps, which take none besides their own.
+
+    Args:
+        stitch: JSON values.
+        where: What holds them, for messages.
+    """
     values = known(stitch, ("source", "target", "rows", "body", "prefix"), where)
-    values |= {part: _named(values[part]) for part in ("body", "prefix") if values.get(part)}
     return values | {side: _fields_of(Form, values[side], where) for side in ("source", "target")}
 
 
-def _named(stitch: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a map as this version writes it: version 0.1.0 called the name its type."""
-    return {"name" if key == "type" else key: value for key, value in stitch.items()}
-
-
 def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The record of one half without unknown keys."""
+    """The record of one half without unknown keys.
+
+    Args:
+        half: JSON values.
+        where: What holds them, for messages.
+    """
     values = known(half, HALF, where)
     cut = _fields_of(Cut, values["cut"], where)
     return values | {
@@ -104,7 +124,12 @@ def _fields_of(kind: Any, record: Mapping[str, Any], where: str) -> dict[str, An
 
 
 def damaged(where: str | Path, error: BaseException) -> ValueError:
-    """The error for a record from which nothing could be built."""
+    """The error for a record from which nothing could be built.
+
+    Args:
+        where: What it is.
+        error: What went wrong.
+    """
     return ValueError(
         f"{where} is damaged or was written by another version ({type(error).__name__}: {error}); {AGAIN}"
     )

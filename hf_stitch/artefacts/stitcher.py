@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import copy
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from huggingface_hub import CommitInfo
 from safetensors.torch import save_file
 
-from hf_stitch import hub
 from hf_stitch.adapters import Adapter
-from hf_stitch.artefacts.card import card, united, write_card
+from hf_stitch.artefacts import manifest
+from hf_stitch.artefacts.artefact import Artefact, folder_of, load_anchors
 from hf_stitch.artefacts.casting import cast, dtype_of
-from hf_stitch.artefacts.files import (
-    ANCHORS,
-    CONFIG,
-    STITCH,
-    STITCHER,
-    check_unchanged,
-    load_anchors,
-    load_strictly,
-    save_anchors,
-    write_record,
-)
+from hf_stitch.artefacts.description import Description
+from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
+from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.migrations import migrated
 from hf_stitch.artefacts.parents import load_parent
-from hf_stitch.artefacts.record import CHECKSUM, HASH, check_counts, damaged, known, known_forms, read_record
+from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_stitch, read_record
 from hf_stitch.artefacts.skeleton import weightless
-from hf_stitch.reference import Endpoint
+from hf_stitch.hub import DownloadOptions
+from hf_stitch.reference import Endpoint, weights_hash
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
@@ -40,11 +32,21 @@ if TYPE_CHECKING:
 
     from hf_stitch.artefacts.modeling import StitchedModel
 
-FORMAT = 1
-KEYS = ("format", "source", "target", "stitch", "task", "recipe", "scores", "anchors", CHECKSUM, HASH)
+KEYS = (
+    "format_version",
+    "source",
+    "target",
+    "stitch",
+    "task",
+    "recipe",
+    "scores",
+    manifest.MANIFEST,
+    manifest.CHECKSUM,
+)
+"""Keys of a record of this format."""
 
 
-class Stitcher:
+class Stitcher(Artefact):
     """A stitching layer, where it belongs, how it was found, how well it does: kilobytes beside parents of gigabytes.
 
     Attributes:
@@ -72,6 +74,9 @@ class Stitcher:
         True
     """
 
+    record_file = STITCHER
+    commit_message = "Upload stitcher"
+
     def __init__(
         self,
         stitch: StitchingLayer,
@@ -97,113 +102,66 @@ class Stitcher:
         """For example ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
         return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
 
+    def describe(self) -> Description:
+        """Both parents, the stitch, how it was found and how well it does, as plain values."""
+        return Description(
+            False,
+            self.source,
+            self.source_layer,
+            self.target,
+            self.target_layer,
+            self.stitch.to_dict(),
+            self.task,
+            self.recipe,
+            self.scores,
+        )
+
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder, created if needed.
+        """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder.
 
         Of a card that is there already, what a person wrote stays. Paths of local parents are not written.
-        """
-        folder = Path(save_directory)
-        self._write(folder)
-        write_card(self, folder, whole=False)
 
-    def _write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        Args:
+            save_directory: The folder; created if needed.
+
+        Raises:
+            OSError: If it cannot be written; what was there before is left.
+        """
+        self._save(Path(save_directory))
+
+    def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
         weights = {name: tensor.contiguous() for name, tensor in self.stitch.state_dict().items()}
         save_file(weights, folder / STITCH)
-        record = {
-            "format": FORMAT,
+        return {
+            "format_version": FORMAT,
             "source": {"endpoint": self.source.public.to_dict(), "layer": self.source_layer},
             "target": {"endpoint": self.target.public.to_dict(), "layer": self.target_layer},
             "stitch": self.stitch.to_dict(),
             "task": self.task,
             "recipe": self.recipe,
             "scores": self.scores,
-            "anchors": save_anchors(self.anchors, folder),
         }
-        write_record(record, folder / STITCHER, weights)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload stitcher",
-        create_pr: bool = False,
-        tags: Sequence[str] = (),
-        present: str | None = None,
-    ) -> CommitInfo:
-        """Upload the stitcher with its card to the Hub, in one commit.
-
-        Args:
-            repo_id: ``owner/name``; created if it does not exist.
-            private: Whether it is private if it is created; default: the owner's own rule.
-            token: Hub token; default: the one that this machine is logged in with.
-            revision: Branch; created if it does not exist.
-            commit_message: Its message.
-            create_pr: Open a pull request instead of committing.
-            tags: More tags for the card.
-            present: A card of it that is here: what a person wrote there is kept, and wins over what the Hub's says.
-
-        Returns:
-            The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
-
-        Raises:
-            OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self._write(Path(folder))
-            return hub.upload(
-                Path(folder),
-                repo_id,
-                replaces=list(ANCHORS),
-                card=lambda id, there: card(self, whole=False, name=id, present=united(there, present), tags=tags),
-                private=private,
-                token=token,
-                revision=revision,
-                commit_message=commit_message,
-                create_pr=create_pr,
-            )
 
     @classmethod
-    def from_pretrained(
-        cls,
-        id_or_folder: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-    ) -> Self:
+    def from_pretrained(cls, id_or_folder: str | Path, **download: Unpack[DownloadOptions]) -> Self:
         """Read a stitcher from a folder or the Hub, strictly; a warning names what a newer version has added.
 
         Args:
             id_or_folder: Local folder or Hub id.
-            revision: Branch, tag or commit on the Hub.
-            token: Hub token.
-            cache_dir: Where downloads are kept.
-            local_files_only: Use what is cached only.
-            force_download: Download again.
+            **download: How the Hub is reached (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
+                ``cache_dir``, ``local_files_only``, ``force_download``.
+
+        Returns:
+            The stitcher.
 
         Raises:
             FileNotFoundError: If a file is missing, or the Hub has no such stitcher or revision.
             ValueError: If a file is damaged or was changed since it was saved, or both disagree.
             OSError: If the Hub cannot be reached or refuses.
         """
-        folder = Path(id_or_folder)
-        if not folder.is_dir():
-            folder = hub.download(
-                str(id_or_folder),
-                files=[STITCHER, STITCH, CONFIG, *ANCHORS],
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-                force_download=force_download,
-            )
-        if not (folder / STITCHER).is_file() and (folder / CONFIG).is_file():
+        folder = folder_of(id_or_folder, STITCHER_FILES, **download)
+        path = folder / STITCHER
+        if not path.is_file() and (folder / CONFIG).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {STITCHER}: it holds a whole model; if that is a stitched one, "
                 "hf_stitch.StitchedModel.from_pretrained loads it"
@@ -211,30 +169,30 @@ class Stitcher:
         for name in (STITCHER, STITCH):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it is no saved stitcher, or an incomplete one")
-        record = read_record(folder / STITCHER)
-        check_counts(record, str(folder / STITCHER))
+        record = read_record(path)
+        check_counts(record, str(path))
         try:
-            if record["format"] != FORMAT:
-                raise ValueError(
-                    f"{folder / STITCHER} has format {record['format']!r}, and this version reads {FORMAT}; a newer "
-                    "one may read it"
-                )
-            record = known(record, KEYS, str(folder / STITCHER))
+            values = known(migrated(record, str(path)), KEYS, str(path))
             with weightless():
-                stitch = StitchingLayer.from_dict(known_forms(record["stitch"], f"the stitch of {folder / STITCHER}"))
-            ends = {
-                side: (Endpoint.from_dict(record[side]["endpoint"]), record[side]["layer"])
-                for side in ("source", "target")
-            }
-            found = {key: record[key] for key in ("task", "recipe", "scores")}
+                stitch = StitchingLayer.from_dict(known_stitch(values["stitch"], f"the stitch of {path}"))
+            found = Description.of(values, whole=False)
             load_strictly(stitch, [folder / STITCH])
-            check_unchanged(folder / STITCHER, stitch)
-            anchors = load_anchors(record.get("anchors"), folder)
-            return cls(stitch.eval(), *ends["source"], *ends["target"], **found, anchors=anchors)
+            manifest.verify(path, record, ANCHORS, lambda: weights_hash(stitch))
+            return cls(
+                stitch.eval(),
+                found.source,
+                found.source_layer,
+                found.target,
+                found.target_layer,
+                task=found.task,
+                recipe=found.recipe,
+                scores=found.scores,
+                anchors=load_anchors(record, folder),
+            )
         except (ValueError, PluginError, FileNotFoundError):
             raise
         except Exception as error:
-            raise damaged(folder / STITCHER, error) from error
+            raise damaged(path, error) from error
 
     def attach(
         self,
@@ -265,8 +223,6 @@ class Stitcher:
                 given and is not.
             OSError: If a parent or its revision is not there, or the Hub cannot be reached.
         """
-        from hf_stitch.artefacts.joining import join
-
         wanted = dtype_of(dtype)
         parents = [
             load_parent(side, endpoint, given, options)

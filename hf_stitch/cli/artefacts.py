@@ -9,21 +9,6 @@ if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
 
-def is_stitcher(folder: Path) -> bool:
-    """Whether a folder holds a stitcher; a stitched model otherwise.
-
-    Raises:
-        FileNotFoundError: If it holds neither.
-    """
-    if (folder / "stitcher.json").is_file():
-        return True
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{folder} has neither stitcher.json nor config.json: it holds no stitcher and no stitched model"
-        )
-    return False
-
-
 def read(folder: Path) -> Stitcher | StitchedModel:
     """The artefact in a folder, checked.
 
@@ -31,5 +16,6 @@ def read(folder: Path) -> Stitcher | StitchedModel:
         ValueError: If it is damaged.
     """
     from hf_stitch.artefacts import StitchedModel, Stitcher
+    from hf_stitch.artefacts.description import is_stitcher
 
     return Stitcher.from_pretrained(folder) if is_stitcher(folder) else StitchedModel.from_pretrained(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.evaluation import Evaluation
-    from hf_stitch.stitches import Stitch, StitchingLayer
+    from hf_stitch.artefacts import Description
 
 
 def info(
@@ -22,58 +21,45 @@ def info(
     json: AsJson = False,
 ) -> None:
     """Show what an artefact joins, how its map was found and how well it does; no weights are downloaded."""
-    from hf_stitch import hub
+    from hf_stitch.artefacts import Description
+    from hf_stitch.artefacts.artefact import folder_of
 
     output = Output(json)
-    folder = Path(place)
-    if not folder.is_dir():
-        folder = hub.download(place, files=["stitcher.json", "config.json"], revision=revision)
-    record, layer, evaluation = _record(folder)
-    output.say(_table(place, record, layer.body))
-    if evaluation is not None:
+    found = Description.read(folder_of(place, ["stitcher.json", "config.json"], revision=revision))
+    output.say(_table(place, found))
+    if (evaluation := _evaluation(found)) is not None:
         output.say(evaluation)
-    output.record(record)
+    output.record(_record(found))
 
 
-def _record(folder: Path) -> tuple[dict[str, Any], StitchingLayer, Evaluation | None]:
-    """What either artefact says, in one form; its stitch, without weights; its scores, if it has any."""
+def _record(found: Description) -> dict[str, Any]:
+    """What either artefact is, in one form."""
+    return {
+        "kind": "stitched model" if found.whole else "stitcher",
+        "source": {**found.source.to_dict(), "layer": found.source_layer},
+        "target": {**found.target.to_dict(), "layer": found.target_layer},
+        "stitch": found.stitch,
+        "recipe": found.recipe,
+        "scores": found.scores,
+    }
+
+
+def _evaluation(found: Description) -> Evaluation | None:
+    """The scores that it was saved with, if it has any."""
     from hf_stitch.analysis.evaluation import Evaluation
-    from hf_stitch.artefacts.files import read_config
-    from hf_stitch.artefacts.record import check_counts, damaged, known_forms, read_record
-    from hf_stitch.artefacts.skeleton import weightless
-    from hf_stitch.cli.artefacts import is_stitcher
-    from hf_stitch.registry import PluginError
-    from hf_stitch.stitches import StitchingLayer
+    from hf_stitch.artefacts.record import damaged
 
-    small = is_stitcher(folder)
-    path = folder / ("stitcher.json" if small else "config.json")
-    said = read_record(path) if small else read_config(folder).to_dict()
-    check_counts(said, str(path))
+    if not found.scores.get("scores"):
+        return None
+    kept = {key: value for key, value in found.scores.items() if key in ("task", "n", "data", "scores")}
     try:
-        ends = {
-            side: {**said[side]["endpoint"], "layer": said[side]["layer"] if small else said[side]["cut"]["layer"]}
-            for side in ("source", "target")
-        }
-        record = {
-            "kind": "stitcher" if small else "stitched model",
-            **ends,
-            "stitch": said["stitch"],
-            "recipe": said["recipe"] or {},
-            "scores": said["scores"] or {},
-        }
-        with weightless():
-            layer = StitchingLayer.from_dict(known_forms(said["stitch"], f"the stitch of {path}"))
-        if not record["scores"].get("scores"):
-            return record, layer, None
-        scores = {key: record["scores"][key] for key in ("task", "n", "data", "scores")}
-        return record, layer, Evaluation.from_dict(scores)
-    except PluginError:
-        raise
-    except Exception as error:
-        raise damaged(path, error) from error
+        return Evaluation.from_dict(kept)
+    except ValueError as error:
+        raise damaged("config.json" if found.whole else "stitcher.json", error) from error
 
 
-def _table(place: str, record: dict[str, Any], body: Stitch) -> Table:
+def _table(place: str, found: Description) -> Table:
+    record, body, (width, other) = _record(found), found.body, found.widths
     table = Table("", "", title=f"{place}: a {record['kind']}", title_justify="left", show_header=False)
     for side in ("source", "target"):
         end = record[side]
@@ -81,7 +67,7 @@ def _table(place: str, record: dict[str, Any], body: Stitch) -> Table:
         table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
         table.add_row("", f"cut behind {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
     recipe = dict(record["recipe"])
-    table.add_row("map", f"{body.name}, {body.in_features} → {body.out_features}; {_pairs(body.fitted)}".strip("; "))
+    table.add_row("map", f"{body['name']}, {width} → {other}; {_pairs(body.get('fitted') or {})}".strip("; "))
     matcher = dict(recipe.pop("matcher", None) or {})
     table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
     for key, value in recipe.items():

@@ -20,11 +20,11 @@ def pull(
 ) -> None:
     """Download a stitcher or stitched model, check that it is whole, and put it into a folder."""
     from hf_stitch import hub
-    from hf_stitch.artefacts.files import ANCHORS, CONFIG, FILES, INDEX, SHARDS, STITCH, STITCHER
+    from hf_stitch.artefacts.files import ANCHORS, CONFIG, INDEX, MODEL_FILES, SHARDS, STITCH, STITCHER
     from hf_stitch.cli.artefacts import read
 
     output = Output(json)
-    folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *FILES], revision=revision)
+    folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *MODEL_FILES], revision=revision)
     read(folder)
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(path for path in folder.iterdir() if path.is_file())

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from hf_stitch.papers import Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 
@@ -18,11 +19,15 @@ class Matcher:
 
     Attributes:
         name: What the registry of matchers calls it.
+        title: What it is called in prose.
+        papers: Where it comes from.
         fits: What it is fitted from: ``"moments"`` (in closed form) or ``"task"`` (trained on the task's loss).
         unequal_widths: Whether it matches representations of different widths.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    papers: ClassVar[tuple[Paper, ...]] = ()
     fits: ClassVar[Literal["moments", "task"]]
     unequal_widths: ClassVar[bool] = True
 

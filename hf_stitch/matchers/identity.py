@@ -26,6 +26,7 @@ class Identity(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "identity"
+    title: ClassVar[str] = "identity"
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> IdentityStitch:
         """An ``IdentityStitch`` that knows its R² (below 0 where it is worse than the mean); it has no dtype.

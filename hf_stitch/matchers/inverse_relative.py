@@ -10,6 +10,7 @@ import torch
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import Spectrum, check_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import MAIORCA_2024, MOSCHELLA_2023, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -55,6 +56,11 @@ class InverseRelative(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "inverse_relative"
+    title: ClassVar[str] = "inverse relative projection"
+    papers: ClassVar[tuple[Paper, ...]] = (
+        MOSCHELLA_2023,
+        MAIORCA_2024,
+    )
 
     center: bool = True
     scale: bool = True

@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -42,6 +43,8 @@ class Lasso(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "lasso"
+    title: ClassVar[str] = "sparse least squares (lasso)"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     alpha: float
     tolerance: float = 1e-12

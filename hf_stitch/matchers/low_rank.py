@@ -10,6 +10,7 @@ import torch
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LowRankStitch
 
@@ -35,6 +36,8 @@ class LowRank(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "low_rank"
+    title: ClassVar[str] = "reduced-rank least squares"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     rank: int
     rcond: float | None = None

@@ -10,6 +10,7 @@ import torch
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -37,6 +38,8 @@ class Lstsq(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "lstsq"
+    title: ClassVar[str] = "least squares"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     intercept: bool = True
     rcond: float | None = None

@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import EPS, require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import LI_2015, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -45,6 +46,8 @@ class Permutation(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "permutation"
+    title: ClassVar[str] = "one-to-one or semi-matching of features"
+    papers: ClassVar[tuple[Paper, ...]] = (LI_2015,)
 
     compare: Compare = "correlation"
     semi: bool = False

@@ -10,6 +10,7 @@ import torch
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import DING_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -45,6 +46,8 @@ class Procrustes(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "procrustes"
+    title: ClassVar[str] = "orthogonal Procrustes"
+    papers: ClassVar[tuple[Paper, ...]] = (DING_2021,)
 
     center: bool = True
     scale: bool = False

@@ -11,6 +11,7 @@ import torch
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
@@ -35,6 +36,8 @@ class Random(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "random"
+    title: ClassVar[str] = "random initialisation"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     seed: int = 0
     rank: int | None = None

@@ -39,6 +39,7 @@ class Ridge(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "ridge"
+    title: ClassVar[str] = "ridge regression"
 
     ridge: float | Literal["gcv"] = "gcv"
 

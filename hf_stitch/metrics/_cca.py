@@ -17,6 +17,7 @@ from hf_stitch.metrics._rows import (
     of_rows,
 )
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
+from hf_stitch.papers import KORNBLITH_2019, MORCOS_2018, RAGHU_2017
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -63,6 +64,11 @@ class CCA(MomentsMetric):
     """Streams ``cca``."""
 
     name = "cca"
+    title = "mean canonical correlation"
+    papers = (
+        RAGHU_2017,
+        KORNBLITH_2019,
+    )
     function = staticmethod(cca)
     formula = staticmethod(_cca)
     differentiable = True
@@ -117,6 +123,8 @@ class PWCCA(MomentsMetric):
     """Streams ``pwcca``."""
 
     name = "pwcca"
+    title = "projection-weighted CCA"
+    papers = (MORCOS_2018,)
     function = staticmethod(pwcca)
     formula = staticmethod(_pwcca)
     symmetric = False
@@ -166,6 +174,8 @@ class SVCCA(MomentsMetric):
     """Streams ``svcca``."""
 
     name = "svcca"
+    title = "singular vector CCA"
+    papers = (RAGHU_2017,)
     function = staticmethod(svcca)
     formula = staticmethod(_svcca)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")

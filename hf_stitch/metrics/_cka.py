@@ -12,6 +12,7 @@ from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric, Side
+from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
 from hf_stitch.statistics import Cost, Grams, MinibatchGrams
 from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
 
@@ -73,6 +74,8 @@ class LinearCKA(MomentsMetric):
     """
 
     name = "linear_cka"
+    title = "linear CKA"
+    papers = (KORNBLITH_2019,)
     function = staticmethod(linear_cka)
     formula = staticmethod(_linear_cka)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
@@ -157,6 +160,8 @@ class MinibatchCKA(Metric):
     """Streams ``minibatch_cka``; keeps less than two batches of rows."""
 
     name = "minibatch_cka"
+    title = "minibatch CKA"
+    papers = (NGUYEN_2021,)
     function = staticmethod(minibatch_cka)
     statistic = "grams"
     range = (-1.0, 1.0)
@@ -220,6 +225,8 @@ class RBFCKA(FeaturesMetric):
     """Streams ``rbf_cka``."""
 
     name = "rbf_cka"
+    title = "CKA of Gaussian kernels"
+    papers = (KORNBLITH_2019,)
     function = staticmethod(rbf_cka)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True

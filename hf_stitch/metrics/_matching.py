@@ -21,6 +21,7 @@ from hf_stitch.metrics._rows import (
     variances,
 )
 from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.papers import KHOSLA_2024, LI_2015
 
 
 @of_rows
@@ -59,6 +60,8 @@ class CorrelationMatching(MomentsMetric):
     """Streams ``correlation_matching``."""
 
     name = "correlation_matching"
+    title = "correlation of matched features"
+    papers = (LI_2015,)
     function = staticmethod(correlation_matching)
     formula = staticmethod(_correlation_matching)
     range = (-1.0, 1.0)
@@ -109,6 +112,8 @@ class SoftMatching(MomentsMetric):
     """Streams ``soft_matching``."""
 
     name = "soft_matching"
+    title = "soft matching distance"
+    papers = (KHOSLA_2024,)
     function = staticmethod(soft_matching)
     formula = staticmethod(_soft_matching)
     range = (-1.0, 1.0)

@@ -12,6 +12,7 @@ from hf_stitch.metrics._options import Count
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import check_widths, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Side
+from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
 
 Near = Literal["cosine", "euclidean"]
 
@@ -57,6 +58,8 @@ class MutualKNN(_OfNeighbours):
     """Streams ``mutual_knn``."""
 
     name = "mutual_knn"
+    title = "mutual nearest neighbours"
+    papers = (HUH_2024,)
     function = staticmethod(mutual_knn)
 
     def __init__(self, **options: Any) -> None:
@@ -94,6 +97,8 @@ class Jaccard(_OfNeighbours):
     """Streams ``jaccard``."""
 
     name = "jaccard"
+    title = "Jaccard similarity of nearest neighbours"
+    papers = (KLABUNDE_2023,)
     function = staticmethod(jaccard)
 
     def __init__(self, **options: Any) -> None:
@@ -138,6 +143,8 @@ class RankSimilarity(_OfNeighbours):
     """Streams ``rank_similarity``."""
 
     name = "rank_similarity"
+    title = "rank similarity of nearest neighbours"
+    papers = (KLABUNDE_2023,)
     function = staticmethod(rank_similarity)
 
     def __init__(self, **options: Any) -> None:
@@ -185,6 +192,8 @@ class SecondOrderCosine(_OfNeighbours):
     """Streams ``second_order_cosine``."""
 
     name = "second_order_cosine"
+    title = "second-order cosine similarity"
+    papers = (KLABUNDE_2023,)
     function = staticmethod(second_order_cosine)
     invariances: Invariances = ("orthogonal", "scaling", "permutation")
 
@@ -227,6 +236,8 @@ class MRR(_OfNeighbours):
     """Streams ``mrr``."""
 
     name = "mrr"
+    title = "mean reciprocal rank"
+    papers = (MOSCHELLA_2023,)
     function = staticmethod(mrr)
     symmetric = False
     invariances: Invariances = ("scaling",)
@@ -265,6 +276,8 @@ class PairedCosine(MeanMetric):
     """Streams ``paired_cosine``."""
 
     name = "paired_cosine"
+    title = "cosine of paired rows"
+    papers = (MOSCHELLA_2023,)
     function = staticmethod(paired_cosine)
     values = staticmethod(_cosines)
     statistic = "features"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._rows import Array, check_widths, of_rows
 from hf_stitch.metrics.base import Invariances, MeanMetric
+from hf_stitch.papers import KLABUNDE_2023
 
 
 @of_rows
@@ -43,6 +44,8 @@ class Disagreement(MeanMetric):
     """Streams ``disagreement``."""
 
     name = "disagreement"
+    title = "disagreement"
+    papers = (KLABUNDE_2023,)
     function = staticmethod(disagreement)
     values = staticmethod(_differ)
     statistic = "outputs"
@@ -101,6 +104,8 @@ class JensenShannon(MeanMetric):
     """Streams ``jensen_shannon``."""
 
     name = "jensen_shannon"
+    title = "Jensen–Shannon divergence"
+    papers = (KLABUNDE_2023,)
     function = staticmethod(jensen_shannon)
     values = staticmethod(_divergences)
     statistic = "outputs"
@@ -156,6 +161,8 @@ class AccuracyDifference(MeanMetric):
     """Streams ``accuracy_difference``: ``update(x_rows, y_rows, labels=…)``."""
 
     name = "accuracy_difference"
+    title = "difference of accuracies"
+    papers = (KLABUNDE_2023,)
     function = staticmethod(accuracy_difference)
     values = staticmethod(_advantages)
     statistic = "outputs"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows, variances
 from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.papers import DING_2021
 
 
 @of_rows
@@ -53,6 +54,8 @@ class Procrustes(MomentsMetric):
     """Streams ``procrustes``."""
 
     name = "procrustes"
+    title = "orthogonal Procrustes distance"
+    papers = (DING_2021,)
     function = staticmethod(procrustes)
     formula = staticmethod(_procrustes)
     is_distance = True

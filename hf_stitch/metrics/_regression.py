@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_variation, check_widths, of_rows
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
+from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -67,6 +68,8 @@ class LinearRegression(MomentsMetric):
     """Streams ``linear_regression``."""
 
     name = "linear_regression"
+    title = "R² of linear regression"
+    papers = (KORNBLITH_2019,)
     function = staticmethod(linear_regression)
     formula = staticmethod(_linear_regression)
     symmetric = False
@@ -122,6 +125,11 @@ class DirectMatching(MomentsMetric):
     """Streams ``direct_matching``; as moments give it as a difference, to 1e-15 of 1."""
 
     name = "direct_matching"
+    title = "residual of direct matching"
+    papers = (
+        CSISZARIK_2021,
+        BALOGH_2025,
+    )
     function = staticmethod(direct_matching)
     formula = staticmethod(_direct_matching)
     is_distance = True

@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances
+from hf_stitch.papers import MOSCHELLA_2023
 from hf_stitch.relative.similarities import Cosine
 
 # Rows compared with all others at a time.
@@ -55,6 +56,8 @@ class RelativeCosine(FeaturesMetric):
     """Streams ``relative_cosine``."""
 
     name = "relative_cosine"
+    title = "cosine of relative representations"
+    papers = (MOSCHELLA_2023,)
     function = staticmethod(relative_cosine)
     range = (-1.0, 1.0)
     invariances: Invariances = ("orthogonal", "scaling", "permutation")

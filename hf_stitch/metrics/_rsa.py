@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, Side
+from hf_stitch.papers import KRIEGESKORTE_2008, SZEKELY_2007
 
 
 @of_rows
@@ -58,6 +59,8 @@ class RSA(FeaturesMetric):
     """Streams ``rsa``."""
 
     name = "rsa"
+    title = "representational similarity analysis"
+    papers = (KRIEGESKORTE_2008,)
     function = staticmethod(rsa)
     range = (-1.0, 1.0)
     invariances: Invariances = ("scaling", "permutation")
@@ -107,6 +110,8 @@ class DistanceCorrelation(FeaturesMetric):
     """Streams ``distance_correlation``."""
 
     name = "distance_correlation"
+    title = "distance correlation"
+    papers = (SZEKELY_2007,)
     function = staticmethod(distance_correlation)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True

@@ -12,6 +12,7 @@ from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
 from hf_stitch.metrics._options import Fraction
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
+from hf_stitch.papers import WILLIAMS_2021
 
 
 @of_rows
@@ -66,6 +67,8 @@ class ShapeDistance(MomentsMetric):
     """Streams ``shape_distance``."""
 
     name = "shape_distance"
+    title = "shape distance"
+    papers = (WILLIAMS_2021,)
     function = staticmethod(shape_distance)
     formula = staticmethod(_shape_distance)
     is_distance = True

@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_stitch.metrics._options import check_names, check_values, defaults
 from hf_stitch.metrics._routes import Route, from_moments, from_rows
 from hf_stitch.metrics._rows import Rows, paired
+from hf_stitch.papers import Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.features import Features
 
@@ -26,6 +27,8 @@ class Metric(ABC):
 
     Attributes:
         name: What the registry of metrics calls it.
+        title: What it is called in prose.
+        papers: Where it comes from.
         function: ``function(x, y, **options)`` on all rows at once. Its options are its keyword-only parameters, and
             their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
         statistic: What must be collected: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
@@ -55,6 +58,8 @@ class Metric(ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    papers: ClassVar[tuple[Paper, ...]] = ()
     function: ClassVar[Callable[..., Any]]
     statistic: Statistic
     is_distance: bool = False

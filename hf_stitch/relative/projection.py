@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_stitch.papers import MOSCHELLA_2023, Paper
 from hf_stitch.registry import registries
 from hf_stitch.relative.similarities import Bound, Similarity, computable
 from hf_stitch.stitches import Stitch
@@ -68,6 +69,8 @@ class RelativeProjection(Stitch):
     """
 
     name: ClassVar[str] = "relative"
+    title: ClassVar[str] = "its similarities to anchors, and nothing fitted,"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
     anchors: Tensor
 
     def __init__(

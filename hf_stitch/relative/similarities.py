@@ -13,6 +13,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
+from hf_stitch.papers import MOSCHELLA_2023, Paper
+
 Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
 Bound = Callable[[Tensor], Tensor]
 
@@ -25,12 +27,16 @@ class Similarity(ABC):
 
     Attributes:
         name: What the registry of similarities calls it.
+        title: What it is called in prose.
+        papers: Where it comes from.
         invariances: What vectors and anchors may be put through *together* without changing a value: ``"orthogonal"``
             and ``"invertible"`` maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features,
             ``"translation"`` by a vector. An invariance implied by another is declared too.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    papers: ClassVar[tuple[Paper, ...]] = ()
 
     @property
     @abstractmethod
@@ -96,6 +102,8 @@ class Inner(Similarity):
     """
 
     name: ClassVar[str] = "inner"
+    title: ClassVar[str] = "inner product"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     @property
     def invariances(self) -> Invariances:
@@ -119,6 +127,8 @@ class Cosine(Similarity):
     """
 
     name: ClassVar[str] = "cosine"
+    title: ClassVar[str] = "cosine"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     @property
     def invariances(self) -> Invariances:
@@ -144,6 +154,8 @@ class Angular(Similarity):
     """
 
     name: ClassVar[str] = "angular"
+    title: ClassVar[str] = "angular similarity"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     @property
     def invariances(self) -> Invariances:
@@ -176,6 +188,8 @@ class Lp(Similarity):
     """
 
     name: ClassVar[str] = "lp"
+    title: ClassVar[str] = "negative Lp distance"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     p: float = 1.0
 
@@ -209,6 +223,8 @@ class Euclidean(Similarity):
     """
 
     name: ClassVar[str] = "euclidean"
+    title: ClassVar[str] = "negative Euclidean distance"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     @property
     def invariances(self) -> Invariances:
@@ -237,6 +253,8 @@ class ChangeOfBasis(Similarity):
     """
 
     name: ClassVar[str] = "change_of_basis"
+    title: ClassVar[str] = "change of basis"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     rcond: float | None = None
 
@@ -286,6 +304,8 @@ class Geodesic(Similarity):
     """
 
     name: ClassVar[str] = "geodesic"
+    title: ClassVar[str] = "geodesic distance"
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
     neighbours: int = 10
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hf_stitch.papers import Paper
 from hf_stitch.registry import registries
 
 
@@ -26,6 +27,9 @@ class Stitch(nn.Module, ABC):
     ``fitted`` is no constructor argument, hence no part of ``config``; ``to_dict`` and ``from_dict`` carry it.
 
     Attributes:
+        name: What the registry of stitches calls it.
+        title: What it is called in prose: "an affine map".
+        papers: Where it comes from.
         in_features: Width of the vectors that come in.
         out_features: Width of the vectors that go out.
         fitted: What the fit found out (rank, penalty, R², …), as JSON values; empty where nothing was fitted.
@@ -39,6 +43,8 @@ class Stitch(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    papers: ClassVar[tuple[Paper, ...]] = ()
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ class IdentityStitch(Stitch):
     """
 
     name: ClassVar[str] = "identity"
+    title: ClassVar[str] = "no map"
 
     def transform(self, x: Tensor) -> Tensor:
         """The input itself for equal widths, else a sliced or zero-padded copy."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.stitches.base import Stitch, as_dtype
 
 
@@ -41,6 +42,8 @@ class LowRankStitch(Stitch):
     """
 
     name: ClassVar[str] = "low_rank"
+    title: ClassVar[str] = "an affine map through a bottleneck"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.stitches.linear import LinearStitch
 
 
@@ -39,6 +40,8 @@ class MaskedStitch(LinearStitch):
     """
 
     name: ClassVar[str] = "masked"
+    title: ClassVar[str] = "a sparse affine map"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
     mask: Tensor
 
     def __init__(

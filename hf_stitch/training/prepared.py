@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.artefacts.modeling import StitchedModel, logits_of
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation

@@ -11,7 +11,7 @@ from torch import nn
 from hf_stitch.adapters import Adapter, Back, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.scoring import check_labels
-from hf_stitch.artefacts.modeling import logits_of
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import Statistics, fit_layer

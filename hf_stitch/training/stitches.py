@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_stitch.adapters.cutting.halves import Back
-from hf_stitch.artefacts.modeling import logits_of
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows

@@ -18,6 +18,7 @@ from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.matchers import ClosedFormMatcher, TrainedMatcher
+from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, Paper
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
@@ -98,6 +99,11 @@ class TaskLoss(TrainedMatcher):
     """
 
     name: ClassVar[str] = "task_loss"
+    title: ClassVar[str] = "task-loss matching"
+    papers: ClassVar[tuple[Paper, ...]] = (
+        CSISZARIK_2021,
+        BALOGH_2025,
+    )
     initial: Any = "lstsq"
     orthogonal: bool = False
     labels: str | Mapping[str, float] = "target"

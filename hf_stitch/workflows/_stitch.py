@@ -10,8 +10,10 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.scoring import check_labels
+from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
-from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import collect, fit_layer

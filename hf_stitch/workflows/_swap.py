@@ -13,8 +13,10 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import check_labels
+from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join, with_encoder
-from hf_stitch.artefacts.modeling import StitchedModel, class_for, logits_of
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer

@@ -21,7 +21,6 @@ from hf_stitch import Adapter, NotACutError, compare
 from hf_stitch.analysis import Plan, SimilarityAtlas
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison import comparing as comparing_module
-from hf_stitch.analysis.comparison import routes as routes_module
 from hf_stitch.analysis.extraction import record
 from hf_stitch.registry import registries
 

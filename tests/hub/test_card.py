@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def stitcher(images: Any) -> Stitcher:
 
 @pytest.mark.parametrize(("whole", "relation"), [(False, "adapter"), (True, "merge")])
 def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitcher) -> None:
-    data = ModelCard(card(stitcher, whole=whole, name="alice/link")).data
+    data = ModelCard(card(replace(stitcher.describe(), whole=whole), name="alice/link")).data
     assert data.library_name == "hf_stitch"
     assert data.pipeline_tag == "image-classification"
     assert data.base_model == ["timm/cnn", "alice/vit"]
@@ -51,7 +52,7 @@ def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitc
 
 
 def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
-    text = card(stitcher, whole=False, name="alice/link")
+    text = card(stitcher.describe(), name="alice/link")
     for word in (
         f"https://huggingface.co/timm/cnn/tree/{SHA}", "layer2.0", "vit.layers.1", "`low_rank`", "rank = 4",
         "64 samples", stitcher.recipe["data"], stitcher.source.weights_hash, "20% of the samples", "| seed | 0 |",
@@ -80,23 +81,23 @@ def test_a_stitch_that_does_not_beat_its_baselines_is_told_in_words(
         stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe=stitcher.recipe,
         scores={**stitcher.scores, "scores": rows},
     )  # fmt: skip
-    assert ("**It is not shown to do better than: with no map.**" in card(told, whole=False)) is said
+    assert ("**It is not shown to do better than: with no map.**" in card(told.describe())) is said
 
 
 def test_an_audit_is_told(stitcher: Stitcher) -> None:
-    assert "Audit" not in card(stitcher, whole=False)
+    assert "Audit" not in card(stitcher.describe())
     for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
         told = Stitcher(
             stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe={**stitcher.recipe, "audit": audit}
         )
-        assert "**Audit**: Nothing found." in card(told, whole=False)
+        assert "**Audit**: Nothing found." in card(told.describe())
 
 
 def test_figures_that_are_undefined_are_a_dash(stitcher: Stitcher) -> None:
     scores = json.loads(json.dumps(stitcher.scores))
     scores["scores"]["identity"]["relative_accuracy"] = {"value": "nan", "low": "nan", "high": "nan"}
     told = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", task=stitcher.task, scores=scores)
-    text = card(told, whole=False)
+    text = card(told.describe())
     assert "nan" not in text
     assert " – |" in text
 
@@ -119,7 +120,7 @@ def test_no_path_of_this_machine_is_told(images: Any, tmp_path: Path) -> None:
 def test_what_a_record_says_means_nothing_to_markdown(stitcher: Stitcher) -> None:
     harm = f"x` | <script>alert(1)</script> [a](b) {END}\n# Title"
     told = Stitcher(stitcher.stitch, Endpoint(harm, "timm"), harm, stitcher.target, harm, recipe={"seed": harm})
-    text = card(told, whole=False)
+    text = card(told.describe())
     assert "<script>" not in text
     assert text.count(END) == 1
     assert "\n# Title" not in text
@@ -151,12 +152,12 @@ def test_a_second_push_keeps_what_a_person_wrote(hub: Hub, images: Any) -> None:
 
 
 def test_a_card_of_someone_else_gets_a_part(stitcher: Stitcher) -> None:
-    text = card(stitcher, whole=False, name="alice/link", present="# Mine\n\nWords.\n")
+    text = card(stitcher.describe(), name="alice/link", present="# Mine\n\nWords.\n")
     assert re.search(r"# Mine\n\nWords\.\n\n<!-- hf-stitch", text)
     assert ModelCard(text).data.library_name == "hf_stitch"
-    assert card(stitcher, whole=False, name="alice/link", present=text) == text
+    assert card(stitcher.describe(), name="alice/link", present=text) == text
     with pytest.raises(ValueError, match="the metadata of the card that is there cannot be read"):
-        card(stitcher, whole=False, present="---\n- a\n- list\n---\n")
+        card(stitcher.describe(), present="---\n- a\n- list\n---\n")
 
 
 def test_saving_into_the_same_folder_keeps_it_too(stitcher: Stitcher, tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def metadata(text: str) -> Any:
 
 def test_what_an_earlier_push_measured_and_called_it_goes(stitcher: Stitcher, caplog: pytest.LogCaptureFixture) -> None:
     """Of a person: everything that the generated part of the card does not tell of."""
-    first = card(stitcher, whole=False, name="alice/link", tags=["mine"])
+    first = card(stitcher.describe(), name="alice/link", tags=["mine"])
     theirs = {"name": "link", "results": [{"task": {"type": "x"}, "dataset": {"type": "y", "name": "Y"},
                                            "metrics": [{"type": "accuracy", "value": 0.5}]}]}  # fmt: skip
     head = {**metadata(first), "license": "mit"}
@@ -182,26 +183,29 @@ def test_what_an_earlier_push_measured_and_called_it_goes(stitcher: Stitcher, ca
     first = f"---\n{CardData(**head).to_yaml()}\n---\n{RepoCard(first).text}"
     parts = stitcher.stitch, Endpoint(None, "torch"), "a", Endpoint(None, "torch"), "b"
     bare = Stitcher(*parts, recipe={"matcher": {"name": "ridge"}})
-    found = metadata(card(bare, whole=True, name="alice/link", present=first))
+    found = metadata(card(replace(bare.describe(), whole=True), name="alice/link", present=first))
     assert not {"pipeline_tag", "base_model", "base_model_relation"} & found.keys()
     assert found["tags"] == ["mine", "hf_stitch", "model-stitching", "stitched-model", "ridge"]
     assert found["model-index"] == [theirs]
     assert found["license"] == "mit"
     named = first.replace(f"- {stitcher.source.id}\n", "- someone/else\n")
-    assert metadata(card(bare, whole=True, present=named))["base_model"] == ["someone/else", "alice/vit"]
-    again = metadata(card(stitcher, whole=False, name="bob/renamed", present=first))
+    assert metadata(card(replace(bare.describe(), whole=True), present=named))["base_model"] == [
+        "someone/else",
+        "alice/vit",
+    ]
+    again = metadata(card(stitcher.describe(), name="bob/renamed", present=first))
     assert [entry["name"] for entry in again["model-index"]] == ["renamed", "link"]
     assert not caplog.records
 
 
 def test_saved_and_then_pushed_there_is_one_entry(stitcher: Stitcher) -> None:
-    local = card(stitcher, whole=False)
-    pushed = metadata(card(stitcher, whole=False, name="alice/link", present=local))
+    local = card(stitcher.describe())
+    pushed = metadata(card(stitcher.describe(), name="alice/link", present=local))
     assert [entry["name"] for entry in pushed["model-index"]] == ["link"]
 
 
 def test_of_two_cards_the_words_here_win_and_metadata_are_joined(stitcher: Stitcher) -> None:
-    plain = card(stitcher, whole=False)
+    plain = card(stitcher.describe())
     there = plain.replace("# Stitcher", "# Link").replace("tags:\n", "license: mit\ntags:\n- theirs\n") + "\nTheirs.\n"
     here = plain.replace("tags:\n", "language: de\ntags:\n- ours\n")
     assert united(there, None) == united(None, there) == there

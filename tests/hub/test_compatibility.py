@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from make_fixtures import FIXTURES, networks
 from safetensors.torch import load_file
 
-import hf_stitch.auto
+import hf_stitch.auto  # noqa: F401
 from hf_stitch import StitchedModel, Stitcher
 
 LOADERS = {
     "stitcher": [Stitcher],
-    "model": [StitchedModel, hf_stitch.auto.AutoModelForImageClassification],
+    "model": [StitchedModel, transformers.AutoModelForImageClassification],
 }
 
 VERSIONS = sorted(path.name for path in FIXTURES.iterdir())

@@ -51,7 +51,9 @@ def test_debiased_moments_are_kept_in_a_state(tmp_path: Path) -> None:
     assert torch.equal(kept.hsic(), again.hsic())
     again.update(X[50:], Y[50:])
     assert again.hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
-    with pytest.raises(ValueError, match=r"kk of a state of DebiasedMoments must be finite torch.float64 of shape \(2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"kk of a state of DebiasedMoments must be finite torch.float64 of shape \(2, 2\)"
+    ):
         DebiasedMoments.from_state_dict({**kept.state_dict(), "kk": torch.zeros(3)})
     with pytest.raises(ValueError, match="unbiased estimate of HSIC takes at least 4 rows, got 3"):
         DebiasedMoments(5, 3).update(X[:3], Y[:3]).hsic()

@@ -14,7 +14,8 @@ from torch.nn.utils import parametrize
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
-from hf_stitch.artefacts.modeling import CLASSES
+from hf_stitch.artefacts.heads import class_for
+from hf_stitch.registry import registries
 
 from tiny_networks import LAYERS, adapted, build  # isort: skip
 
@@ -66,7 +67,7 @@ def test_weights_are_plain_and_none_may_be_missing(net: Any, images: Any) -> Non
     a = net("vit")
     model = stitched(a, a, images, (LAYERS["vit"],) * 2, matcher="procrustes")
     assert not any(parametrize.is_parametrized(module) for module in model.modules())
-    for kind in CLASSES.values():
+    for kind in map(class_for, (None, *registries.heads)):
         assert not kind._keys_to_ignore_on_load_missing
         assert not kind._tied_weights_keys
     assert {f"stitch.{name}_mean" for name in model.stitch.parts} <= model.state_dict().keys()
@@ -104,7 +105,7 @@ def test_a_cast_leaves_modules_that_a_network_keeps_in_float32(net: Any, texts: 
 
 def test_a_cast_takes_the_statistics_of_batchnorm_along(net: Any, images: Any, tmp_path: Path) -> None:
     stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
-    cast = hf_stitch.auto.AutoModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    cast = transformers.AutoModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert {v.dtype for v in cast.state_dict().values() if v.is_floating_point()} == {torch.bfloat16}
     assert cast(pixel_values=torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16)).logits.dtype == torch.bfloat16
 

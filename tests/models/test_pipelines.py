@@ -226,7 +226,7 @@ def test_attention_is_as_it_was_or_as_it_is_asked_for(
     with torch.no_grad():
         expected = model(**batch).logits
         for name in ("sdpa", "eager"):
-            loaded = hf_stitch.auto.AutoModel.from_pretrained(tmp_path, attn_implementation=name)
+            loaded = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation=name)
             assert kinds(loaded.source) == kinds(loaded.target) == {name}
             real = batch["attention_mask"].bool() if "attention_mask" in batch else ...
             torch.testing.assert_close(loaded(**batch).logits[real], expected[real], rtol=1e-4, atol=1e-5)

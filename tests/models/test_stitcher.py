@@ -182,12 +182,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         "stitcher.json is damaged .*'layer'",
     ),
     "newer format": (
-        lambda f: edit(f, lambda c: c.update(format=2)),
+        lambda f: edit(f, lambda c: c.update(format_version=3)),
         ValueError,
-        "has format 2, and this version reads 1",
+        "has format 3, and this version reads 1 to 2",
     ),
     "unknown stitch": (
-        lambda f: edit(f, lambda c: c["stitch"]["body"].update(type="liner")),
+        lambda f: edit(f, lambda c: c["stitch"]["body"].update(name="liner")),
         ValueError,
         "^no 'liner' among stitches; did you mean",
     ),
@@ -220,7 +220,7 @@ def test_a_damaged_folder_is_refused(damage: str, saved: Path) -> None:
 
 def test_a_task_that_does_not_exist_is_refused(saved: Path, net: Any) -> None:
     edit(saved, lambda c: (c.update(task="image-clasification"), c.pop("checksum")))
-    with pytest.raises(ValueError, match="no stitched model for the task 'image-clasification'"):
+    with pytest.raises(ValueError, match="no 'image-clasification' among heads; did you mean"):
         Stitcher.from_pretrained(saved).attach(net("cnn"), net("vit", 1))
 
 
