@@ -94,6 +94,9 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "text-classification": "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification",
         "text-generation": "hf_stitch.artefacts.language:StitchedModelForCausalLM",
     },
+    "networks": {
+        "Head": "hf_stitch.artefacts.head:Head",
+    },
 }
 """Every built-in name of every registry, as ``module:attribute``."""
 
@@ -106,5 +109,6 @@ BASES: dict[str, str] = {
     "similarities": "hf_stitch.relative.similarities:Similarity",
     "anchors": "hf_stitch.relative.selection:Selection",
     "heads": "hf_stitch.artefacts.modeling:StitchedModel",
+    "networks": "transformers:PreTrainedModel",
 }
 """The class that everything in a registry is a subclass of, as ``module:attribute``."""

@@ -8,14 +8,17 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
+
+from hf_stitch.registry import UnknownNameError, registries
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Endpoint", "Library", "weights_hash"]
+__all__ = ["Endpoint", "weights_hash"]
 
-Library = Literal["transformers", "timm", "torch"]
+HUB_DEFAULT = "transformers"
+"""The library of models on the Hub whose name does not tell another."""
 
 PERSONAL = frozenset(
     (
@@ -37,8 +40,10 @@ class Endpoint:
     """One of the two networks: what it is called, where it comes from and how it was loaded.
 
     Attributes:
-        id: A Hub id, ``timm:name``, the absolute path of a local folder, or ``None`` for a module of user code.
-        library: What loads it: ``transformers``, ``timm`` or ``torch``.
+        id: A Hub id, ``library:name`` (``timm:resnet18``), the absolute path of a local folder, or ``None`` for a
+            module of user code.
+        library: What loads it: a name of ``hf_stitch.registries.adapters`` (``transformers``, ``timm``, ``torch``, or
+            that of a plugin).
         revision: Branch, tag or commit on the Hub; ``None`` means the default branch.
         task: Which head, where the id alone does not say it.
         kwargs: Loading options, as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Those that belong to a
@@ -47,7 +52,7 @@ class Endpoint:
         weights_hash: What :func:`weights_hash` gives for the loaded network.
 
     Raises:
-        ValueError: If the library is none of the three.
+        UnknownNameError: If no adapter of that name is installed.
         TypeError: If a loading option cannot be written as JSON, so that no record of the network could repeat it.
 
     Example:
@@ -61,7 +66,7 @@ class Endpoint:
     """
 
     id: str | None
-    library: Library
+    library: str
     revision: str | None = None
     task: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -69,8 +74,11 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         """Refuse what no later session could load again."""
-        if self.library not in get_args(Library):
-            raise ValueError(f"library must be one of {', '.join(get_args(Library))}, got {self.library!r}")
+        if self.library not in registries.adapters:
+            raise UnknownNameError(
+                f"library must be one that has an adapter ({', '.join(registries.adapters)}), got {self.library!r}; "
+                "that of a plugin must be installed"
+            )
         lasting = {name: _as_json(value, name) for name, value in self.kwargs.items() if name not in PERSONAL}
         object.__setattr__(self, "kwargs", lasting)
 
@@ -79,8 +87,9 @@ class Endpoint:
         """Read what people write to name a model; an existing folder wins over a Hub id of the same name.
 
         Args:
-            text: ``org/name``, ``org/name@revision``, ``timm/…`` (the Hub, through timm), ``timm:name`` (an
-                architecture by timm's name), or a local folder with a ``config.json`` of transformers or timm.
+            text: ``org/name``, ``org/name@revision``, ``timm/…`` (the Hub, through the library that the owner is
+                called after), ``timm:name`` (an architecture by timm's name, or whatever another library makes of a
+                name), or a local folder with a ``config.json`` that an adapter can read.
             task: Which head, where the id alone does not say it.
             **kwargs: Loading options to record.
 
@@ -93,6 +102,14 @@ class Endpoint:
         if "revision" in kwargs:
             raise ValueError(f"write the revision behind the id: {text}@{kwargs['revision']}")
         text = text.strip()
+        scheme, colon, rest = text.partition(":")
+        if colon and scheme in registries.adapters:
+            if "@" in rest:
+                raise ValueError(
+                    f"{text!r} is a name of {scheme} and has no revision; pin weights on the Hub by "
+                    "'owner/name@revision'"
+                )
+            return cls(text, scheme, task=task, kwargs=kwargs)
         if Path(text).expanduser().is_dir():
             folder = Path(text).expanduser().resolve()
             return cls(str(folder), _library_of(folder), task=task, kwargs=kwargs)
@@ -103,10 +120,7 @@ class Endpoint:
             raise ValueError(f"{name!r} is a local folder, and those have no revision; leave out '@{revision}'")
         if _looks_local(name) or name.count("/") > 1:
             raise FileNotFoundError(f"no folder {text!r}; a model on the Hub is called 'name' or 'owner/name'")
-        if at and name.startswith("timm:"):
-            raise ValueError(f"{name!r} is an architecture and has no revision; pin weights by 'timm/…@{revision}'")
-        library: Library = "timm" if name.startswith(("timm/", "timm:")) else "transformers"
-        return cls(name, library, revision=revision or None, task=task, kwargs=kwargs)
+        return cls(name, _library_of_name(name), revision=revision or None, task=task, kwargs=kwargs)
 
     @property
     def is_local(self) -> bool:
@@ -197,20 +211,29 @@ def _looks_local(name: str) -> bool:
     return Path(name).is_absolute() or name.startswith((".", "~"))
 
 
-def _library_of(folder: Path) -> Library:
-    """Which library wrote the ``config.json`` of a folder."""
+def _library_of_name(name: str) -> str:
+    """The library that the owner of a Hub id is called after, or else transformers."""
+    owner, slash, _ = name.partition("/")
+    return owner if slash and owner in registries.adapters else HUB_DEFAULT
+
+
+def _library_of(folder: Path) -> str:
+    """Which library wrote the ``config.json`` of a folder: the adapters are asked."""
     path = folder / "config.json"
     if not path.is_file():
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise ValueError(f"{folder} has no config.json, so it holds no model; found: {found or 'nothing'}")
     config = json.loads(path.read_text(encoding="utf-8"))
-    # A timm model saved through transformers has the keys of both.
-    if "model_type" in config:
-        return "transformers"
-    if "architecture" in config or "pretrained_cfg" in config:
-        return "timm"
+    reading = [name for name in registries.adapters if registries.adapters.get(name).reads(config)]
+    if len(reading) == 1:
+        return reading[0]
     found = ", ".join(sorted(config)) or "nothing"
-    raise ValueError(f"{path} has neither 'model_type' (transformers) nor 'architecture' (timm); found: {found}")
+    if reading:
+        raise ValueError(f"{path} is read by several adapters: {', '.join(reading)}; found: {found}")
+    raise ValueError(
+        f"{path} is read by no adapter ({', '.join(registries.adapters)}): transformers looks for 'model_type', timm "
+        f"for 'architecture'; found: {found}"
+    )
 
 
 def _as_json(value: Any, name: str) -> Any:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from hf_stitch.built_ins import BASES, BUILT_INS
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from hf_stitch.adapters import Adapter, Override
     from hf_stitch.artefacts import StitchedModel
     from hf_stitch.matchers import Matcher
@@ -119,6 +121,22 @@ class Registry(Generic[T]):
         """All names, sorted. Imports nothing, and lists plugins that will turn out to be broken."""
         return tuple(sorted({*self._built_ins, *self._plugins, *self._registered}))
 
+    def check(self, name: str) -> None:
+        """Make sure that there is such a name; imports nothing.
+
+        Args:
+            name: The name.
+
+        Raises:
+            UnknownNameError: If there is none; the message lists those there are.
+        """
+        if name not in self:
+            hint = did_you_mean(name, self.names())
+            raise UnknownNameError(
+                f"no {name!r} among {self.kind}{f'; did you mean {hint!r}?' if hint else '.'} "
+                f"There are: {', '.join(self.names()) or 'none'}"
+            )
+
     def get(self, name: str) -> Any:
         """The class or function behind a name.
 
@@ -126,7 +144,7 @@ class Registry(Generic[T]):
             UnknownNameError: If there is no such name.
             PluginError: If it belongs to a plugin that cannot be imported.
         """
-        self._check_known(name)
+        self.check(name)
         if name in self._registered:
             return self._registered[name]
         if name in self._built_ins:
@@ -231,18 +249,26 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: If there is no such name.
         """
-        self._check_known(name)
+        self.check(name)
         if name in self._built_ins:
             return "built-in"
         return _describe(self._plugins[name]) if name in self._plugins else "registered at run time"
 
-    def _check_known(self, name: str) -> None:
-        if name not in self:
-            hint = did_you_mean(name, self.names())
-            raise UnknownNameError(
-                f"no {name!r} among {self.kind}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"There are: {', '.join(self.names()) or 'none'}"
-            )
+    def distribution(self, name: str) -> tuple[str, str] | None:
+        """The distribution and version of the plugin that a name comes from.
+
+        Args:
+            name: The name.
+
+        Returns:
+            ``None`` for built-ins, and for what was registered at run time.
+
+        Raises:
+            UnknownNameError: If there is no such name.
+        """
+        self.check(name)
+        entry = None if name in self._built_ins or name in self._registered else self._plugins[name]
+        return (entry.dist.name, entry.dist.version) if entry is not None and entry.dist is not None else None
 
     def _holder(self, name: str) -> str:
         """The dotted name of what stands behind a name, without importing it."""
@@ -277,7 +303,7 @@ class Registries:
         >>> registries["stitches"] is registries.stitches
         True
         >>> list(registries)
-        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors', 'heads']
+        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors', 'heads', 'networks']
     """
 
     adapters: Registry[Adapter]
@@ -288,6 +314,7 @@ class Registries:
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
     heads: Registry[StitchedModel]
+    networks: Registry[PreTrainedModel]
 
     def __iter__(self) -> Iterator[str]:
         """The names of the registries."""

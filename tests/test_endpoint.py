@@ -40,7 +40,7 @@ def test_parse(text, id, library, revision):
         ("  \n", "empty"),
         ("owner/name@", "nothing behind '@'"),
         ("@main", "nothing before '@'"),
-        ("timm:resnet18@main", "architecture and has no revision"),
+        ("timm:resnet18@main", "is a name of timm and has no revision"),
     ],
 )
 def test_parse_refuses(text, message):
@@ -84,7 +84,7 @@ def test_a_local_folder_without_a_model(tmp_path):
     with pytest.raises(ValueError, match=r"no config\.json.*found: nothing"):
         Endpoint.parse(str(tmp_path))
     (tmp_path / "config.json").write_text('{"a": 1, "b": 2}')
-    with pytest.raises(ValueError, match=r"neither 'model_type'.*found: a, b"):
+    with pytest.raises(ValueError, match=r"is read by no adapter .*transformers looks for 'model_type'.*found: a, b"):
         Endpoint.parse(str(tmp_path))
 
 
@@ -123,7 +123,9 @@ def test_what_cannot_be_recorded_is_refused_at_once():
         Endpoint.parse("owner/name", config=object())
     with pytest.raises(TypeError, match="max_memory"):
         Endpoint.parse("owner/name", max_memory={0: "10GB"})
-    with pytest.raises(ValueError, match="library must be one of transformers, timm, torch, got 'keras'"):
+    with pytest.raises(
+        ValueError, match=r"library must be one that has an adapter \(timm, torch, transformers\), got 'keras'"
+    ):
         Endpoint("x", "keras")
 
 

@@ -47,6 +47,12 @@ class Adapter(ABC):
     Made by :func:`hf_stitch.load`. The model is used, never changed: mode, gradients, hooks and buffers are left as
     they were.
 
+    Attributes:
+        library: What the registry of adapters calls it.
+        fallback: Whether it serves only what no other adapter does.
+        trusted_options: Loading options that the record of an artefact may ask for by itself: none may name a file, an
+            address or code.
+
     Args:
         model: The network.
         interface: How it takes its input.
@@ -66,6 +72,8 @@ class Adapter(ABC):
     """
 
     library: ClassVar[str]
+    fallback: ClassVar[bool] = False
+    trusted_options: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,
@@ -111,8 +119,35 @@ class Adapter(ABC):
     # -- what a library must provide --------------------------------------------------------------------------------
     @classmethod
     @abstractmethod
-    def of(cls, model: nn.Module, endpoint: Endpoint, example_inputs: Any = None, processor: Any = None) -> Adapter:
-        """The adapter of a live network."""
+    def serves(cls, model: Any) -> bool:
+        """Whether a live network is of this library.
+
+        Args:
+            model: Of any type; ``nn.Module`` that were compiled or wrapped are unwrapped.
+        """
+
+    @classmethod
+    @abstractmethod
+    def of(
+        cls,
+        model: Any,
+        endpoint: Endpoint,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> Adapter:
+        """The adapter of a live network.
+
+        Args:
+            model: One that it :meth:`serves`.
+            endpoint: Which network it is.
+            example_inputs: A batch of inputs, where given.
+            processor: What turns raw samples into inputs, where given.
+            content: The argument that is cut away from the output, where given.
+
+        Raises:
+            ExampleError: If inputs are missing or do not fit.
+        """
 
     @property
     @abstractmethod
@@ -128,11 +163,44 @@ class Adapter(ABC):
         """
 
     @classmethod
-    def load(cls, endpoint: Endpoint, **options: Any) -> Adapter:
-        """The adapter of a network by name, with the library's own loading options.
+    def reads(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a folder with such a ``config.json`` holds a network of this library; by default no.
+
+        Args:
+            config: The values in the file.
+        """
+        return False
+
+    @classmethod
+    def origin(cls, model: Any) -> str | None:
+        """The id that a live network was loaded from, as far as it knows; by default it does not.
+
+        Args:
+            model: One that it :meth:`serves`.
+        """
+        return None
+
+    @classmethod
+    def load(
+        cls,
+        endpoint: Endpoint,
+        *,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+        **options: Any,
+    ) -> Adapter:
+        """The adapter of a network by name.
+
+        Args:
+            endpoint: Which network.
+            example_inputs: As for :meth:`of`.
+            processor: As for :meth:`of`.
+            content: As for :meth:`of`.
+            **options: The library's own loading options.
 
         Raises:
-            ValueError: If networks of this library have no names.
+            ValueError: If networks of this library have no names, which is the default.
         """
         raise ValueError(f"networks of {cls.library} have no names, got {endpoint}: pass the live module")
 

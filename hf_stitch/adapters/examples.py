@@ -68,13 +68,15 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
     return dict(example)
 
 
-def check_runs(model: nn.Module) -> None:
+def check_runs(model: Any) -> None:
     """Refuse a network that cannot be watched as it is.
 
     Raises:
         ValueError: If it is TorchScript, or has weights that are not there yet.
     """
     kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        return
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
             f"{kind} is TorchScript, whose modules can be neither watched nor exchanged: pass the nn.Module that it "

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import check_runs
-from hf_stitch.reference import Endpoint, Library
+from hf_stitch.reference import Endpoint
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    model: str | nn.Module | Adapter,
+    model: Any,
     task: str | None = None,
     *,
     example_inputs: Any = None,
@@ -28,7 +27,8 @@ def load(
 
     Args:
         model: ``"org/name"``, ``"org/name@revision"``, ``"timm/…"`` (through timm), ``"timm:name"``, a local folder,
-            or a live module. An adapter is returned as it is.
+            or a live network: an ``nn.Module``, or what the adapter of a plugin serves. An adapter is returned as it
+            is.
         task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``,
             ``fill-mask``, ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
         example_inputs: A batch of inputs by which cuts are found and verified: needed for modules of user code, and for
@@ -64,8 +64,29 @@ def load(
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = unwrap(model)
     check_runs(module)
-    endpoint = Endpoint(id=_origin(module), library=_library(module), task=task)
-    return registries.adapters.get(endpoint.library).of(module, endpoint, **given)
+    kind = _serving(module)
+    return kind.of(module, Endpoint(id=kind.origin(module), library=kind.library, task=task), **given)
+
+
+def _serving(model: Any) -> type[Adapter]:
+    """The adapter of a live network: the one that serves it, or a fallback.
+
+    Raises:
+        TypeError: If none does, or several.
+    """
+    kinds = [registries.adapters.get(name) for name in registries.adapters]
+    serving = [kind for kind in kinds if kind.serves(model)]
+    chosen = [kind for kind in serving if not kind.fallback] or serving
+    if len(chosen) != 1:
+        what = f"{type(model).__module__}.{type(model).__name__}"
+        names = ", ".join(kind.library for kind in (chosen or kinds))
+        raise TypeError(
+            f"several adapters serve a {what}: {names}; uninstall all but one"
+            if chosen
+            else f"model must be a name, an nn.Module, or a network of a library that has an adapter ({names}), got a "
+            f"{what}"
+        )
+    return chosen[0]
 
 
 def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Adapter:
@@ -81,26 +102,6 @@ def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Ad
     return adapter
 
 
-TRUSTED = frozenset(
-    (
-        "dtype",
-        "torch_dtype",
-        "attn_implementation",
-        "num_labels",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "image_size",
-        "variant",
-        "num_classes",
-        "in_chans",
-        "img_size",
-        "global_pool",
-        "pretrained",
-    )
-)
-"""Loading options that a record may ask for by itself: none can name a file, an address or code."""
-
 LABELS = ("id2label", "label2id")
 
 
@@ -115,10 +116,11 @@ def load_recorded(endpoint: Endpoint, **options: Any) -> Adapter:
         ValueError: If the record asks for an option that is not harmless and that the user does not pass as well.
         OSError: If there is no such network.
     """
+    trusted = registries.adapters.get(endpoint.library).trusted_options
     foreign = [
         name
         for name, value in endpoint.kwargs.items()
-        if name not in options and (name not in TRUSTED or ("/" in str(value) and name not in LABELS))
+        if name not in options and (name not in trusted or ("/" in str(value) and name not in LABELS))
     ]
     if foreign:
         raise ValueError(
@@ -128,8 +130,12 @@ def load_recorded(endpoint: Endpoint, **options: Any) -> Adapter:
     return load(str(endpoint), task=endpoint.task, **{**endpoint.kwargs, **options})
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside a compiled or data-parallel one."""
+def unwrap(module: Any) -> Any:
+    """The module inside a compiled or data-parallel one; anything else as it is.
+
+    Args:
+        module: A live network.
+    """
     import torch
 
     if isinstance(module, torch._dynamo.OptimizedModule):
@@ -137,18 +143,3 @@ def unwrap(module: nn.Module) -> nn.Module:
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         return unwrap(module.module)
     return module
-
-
-def _library(module: nn.Module) -> Library:
-    """Which library a live module comes from: by its base class or by what the factory left on it."""
-    from transformers import PreTrainedModel
-
-    if isinstance(module, PreTrainedModel):
-        return "transformers"
-    return "timm" if getattr(module, "pretrained_cfg", None) is not None else "torch"
-
-
-def _origin(module: nn.Module) -> str | None:
-    """The id that a live module was loaded from, as far as it knows."""
-    name = getattr(getattr(module, "config", None), "_name_or_path", None) or None
-    return str(Path(name).resolve()) if name and Path(name).is_dir() else name

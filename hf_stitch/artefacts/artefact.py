@@ -16,6 +16,7 @@ from hf_stitch.artefacts.card import card, united
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS
 from hf_stitch.artefacts.record import read_record
+from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.folders import replacing
 
@@ -45,6 +46,10 @@ class Artefact:
             The record, unsigned.
         """
 
+    def _networks(self) -> Iterable[Method]:
+        """The adapters and classes that are needed to build the networks that are saved with it."""
+        return ()
+
     def _check_savable(self) -> None:
         """Refuse what cannot be saved, before anything is written.
 
@@ -70,6 +75,7 @@ class Artefact:
         record = self._write(folder, **options)
         if self.anchors is not None:
             self.anchors.save_pretrained(folder)
+        record = {**record, "requires": requirements([*self.describe().methods, *self._networks()])}
         files = [path.name for path in folder.iterdir() if path.is_file()]
         manifest.write(folder / self.record_file, manifest.sign(record, folder, files))
 

@@ -43,6 +43,8 @@ class StitchConfig(PreTrainedConfig):
         num_hidden_layers: Of language models: attention layers that run, those of the source first.
         layer_types: Of language models: the kind of each of these layers, in transformers' terms.
         sliding_window: Of language models: the window of both networks' sliding attention.
+        requires: Methods of plugins that are needed to load the model, as
+            :func:`hf_stitch.provenance.requirements` gives them.
         manifest: Of files that were saved with the config, where it was read from beside them: name -> digest.
         checksum: Of the config as it was saved.
 
@@ -64,6 +66,7 @@ class StitchConfig(PreTrainedConfig):
     num_hidden_layers: int | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
+    requires: list[dict[str, Any]] | None = None
     manifest: dict[str, str] | None = None
     checksum: str | None = None
 

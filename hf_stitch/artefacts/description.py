@@ -10,6 +10,7 @@ from typing import Any, Self
 from hf_stitch.artefacts.files import CONFIG, STITCHER
 from hf_stitch.artefacts.migrations import migrated
 from hf_stitch.artefacts.record import check_counts, damaged, read_record
+from hf_stitch.provenance import Method
 from hf_stitch.reference import Endpoint
 from hf_stitch.representation import Form
 from hf_stitch.stitches.layer import part_widths
@@ -52,6 +53,18 @@ class Description:
         """The map of positions: ``name``, options and ``fitted``."""
         found: Mapping[str, Any] = self.stitch["body"]
         return found
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """What must be installed to load it: the maps of the stitch, and the head."""
+        maps = [self.stitch[part] for part in ("body", "prefix") if self.stitch.get(part)]
+        similarities = [each for one in maps for each in one.get("similarities", ()) if isinstance(each, Mapping)]
+        heads = [] if self.task is None else [("heads", self.task)]
+        return (
+            *(("stitches", str(one["name"])) for one in maps),
+            *(("similarities", str(each["name"])) for each in similarities),
+            *heads,
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Self:

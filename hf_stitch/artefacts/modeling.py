@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -41,6 +41,7 @@ from hf_stitch.artefacts.parents import load_parent
 from hf_stitch.artefacts.record import AGAIN, damaged, read_record
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import Endpoint, weights_hash
 from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, registries
 from hf_stitch.relative import AnchorSet
@@ -338,6 +339,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             name = kwargs.pop("repo_id", Path(save_directory).name)
             self.push_to_hub(name, **{"present": written, **options, **kwargs})
 
+    def _networks(self) -> Iterable[Method]:
+        for half in (self.config.source, self.config.target):
+            blueprint = half["blueprint"]
+            yield "adapters", blueprint["library"]
+            if blueprint.get("class") in registries.networks:
+                yield "networks", blueprint["class"]
+
     def _check_savable(self) -> None:
         for half in (self.config.source, self.config.target):
             if half["blueprint"] is None:
@@ -418,6 +426,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if config is None:
             config = read_config(folder)
         attn_implementation = attn_implementation or config._attn_implementation  # where Auto classes leave it
+        check_requirements(config.requires or (), str(folder))
         kind = class_for(config.task)
         if not issubclass(kind, cls):
             raise ValueError(

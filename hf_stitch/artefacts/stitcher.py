@@ -21,6 +21,7 @@ from hf_stitch.artefacts.parents import load_parent
 from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_stitch, read_record
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
+from hf_stitch.provenance import check_requirements
 from hf_stitch.reference import Endpoint, weights_hash
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
@@ -40,6 +41,7 @@ KEYS = (
     "task",
     "recipe",
     "scores",
+    "requires",
     manifest.MANIFEST,
     manifest.CHECKSUM,
 )
@@ -173,6 +175,7 @@ class Stitcher(Artefact):
         check_counts(record, str(path))
         try:
             values = known(migrated(record, str(path)), KEYS, str(path))
+            check_requirements(values.get("requires") or (), str(path))
             with weightless():
                 stitch = StitchingLayer.from_dict(known_stitch(values["stitch"], f"the stitch of {path}"))
             found = Description.of(values, whole=False)

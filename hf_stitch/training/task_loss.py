@@ -307,7 +307,7 @@ class TaskLoss(TrainedMatcher):
                     "augment": _name(augment), "networks": [_networks_of(m) for m in models],
                     "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
                     "accumulation": every, "processes": processes.count,
-                    "mixed_precision": accelerator.mixed_precision, "versions": dict(versions()),
+                    "mixed_precision": accelerator.mixed_precision, "versions": versions(),
                 }  # fmt: skip
                 state = _begin(Path(checkpoint), json.loads(json.dumps(recipe)), processes)
             temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))

@@ -104,7 +104,7 @@ def relative_model(
     with torch.no_grad():
         means = {"body": body(vectors).mean(0)}
     joint = StitchingLayer(source.form(layer), Form("bd", width), rows, body, means=means)
-    recipe = {"anchors": known.fingerprint, "rows": rows, "samples": len(known), "versions": dict(versions())}
+    recipe = {"anchors": known.fingerprint, "rows": rows, "samples": len(known), "versions": versions()}
     if similarities is None:
         recipe["space"] = as_space(source.pinned, layer, rows)
     model = join(source, layer, joint, target, entry, task=task, recipe=recipe)

@@ -110,7 +110,11 @@ def stitch(
     else:
         train, test = samples, Samples.of(test_data)
         recipe["test_data"] = test.fingerprint
-    recipe |= {"samples": len(train), "batch_size": batch_size, "versions": versions()}
+    recipe |= {
+        "samples": len(train),
+        "batch_size": batch_size,
+        "versions": versions([("matchers", fitted_by.name)]),
+    }
     if isinstance(fitted_by, TrainedMatcher):
         fitted_by.check(train, task)
     other_train, other_test = (

@@ -166,8 +166,9 @@ def swap(
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, parallel, new)
     if space is not None:
-        found_by = registries.matchers.build(matcher or MATCHER).to_dict()
-        swapped.config.recipe |= {"matcher": found_by, "space": as_space(*space)}
+        found_by = registries.matchers.build(matcher or MATCHER)
+        used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
+        swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
     return _scored(swapped, data, reference, others, target_data, batch_size, seed, progress)
 
 
@@ -222,7 +223,7 @@ def _between(model: Any, other: StitchedModel) -> StitchedModel:
     joint = _relative(model.stitch, other.stitch.source, other.stitch.rows, anchors)
     swapped = with_encoder(model, other, "", joint)
     swapped.anchors = model.anchors
-    swapped.config.recipe = {**(model.config.recipe or {}), "rows": other.stitch.rows, "versions": dict(versions())}
+    swapped.config.recipe = {**(model.config.recipe or {}), "rows": other.stitch.rows, "versions": versions()}
     return swapped
 
 
@@ -261,7 +262,7 @@ def _recipe(own: AnchorSet, parallel: _Side, new: _Encoder) -> dict[str, Any]:
     recipe = {"rows": new.rows, "anchors": own.fingerprint, "samples": len(own)}
     if parallel is not None:
         recipe["parallel"] = parallel.fingerprint
-    return {**recipe, "batch_size": new.batch_size, "versions": dict(versions())}
+    return {**recipe, "batch_size": new.batch_size, "versions": versions()}
 
 
 def as_space(endpoint: Endpoint, layer: str, rows: RowsPolicy) -> dict[str, Any]:

@@ -29,6 +29,19 @@ class TimmAdapter(Adapter):
     """A timm model; raw images go through timm's own evaluation transform for it."""
 
     library: ClassVar[str] = "timm"
+    trusted_options: ClassVar[frozenset[str]] = frozenset(
+        ("num_classes", "in_chans", "img_size", "global_pool", "pretrained")
+    )
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """A module on which ``timm.create_model`` left its config."""
+        return isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None) is not None
+
+    @classmethod
+    def reads(cls, config: Mapping[str, Any]) -> bool:
+        """What timm saves; a timm model that was saved through transformers has the keys of both."""
+        return "model_type" not in config and ("architecture" in config or "pretrained_cfg" in config)
 
     @classmethod
     def load(

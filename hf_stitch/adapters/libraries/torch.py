@@ -25,6 +25,12 @@ class TorchAdapter(Adapter):
     """
 
     library: ClassVar[str] = "torch"
+    fallback: ClassVar[bool] = True
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Any module that no other adapter serves."""
+        return isinstance(model, nn.Module)
 
     @classmethod
     def of(

@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from pkgutil import resolve_name
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.reference import Endpoint
+from hf_stitch.registry import PluginError, registries
 
 AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
@@ -31,9 +33,6 @@ AUTO_CLASSES = {
 
 HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
 """Loading options that hold for config, weights and processor alike."""
-
-OWN_CLASSES = {"Head": "hf_stitch.artefacts.head:Head"}
-"""Classes of this package that are built and loaded as those of transformers are."""
 
 IDS = ("input_ids", "decoder_input_ids")
 """Arguments that are token ids: what the encoder reads, or the only stack; and what the decoder reads beside one."""
@@ -54,6 +53,38 @@ class TransformersAdapter(Adapter):
     """A transformers model; raw samples go through its own tokenizer or image processor."""
 
     library: ClassVar[str] = "transformers"
+    trusted_options: ClassVar[frozenset[str]] = frozenset(
+        (
+            "dtype",
+            "torch_dtype",
+            "attn_implementation",
+            "num_labels",
+            "id2label",
+            "label2id",
+            "problem_type",
+            "image_size",
+            "variant",
+            "pretrained",
+        )
+    )
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Any ``PreTrainedModel``."""
+        from transformers import PreTrainedModel
+
+        return isinstance(model, PreTrainedModel)
+
+    @classmethod
+    def reads(cls, config: Mapping[str, Any]) -> bool:
+        """Whether there is a ``model_type``."""
+        return "model_type" in config
+
+    @classmethod
+    def origin(cls, model: Any) -> str | None:
+        """What ``from_pretrained`` was given, a folder by its absolute path."""
+        name = getattr(model.config, "_name_or_path", None) or None
+        return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
     @classmethod
     def load(
@@ -82,8 +113,9 @@ class TransformersAdapter(Adapter):
         assert endpoint.id is not None
         place = endpoint.id
         options.setdefault("trust_remote_code", False)
-        for name in OWN_CLASSES:  # whose configs AutoConfig then knows
-            _class(name)
+        for name in registries.networks:  # whose configs AutoConfig then knows
+            with suppress(PluginError):
+                registries.networks.get(name)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if endpoint.revision:
             hub["revision"] = endpoint.revision
@@ -178,7 +210,7 @@ class TransformersAdapter(Adapter):
     def blueprint(self) -> dict[str, Any]:
         """Class and config; local paths are left out."""
         model: Any = self.model
-        own = type(model).__name__ in OWN_CLASSES and type(model) is _class(type(model).__name__)
+        own = type(model).__name__ in registries.networks and type(model) is _class(type(model).__name__)
         if not (own or type(model).__module__.startswith("transformers.")):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
@@ -218,10 +250,10 @@ class TransformersAdapter(Adapter):
 
 
 def _class(name: str) -> Any:
-    """A model class by its name: one of transformers or of this package; ``None`` if neither has it."""
+    """A model class by its name: one of the registry of networks, or of transformers; ``None`` if neither has it."""
     import transformers
 
-    return resolve_name(OWN_CLASSES[name]) if name in OWN_CLASSES else getattr(transformers, name, None)
+    return registries.networks.get(name) if name in registries.networks else getattr(transformers, name, None)
 
 
 def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -119,7 +119,7 @@ class Comparison:
             "layers_b": self._watch.layers_b, "rows": self._rows, **more, "batch_size": batch_size,
             "processes": self._processes.count,
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
-            "versions": dict(versions()),
+            "versions": versions(("metrics", m.name) for m in self._metrics.values()),
         }  # fmt: skip
         recipe: dict[str, Any] = json.loads(json.dumps(described))
         return recipe

@@ -1,0 +1,95 @@
+"""An adapter of a library that the core does not know, registered by a distribution, through the whole public API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPClassifier
+
+import hf_stitch
+from hf_stitch import registries
+from hf_stitch.registry import PluginError
+from hf_stitch.testing import check_adapter
+
+DIGITS = load_digits()
+IMAGES = (DIGITS.data / 16).astype(np.float32)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The distribution on the path, as an installer would put it there."""
+    monkeypatch.syspath_prepend(str(Path(__file__).with_name("third_library")))
+    registries.adapters.__dict__.pop("_plugins", None)
+    yield
+    registries.adapters.__dict__.pop("_plugins", None)
+
+
+@pytest.fixture(scope="module")
+def classifiers() -> list[MLPClassifier]:
+    fitted = []
+    for seed in (0, 1):
+        with pytest.warns(ConvergenceWarning):
+            net = MLPClassifier((24, 20, 16), random_state=seed, max_iter=15)
+            fitted.append(net.fit(IMAGES[:1200], DIGITS.target[:1200]))
+    return fitted
+
+
+def samples() -> hf_stitch.Samples:
+    return hf_stitch.Samples.of(torch.from_numpy(IMAGES[1200:]), label=DIGITS.target[1200:])
+
+
+def test_it_is_found_and_conforms(installed: None, classifiers: list[Any]) -> None:
+    assert registries.adapters.origin("sklearn") == "plugin hf-stitch-sklearn 0.1.0"
+    adapter = hf_stitch.load(classifiers[0])
+    assert adapter.library == "sklearn" and adapter.layers == ("0", "1", "2")
+    check_adapter(adapter, {"features": torch.from_numpy(IMAGES[:3])})
+    logits = adapter.forward(torch.from_numpy(IMAGES[:50]))
+    np.testing.assert_allclose(logits.softmax(1).detach(), classifiers[0].predict_proba(IMAGES[:50]), atol=1e-5)
+
+
+def test_it_is_compared_stitched_saved_and_loaded(installed: None, classifiers: list[Any], tmp_path: Path) -> None:
+    a, b = map(hf_stitch.load, classifiers)
+    atlas = hf_stitch.compare(a, b, samples(), progress=False)
+    assert atlas["linear_cka"].shape == (3, 3)
+    assert atlas.best_matches()["0"] == "0"
+    stitched = hf_stitch.stitch(a, "1", b, "1", data=samples(), progress=False)
+    assert stitched.evaluation["relative_accuracy"].value > 0.7
+    stitched.save_pretrained(tmp_path / "model")
+    stitched.stitcher.save_pretrained(tmp_path / "stitcher")
+    rows = torch.from_numpy(IMAGES[:20])
+    whole = hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")
+    assert torch.equal(whole(features=rows).logits, stitched(features=rows).logits)
+    attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(*classifiers)
+    assert torch.equal(attached(features=rows).logits, stitched(features=rows).logits)
+
+
+def test_it_is_loaded_by_name(installed: None, classifiers: list[Any], tmp_path: Path) -> None:
+    net = classifiers[0]
+    arrays = {f"coefs_{i}": weight for i, weight in enumerate(net.coefs_)}
+    arrays |= {f"intercepts_{i}": bias for i, bias in enumerate(net.intercepts_)}
+    np.savez(tmp_path / "net.npz", activation=net.activation, **arrays)
+    named, live = hf_stitch.load(f"sklearn:{tmp_path / 'net.npz'}"), hf_stitch.load(net)
+    assert named.pinned.weights_hash == live.pinned.weights_hash
+    assert str(named.endpoint) == f"sklearn:{tmp_path / 'net.npz'}"
+
+
+def test_without_it_what_to_install_is_told(
+    installed: None, classifiers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = map(hf_stitch.load, classifiers)
+    hf_stitch.stitch(a, "1", b, "1", data=samples(), progress=False).save_pretrained(tmp_path)
+    monkeypatch.undo()
+    registries.adapters.__dict__.pop("_plugins", None)
+    with pytest.raises(
+        TypeError, match=r"a network of a library that has an adapter \(timm, torch, transformers\), got"
+    ):
+        hf_stitch.load(classifiers[0])
+    with pytest.raises(PluginError, match=r"sklearn.*hf-stitch-sklearn 0\.1\.0.*pip install hf-stitch-sklearn"):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path)
