@@ -76,6 +76,24 @@ def download(repo_id: str, *, files: list[str], **options: Unpack[DownloadOption
     return Path(folder)
 
 
+def commit_of(repo_id: str, **options: Unpack[DownloadOptions]) -> str | None:
+    """The commit that a revision of a model is at now, so that all files of one load are of one commit.
+
+    Args:
+        repo_id: The model.
+        **options: As in :class:`DownloadOptions`.
+
+    Returns:
+        ``None`` where there is no such model, or it cannot be reached: what loads it then gives the better error.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo_id, "config.json", **options)).parent.name
+    except Exception:  # whatever it is, what loads the model meets it too
+        return None
+
+
 def upload(
     folder: Path,
     repo_id: str,

@@ -375,7 +375,7 @@ def turned_to_a_hub(cache: Path) -> Iterator[Hub]:
         }.items():
             patch.setattr(constants, name, value)
         patch.setattr(huggingface_hub.hf_api.api, "endpoint", server.url)
-        patch.setattr(transformers.utils.hub, "_hf_api", None)  # made anew, for this Hub
+        patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)  # made anew, for this Hub
         patch.setattr(_http.time, "sleep", lambda _: None)  # between attempts
         patch.setenv("HF_TOKEN", "alice-token")
         yield server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
@@ -109,6 +110,8 @@ class StitchConfig(PreTrainedConfig):
 
 # So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.
 AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
-AutoImageProcessor.register(
-    StitchConfig, image_processor_classes=dict.fromkeys(("pil", "torchvision"), TimmImageProcessor), exist_ok=True
-)
+if "image_processor_classes" in inspect.signature(AutoImageProcessor.register).parameters:
+    _both = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
+else:  # transformers 5.0
+    _both = {"slow_image_processor_class": TimmImageProcessor}
+AutoImageProcessor.register(StitchConfig, **_both, exist_ok=True)

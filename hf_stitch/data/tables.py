@@ -60,13 +60,13 @@ class Stored:
         return len(self.dataset)
 
     def column(self, name: str) -> list[Any]:
-        return list(self.dataset[name][:])
+        return list(self.dataset.select_columns([name])[:][name])
 
     def classes(self, name: str) -> tuple[str, ...] | None:
         return tuple(self.dataset.features[name].names) if self.kinds[name] == "class" else None
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        return list(self.dataset[name][positions])
+        return list(self.dataset.select_columns([name])[list(positions)][name])
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
         if self.kinds[name] != "image":

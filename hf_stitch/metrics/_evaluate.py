@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from datasets import Features, List, Value
+from datasets import Features, Sequence, Value
 
 
 class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is not typed
@@ -53,7 +53,7 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
         super().__init__(config_name=self.metric.name, keep_in_memory=True)
 
     def _info(self) -> evaluate.MetricInfo:
-        columns = {"predictions": List(Value("float64")), "references": List(Value("float64"))}
+        columns = {"predictions": Sequence(Value("float64")), "references": Sequence(Value("float64"))}
         if self.metric.labelled:
             columns["labels"] = Value("int64")
         function = self.metric.function

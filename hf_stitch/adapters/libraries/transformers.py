@@ -18,6 +18,7 @@ from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.hub import commit_of
 from hf_stitch.reference import Endpoint
 from hf_stitch.registry import PluginError, registries
 
@@ -33,6 +34,9 @@ AUTO_CLASSES = {
 
 HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
 """Loading options that hold for config, weights and processor alike."""
+
+ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
+"""Those that say how the Hub is reached."""
 
 IDS = ("input_ids", "decoder_input_ids")
 """Arguments that are token ids: what the encoder reads, or the only stack; and what the decoder reads beside one."""
@@ -107,9 +111,6 @@ class TransformersAdapter(Adapter):
             OSError: From transformers, for an unknown id, revision or folder.
         """
         import transformers
-        from huggingface_hub import ResolvedRevision
-        from transformers.utils.hub import resolve_revision
-
         assert endpoint.id is not None
         place = endpoint.id
         options.setdefault("trust_remote_code", False)
@@ -119,11 +120,10 @@ class TransformersAdapter(Adapter):
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if endpoint.revision:
             hub["revision"] = endpoint.revision
-        known = {key: hub[key] for key in ("token", "cache_dir", "local_files_only") if key in hub}
-        pinned = resolve_revision(endpoint.id, endpoint.revision, **known)
-        if isinstance(pinned, ResolvedRevision):  # all files are of one commit, and the record names it
-            endpoint = dataclasses.replace(endpoint, revision=pinned.resolved)
-            hub["revision"] = pinned.resolved
+        known: Any = {key: hub[key] for key in ACCESS if key in hub}
+        if not endpoint.is_local and (commit := commit_of(place, revision=endpoint.revision, **known)):
+            endpoint = dataclasses.replace(endpoint, revision=commit)  # all files are of it, and the record names it
+            hub["revision"] = commit
         config = transformers.AutoConfig.from_pretrained(place, **hub)
         if endpoint.task is not None:
             if endpoint.task not in AUTO_CLASSES:
