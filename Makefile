@@ -19,10 +19,11 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
-quality: $(READY) ## check style and types
+quality: $(READY) ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 style: $(READY) ## repair style
 	$(BIN)/ruff check --fix .

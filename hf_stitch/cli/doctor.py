@@ -31,7 +31,7 @@ def doctor(
 
     The exit code is 1 if it has no cut.
     """
-    from hf_stitch.adapters.doctor.diagnosis import diagnose
+    from hf_stitch.adapters.doctor import diagnose
 
     output = Output(json)
     with _quiet():

@@ -11,7 +11,7 @@ import transformers as hf
 from families import BERT, SPEECH
 
 import hf_stitch
-from hf_stitch.adapters.doctor.diagnosis import diagnose
+from hf_stitch.adapters.doctor import diagnose
 from hf_stitch.adapters.overrides.base import Override, override_of
 from hf_stitch.registry import registries
 from hf_stitch.testing import check_adapter

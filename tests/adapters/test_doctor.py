@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch.adapters.doctor.diagnosis import Diagnosis, diagnose
+from hf_stitch.adapters.doctor import Diagnosis, diagnose
 from hf_stitch.registry import registries
 
 X = torch.randn(2, 4)
@@ -100,14 +100,14 @@ def test_a_forward_that_needs_several_inputs(tmp_path: Path) -> None:
 def test_a_forward_that_fails_on_inputs_of_ones_own() -> None:
     found = diagnose(Net(), example_inputs=torch.randn(2, 3))
     assert found.failed == "forward"
-    assert "example_inputs that were passed" in found.advice[0]
+    assert "they come from example_inputs" in found.advice[0]
     assert not found.snippet
 
 
 def test_a_forward_that_fails_on_what_an_override_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up.ForMadeUp, "example", lambda self, model: {"x": torch.randn(2, 3)})
     found = diagnose(made_up.MadeUp())
-    assert found.advice == ("They were made by the override ForMadeUp: mend its example.",)
+    assert found.advice == ("Correct these inputs: they come from the override ForMadeUp.",)
 
 
 def test_a_head_that_cannot_be_cut_on_a_body_that_can() -> None:
@@ -181,7 +181,7 @@ def test_an_override_that_lists_what_is_no_block(monkeypatch: pytest.MonkeyPatch
     model = Bypassed()
     found = diagnose(model, example_inputs=X)
     assert found.cuts == ()
-    assert "These are cuts too, though no blocks: stem, norm" in found.advice[-1]
+    assert "These modules are cuts too, but not blocks: stem, norm" in found.advice[-1]
     monkeypatch.setattr(registries.overrides, "_registered", dict(registries.overrides._registered))
     assert ran(found, model=model) == ("stem", "norm")
 

@@ -1,0 +1,307 @@
+"""Diagnosis of a network: its cuts, what is refused and why, and advice with Python scripts that follow it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor, nn
+
+from hf_stitch.adapters import Adapter, ExampleError, Explanation, Override, load
+from hf_stitch.adapters.cutting import tree
+from hf_stitch.adapters.discovery.survey import INSTEAD, Survey
+from hf_stitch.adapters.overrides.base import full_name
+from hf_stitch.results import Result
+
+if TYPE_CHECKING:
+    import pandas
+
+FAILED = {
+    "loading": "The network could not be loaded:",
+    "inputs": "The network was loaded, but its inputs are missing or do not fit:",
+    "forward": "The forward pass fails on these inputs:",
+    "survey": "The forward pass runs on these inputs, but fails in other sizes or cannot be traced:",
+}
+"""The stage that failed -> what that means."""
+
+LEGEND = (
+    "representation: axes (b batch, n positions, d features, c channels, h × w grid), features, grid, + prefix tokens. "
+    "cost before: share of the operations that decoding saves. plan: full also runs what precedes the cut, stubs not."
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis(Result):
+    """The result of :func:`diagnose`.
+
+    Attributes:
+        model: The name of the network; empty for a live one.
+        kind: The class of the network; empty if it could not be loaded.
+        parameters: The number of its parameters.
+        takes: The kind of its content and the arguments that hold it: ``("image", "pixel_values")``.
+        given: The arguments of the context, which every input must hold too.
+        tried: The inputs of the diagnosis and their shapes.
+        tried_by: Where these come from: ``made up``, ``example_inputs`` or an override.
+        override: The class of its override; empty without one.
+        layers: All candidates, verified or refused.
+        failed: The stage that failed, a key of ``FAILED``; empty if none did.
+        error: The error of that stage.
+        notes: The warnings.
+        advice: What to do, in sentences.
+        snippet: A script that does it, or an empty text; ``model`` stands for a live network.
+    """
+
+    model: str
+    kind: str = ""
+    parameters: int = 0
+    takes: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    tried_by: str = ""
+    override: str = ""
+    layers: tuple[Explanation, ...] = ()
+    failed: str = ""
+    error: str = ""
+    notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    snippet: str = ""
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The names of the verified candidates."""
+        return tuple(e.layer for e in self.layers if e.status == "verified")
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each candidate: ``layer``, ``status``, ``cost``, ``plan``, ``reason``."""
+        import pandas
+
+        return pandas.DataFrame(map(asdict, self.layers), columns=["layer", "status", "cost", "plan", "reason"])
+
+    def __rich__(self) -> Group:
+        """The network, a table of its candidates, why some are refused, and the advice."""
+        lines = [
+            self.model,
+            f"{self.kind}, {self.parameters:,} parameters" if self.kind else "",
+            f"takes {', '.join(self.takes[1:])} ({self.takes[0]})" if self.takes else "",
+            f"context {', '.join(self.given)}" if self.given else "",
+            f"tried with {', '.join(self.tried)} ({self.tried_by})" if self.tried else "",
+            f"override {self.override}" if self.override else "",
+            *(f"note: {note}" for note in self.notes),
+            f"{FAILED[self.failed]} {self.error}" if self.failed else "",
+        ]
+        parts: list[Table | Text] = [Text(line) for line in lines if line]
+        if self.layers:
+            table = Table("layer", "status", "representation", "cost before", "plan")
+            refused: dict[str, list[str]] = {}
+            for e in self.layers:
+                cost = "–" if e.cost is None else f"{e.cost:.0%}"
+                table.add_row(e.layer, e.status, str(e.form or "–"), cost, e.plan or "–")
+                if e.reason:
+                    why = e.reason.partition(f" {INSTEAD}")[0].partition(repr(e.layer))[2]
+                    refused.setdefault(why, []).append(e.layer)
+            parts += [table, Text(LEGEND, "dim"), Text(f"{len(self.cuts)} of {len(self.layers)} candidates are cuts.")]
+            parts += [Text(f"refused: {', '.join(names)}{why}") for why, names in refused.items()]
+        parts += [Text(f"→ {line}") for line in self.advice]
+        return Group(*parts, Text(f"\n{self.snippet}", no_wrap=True, overflow="ignore"))
+
+
+def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
+    """Find out where a network can be cut and, if it cannot, what to do; its errors are reported, not raised.
+
+    Args:
+        model: As for :func:`hf_stitch.load`.
+        **options: As for :func:`hf_stitch.load`.
+
+    Returns:
+        The diagnosis.
+
+    Example:
+        >>> diagnose(torch.nn.Linear(2, 2)).failed
+        'inputs'
+    """
+    asked = {"model": model} | {name: value for name, value in options.items() if value is not None}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found = _examine(asked)
+    return replace(found, notes=tuple(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning)))
+
+
+def _examine(asked: dict[str, Any]) -> Diagnosis:
+    """Load a network, run it and verify its candidates, until a stage fails."""
+    found = Diagnosis(asked["model"] if isinstance(asked["model"], str) else "")
+    stage, network, adapter = "loading", None, None
+    try:
+        adapter = load(**asked)
+        stage, network, override = "forward", adapter.model, type(adapter.override)
+        tried_by = "made up" if adapter.override.example(network) is None else f"the override {override.__name__}"
+        if "example_inputs" in asked:
+            tried_by, asked["example_inputs"] = "example_inputs", adapter.example
+        shapes = {name: getattr(value, "shape", [value]) for name, value in adapter.example.items()}
+        found = replace(
+            found,
+            takes=(adapter.interface.modality, *adapter.interface.content),
+            given=adapter.interface.given,
+            tried=tuple(f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items()),
+            tried_by=tried_by,
+            override="" if override is Override else override.__name__,
+        )
+        with torch.no_grad():
+            adapter.forward(adapter.example)
+        stage = "survey"
+        found = replace(found, layers=tuple(map(adapter.explain, adapter.candidates)))
+    except Exception as error:  # of the libraries and of the network's own code
+        if isinstance(error, ExampleError):
+            stage, network = "inputs", error.model
+        found = replace(found, failed=stage, error=" ".join(f"{type(error).__name__}: {error}".split()))
+    if network is not None:
+        found = replace(found, kind=type(network).__name__, parameters=sum(p.numel() for p in network.parameters()))
+    advice = list(_advise(found, network, adapter, asked))
+    return replace(found, advice=tuple(text for text, _ in advice), snippet="".join(script for _, script in advice))
+
+
+# -- advice ------------------------------------------------------------------------------------
+Advice = tuple[str, str]
+"""What to do, and a script that does it or an empty text."""
+
+SCRIPT = """\
+import torch
+import hf_stitch
+{before}
+a = hf_stitch.load({arguments})
+{after}print(a.layers)"""
+
+BLOCKS = """
+
+@hf_stitch.registries.overrides.register("{name}")
+class WithBlocks(hf_stitch.adapters.Override):
+    def blocks(self, model):
+        return ({blocks},)
+
+"""
+
+ONE_OUTPUT = """
+
+class OneOutput(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        return self.model(**inputs{options}){place}
+
+
+a = hf_stitch.load(OneOutput(a.model), example_inputs=a.example)
+"""
+
+
+def _advise(found: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[Advice]:
+    if found.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # which the error is about
+        yield _load_with_example(network, asked)
+    elif found.failed == "forward" and found.tried_by != "made up":
+        yield f"Correct these inputs: they come from {found.tried_by}.", ""
+    elif found.failed in ("forward", "survey"):
+        yield from _cut_body(network, asked) or [_load_with_example(network, asked)] * (found.failed == "forward")
+    if adapter is None or found.failed:
+        return
+    interface, reasons = adapter.interface, "\n".join(e.reason for e in found.layers)
+    if "bypasses it" in reasons:
+        yield "What bypasses a layer cannot be overridden: cut after the block or stage in which the paths meet.", ""
+    if interface.content == ("input_ids",) and "decoder_input_ids" in interface.given:
+        yield (
+            "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python, content=…).",
+            "",
+        )
+    if len(found.cuts) >= 2:
+        return
+    if interface.modality == "text" and "another way than through it" in reasons:
+        yield "What follows the layers reads the token ids themselves: name the ids in special_ids of an override.", ""
+    elif next(network.children(), None) is None:
+        yield "The network has no modules inside, whose outputs could be cuts: diagnose the network around it.", ""
+    elif not found.layers:
+        yield "No single module carries the whole input: two or more paths run side by side to the output.", ""
+        yield from _cut_one_output(adapter, asked) or _cut_body(network, asked)
+    else:
+        yield from _list_others(adapter, found.cuts, asked) or ([] if found.cuts else _cut_body(network, asked))
+
+
+def _load_with_example(network: nn.Module, asked: dict[str, Any]) -> Advice:
+    config = getattr(network, "config", None)
+    config = getattr(config, "vision_config", config)
+    optional = {"input_ids", "pixel_values", getattr(network, "main_input_name", None)}
+    lines = {}
+    for name, p in inspect.signature(network.forward).parameters.items():
+        if name in optional or (p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)):
+            shape = re.search(rf"^\s*{name} \(.*?of shape `?(\(.+?\))", inspect.getdoc(network.forward) or "", re.M)
+            axes = shape[1] if shape else "samples first, then features"
+            sizes = (2, *(getattr(config, axis, 16) for axis in axes.strip("()").split(", ")[1:]))
+            code = f"torch.ones({sizes}, dtype=torch.long)" if name.endswith("_ids") else f"torch.randn{sizes}"
+            lines[name] = f'    "{name}": {code},  # {axes}\n'
+    content = {"content": "pixel_values"} if {"input_ids", "pixel_values"} <= lines.keys() else {}
+    script = _script({**content, **asked}, f"\nexample = {{\n{''.join(lines.values())}}}", example_inputs="example")
+    text = "Load the network with inputs of the right sizes, as below, or give them in an override (docs/adapters.md)."
+    return text, script
+
+
+def _cut_body(network: nn.Module, asked: dict[str, Any]) -> list[Advice]:
+    prefix = getattr(network, "base_model_prefix", "")
+    with suppress(Exception):  # a body that fails is no better than the whole
+        if layers := load(getattr(network, prefix)).layers:
+            text = f"Its body alone, model.{prefix}, has {len(layers)} cuts from {layers[0]} to {layers[-1]}."
+            return [(text, _script(asked, after=f"a = hf_stitch.load(a.model.{prefix})\n"))]
+    return []
+
+
+def _cut_one_output(adapter: Adapter, asked: dict[str, Any]) -> list[Advice]:
+    for path in tree.tensors(adapter.forward(adapter.example)):
+        run = partial(lambda path, inputs: tree.get(adapter.forward(inputs), path), path)
+        with suppress(ValueError):  # this output does not depend on the input
+            if blocks := Survey(adapter.model, run, adapter.interface, adapter.example).blocks:
+                place = "".join(f"[{_code(key)}]" for key in path)
+                options = "".join(f", {name}={_code(value)}" for name, value in adapter.interface.options.items())
+                script = _script(asked, after=ONE_OUTPUT.format(options=options, place=place))
+                return [(f"Its output{place} alone has the candidates {', '.join(blocks)}.", script)]
+    return []
+
+
+def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any]) -> list[Advice]:
+    survey, kind = adapter._survey(), type(adapter.override)
+    calls = survey.trace.calls
+    names = [n for n in calls if n not in survey.blocks and survey._dominates(n)]
+    names = [n for n in names if not any(s.given or s.is_output for s in calls[n].seen().values())]
+    others = [n for n in names[:12] if adapter.explain(n).status == "verified"]  # each runs the network several times
+    text = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to blocks of"
+    if not others:
+        return []
+    if kind is not Override:
+        return [(f"{text} the override {kind.__name__}.", "")]
+    blocks = sorted((*cuts, *others), key=lambda name: calls[name].exited)
+    before = BLOCKS.format(name=full_name(type(adapter.model)), blocks=", ".join(map(_code, blocks)))
+    return [(f"{text} an override.", _script(asked, before))]
+
+
+def _script(asked: dict[str, Any], before: str = "", after: str = "", **more: str) -> str:
+    """A script that loads the network as asked and with more arguments, with code before and after."""
+    plain = {name: _code(value) for name, value in asked.items() if isinstance(value, (str, int, float, dict))}
+    arguments = ", ".join(f"{name}={code}" for name, code in ({"model": "model"} | plain | more).items())
+    return SCRIPT.format(before=before, arguments=arguments.removeprefix("model="), after=after)
+
+
+def _code(value: Any) -> str:
+    """A value as code; for a tensor, another of its shape."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_code(key)}: {_code(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Tensor):
+        shape = tuple(value.shape)
+        return f"torch.randn{shape}" if value.is_floating_point() else f"torch.ones({shape}, dtype={value.dtype})"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

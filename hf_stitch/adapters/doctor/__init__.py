@@ -1,1 +1,0 @@
-"""What is found when a network is to be cut, and what to do where it cannot be."""
