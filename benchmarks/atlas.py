@@ -37,7 +37,7 @@ import hf_stitch
 from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
 from hf_stitch.registry import registries
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.workflows._compare import compare
 
 Array = NDArray[np.float64]
@@ -67,7 +67,7 @@ class Case:
     every_module: bool = False
 
     @property
-    def rows(self) -> RowsPolicy:
+    def rows(self) -> Pooling:
         """The rows policy of minibatch CKA."""
         return "flatten" if self.size else "mean"
 
@@ -135,7 +135,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _ours(rows: RowsPolicy, debiased: bool = False) -> Tool:
+def _ours(rows: Pooling, debiased: bool = False) -> Tool:
     def run(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
         options = {"debiased": True} if debiased else {"batch_size": batch}
         metric = registries.metrics.build("linear_cka" if debiased else "minibatch_cka", **options)
@@ -190,7 +190,7 @@ def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: 
 
 # -- the truth ---------------------------------------------------------------------------------------------------------
 def _reference(
-    a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, rows: RowsPolicy | None
+    a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, rows: Pooling | None
 ) -> Array:
     """Minibatch CKA in float64 (Nguyen et al. 2021, equation 3), with explicit matrices.
 
@@ -221,7 +221,7 @@ def _reference(
 
 def _errors(
     tools: Mapping[str, Tool],
-    rows: RowsPolicy,
+    rows: Pooling,
     a: Adapter,
     b: Adapter,
     layers: Sequence[str],

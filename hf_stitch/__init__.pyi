@@ -27,7 +27,7 @@ from .artefacts import StitchedModelForImageClassification as StitchedModelForIm
 from .artefacts import StitchedModelForSequenceClassification as StitchedModelForSequenceClassification
 from .artefacts import Stitcher as Stitcher
 from .data import Samples as Samples
-from .reference import Endpoint as Endpoint
+from .reference import ModelReference as ModelReference
 from .registry import registries as registries
 from .representation import Representation as Representation
 from .statistics import Moments as Moments

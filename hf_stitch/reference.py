@@ -1,4 +1,4 @@
-"""Which network is meant: :class:`Endpoint`, and the :func:`weights_hash` that pins what it holds."""
+"""Which network is meant: :class:`ModelReference`, and the :func:`weights_hash` that pins what it holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_stitch.registry import UnknownNameError, registries
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Endpoint", "weights_hash"]
+__all__ = ["ModelReference", "weights_hash"]
 
 HUB_DEFAULT = "transformers"
 """The library of models on the Hub whose name does not tell another."""
@@ -36,7 +36,7 @@ PERSONAL = frozenset(
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ModelReference:
     """One of the two networks: what it is called, where it comes from and how it was loaded.
 
     Attributes:
@@ -56,12 +56,12 @@ class Endpoint:
         TypeError: If a loading option cannot be written as JSON, so that no record of the network could repeat it.
 
     Example:
-        >>> gpt2 = Endpoint.parse("openai-community/gpt2@607a30d", task="text-generation")
+        >>> gpt2 = ModelReference.parse("openai-community/gpt2@607a30d", task="text-generation")
         >>> gpt2.id, gpt2.library, gpt2.revision, gpt2.task
         ('openai-community/gpt2', 'transformers', '607a30d', 'text-generation')
         >>> print(gpt2)
         openai-community/gpt2@607a30d
-        >>> Endpoint.parse("timm/rexnet_100.nav_in1k").library
+        >>> ModelReference.parse("timm/rexnet_100.nav_in1k").library
         'timm'
     """
 
@@ -83,7 +83,7 @@ class Endpoint:
         object.__setattr__(self, "kwargs", lasting)
 
     @classmethod
-    def parse(cls, text: str, task: str | None = None, **kwargs: Any) -> Endpoint:
+    def parse(cls, text: str, task: str | None = None, **kwargs: Any) -> ModelReference:
         """Read what people write to name a model; an existing folder wins over a Hub id of the same name.
 
         Args:
@@ -128,7 +128,7 @@ class Endpoint:
         return self.id is not None and (_looks_local(self.id) or Path(self.id).is_dir())
 
     @property
-    def public(self) -> Endpoint:
+    def public(self) -> ModelReference:
         """What may be published of it: without the path of a local folder."""
         return replace(self, id=None, revision=None) if self.is_local else self
 
@@ -137,7 +137,7 @@ class Endpoint:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Endpoint:
+    def from_dict(cls, record: Mapping[str, Any]) -> ModelReference:
         """Read :meth:`to_dict`; keys of a newer version are left out with a warning that names them.
 
         Raises:
@@ -146,13 +146,13 @@ class Endpoint:
         missing = [key for key in ("id", "library") if key not in record]
         if missing:
             raise ValueError(
-                f"the record of an endpoint lacks {' and '.join(missing)}; it has {', '.join(record) or 'none'}"
+                f"the record of an reference lacks {' and '.join(missing)}; it has {', '.join(record) or 'none'}"
             )
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:
             warnings.warn(
-                f"the record of endpoint {record['id']!r} has {', '.join(unknown)}, which this version does not know "
+                f"the record of reference {record['id']!r} has {', '.join(unknown)}, which this version does not know "
                 "and leaves out; it was probably written by a newer version",
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""What a network says at a cut: :class:`Representation`, and the :class:`Form` it has there.
+"""What a network says at a cut: :class:`Representation`, and the :class:`RepresentationSpec` it has there.
 
 A representation keeps apart what the mathematics needs (``values``, and which of them count: ``mask``,
 ``prefix_tokens``) and what the rest of the network needs (``context``). :meth:`Representation.rows` turns it into the
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 Layout = Literal["bd", "bnd", "bchw", "bhwc"]
-RowsPolicy = Literal["positions", "flatten", "mean", "cls", "last"]
+Pooling = Literal["positions", "flatten", "mean", "cls", "last"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
-ROWS_POLICIES: tuple[str, ...] = get_args(RowsPolicy)
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True)
-class Form:
+class RepresentationSpec:
     """The shape of a representation, apart from the size of the batch and the length of a text.
 
     Attributes:
@@ -32,8 +32,8 @@ class Form:
         prefix_tokens: Leading tokens that belong to no position (CLS, registers, distillation); layout ``bnd`` only.
 
     Example:
-        >>> Form("bnd", 192, grid=(14, 14), prefix_tokens=1)
-        Form(layout='bnd', width=192, grid=(14, 14), prefix_tokens=1)
+        >>> RepresentationSpec("bnd", 192, grid=(14, 14), prefix_tokens=1)
+        RepresentationSpec(layout='bnd', width=192, grid=(14, 14), prefix_tokens=1)
     """
 
     layout: Layout
@@ -73,13 +73,13 @@ class Representation:
             tokens have no mask.
         context: What the rest of the network needs beside the values: the keyword arguments of its forward, with the
             content of the input erased.
-        blurred: Whether padding is among the positions and nobody knows where (tokens merged on the way, or padded by
+        padding_unknown: Whether padding is among the positions and nobody knows where (tokens merged on the way, or padded by
             the network): rows that would count it are refused.
 
     Example:
         >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
         >>> r.form
-        Form(layout='bchw', width=8, grid=(4, 4), prefix_tokens=0)
+        RepresentationSpec(layout='bchw', width=8, grid=(4, 4), prefix_tokens=0)
         >>> r.rows("positions").shape, r.rows("mean").shape
         (torch.Size([32, 8]), torch.Size([2, 8]))
     """
@@ -90,7 +90,7 @@ class Representation:
     prefix_tokens: int = 0
     grid: tuple[int, int] | None = None
     context: Mapping[str, Any] = field(default_factory=dict)
-    blurred: bool = False
+    padding_unknown: bool = False
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -122,9 +122,9 @@ class Representation:
 
     # -- what it is -------------------------------------------------------------------------------------------------
     @property
-    def form(self) -> Form:
+    def form(self) -> RepresentationSpec:
         """Layout, width, grid and prefix tokens: what a stitch must know of it."""
-        return Form(self.layout, self.width, self.grid, self.prefix_tokens)
+        return RepresentationSpec(self.layout, self.width, self.grid, self.prefix_tokens)
 
     @property
     def batch(self) -> int:
@@ -141,7 +141,7 @@ class Representation:
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
-    def rows(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
+    def rows(self, policy: Pooling = "positions", *, prefix: bool = False) -> Tensor:
         """The n x d matrix that this representation is for the mathematics.
 
         Args:
@@ -158,9 +158,9 @@ class Representation:
                 ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without a single
                 real token, any but ``cls`` of a blurred one).
         """
-        if policy not in ROWS_POLICIES:
-            raise ValueError(f"rows policy must be one of {', '.join(ROWS_POLICIES)}, got {policy!r}")
-        self.check_sharp(policy)
+        if policy not in POOLINGS:
+            raise ValueError(f"rows policy must be one of {', '.join(POOLINGS)}, got {policy!r}")
+        self.check_padding_known(policy)
         if self.layout == "bd":
             return self.values
         if policy in ("cls", "last"):
@@ -182,25 +182,25 @@ class Representation:
         )
         return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
-    def check_sharp(self, policy: RowsPolicy) -> None:
+    def check_padding_known(self, policy: Pooling) -> None:
         """Refuse rows that would count padding.
 
         Raises:
             ValueError: If the representation is blurred, and the policy is another than ``cls``.
         """
-        if self.blurred and policy != "cls":
+        if self.padding_unknown and policy != "cls":
             raise ValueError(
                 f"rows policy {policy!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
                 "are not the tokens of the text but merged, or padded by the network itself, and which of them are "
                 "real is not known; use 'cls' or another layer, or leave out the mask if no text is padded"
             )
 
-    def row_samples(self, policy: RowsPolicy = "positions", *, prefix: bool = False) -> Tensor:
+    def row_samples(self, policy: Pooling = "positions", *, prefix: bool = False) -> Tensor:
         """For each row of :meth:`rows`, the index in the batch of the sample it belongs to: (n,) int64."""
         samples = torch.arange(self.batch, device=self.values.device)
         if self.layout == "bd" or policy != "positions":
             return samples
-        self.check_sharp(policy)
+        self.check_padding_known(policy)
         tokens, mask = self._positions(prefix)
         owners = samples[:, None].expand(tokens.shape[:2])
         return owners.flatten() if mask is None else owners[mask]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hf_stitch.representation import ROWS_POLICIES, Form, Representation
+from hf_stitch.representation import POOLINGS, RepresentationSpec, Representation
 
 LENGTHS = [5, 1, 3]
 
@@ -75,7 +75,7 @@ def test_masked_prefix_tokens_do_not_count() -> None:
 def test_grids_have_a_row_for_each_position_in_reading_order(layout: str) -> None:
     grid = torch.arange(2 * 3 * 2 * 4.0).view(2, 3, 2, 4)  # b, h, w, d
     r = Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout)
-    assert r.form == Form(layout, 4, (3, 2))
+    assert r.form == RepresentationSpec(layout, 4, (3, 2))
     assert torch.equal(r.rows("positions"), grid.reshape(12, 4))
     assert torch.equal(r.rows("flatten"), grid.reshape(2, 24))
     assert torch.equal(r.rows("mean"), grid.mean((1, 2)))
@@ -85,7 +85,7 @@ def test_grids_have_a_row_for_each_position_in_reading_order(layout: str) -> Non
             r.rows(policy)
 
 
-@pytest.mark.parametrize("policy", ROWS_POLICIES)
+@pytest.mark.parametrize("policy", POOLINGS)
 def test_vectors_are_rows_under_every_policy(policy: str) -> None:
     values = torch.randn(4, 3)
     r = Representation(values, "bd")
@@ -156,7 +156,7 @@ def test_resize_to_its_own_size_changes_no_bit_and_keeps_prefix_tokens() -> None
     r = Representation(torch.randn(2, 5, 3), "bnd", prefix_tokens=1, grid=(2, 2))
     assert r.resize((2, 2)) is r
     larger = r.resize((3, 3))
-    assert larger.form == Form("bnd", 3, (3, 3), 1)
+    assert larger.form == RepresentationSpec("bnd", 3, (3, 3), 1)
     assert torch.equal(larger.prefix(), r.prefix())
     assert torch.equal(larger.rows(), Representation(r.rows().view(2, 4, 3), "bnd", grid=(2, 2)).resize((3, 3)).rows())
 
@@ -201,17 +201,17 @@ def test_parts_that_do_not_fit_together_are_refused(message: str, arguments: dic
 
 
 def test_forms_go_through_json_and_read_well() -> None:
-    form = Form("bnd", 192, (14, 14), 1)
-    assert Form(**json.loads(json.dumps(form.to_dict()))) == form
-    assert [str(f) for f in (form, Form("bd", 8), Form("bchw", 3, (4, 2)))] == [
+    form = RepresentationSpec("bnd", 192, (14, 14), 1)
+    assert RepresentationSpec(**json.loads(json.dumps(form.to_dict()))) == form
+    assert [str(f) for f in (form, RepresentationSpec("bd", 8), RepresentationSpec("bchw", 3, (4, 2)))] == [
         "bnd 192 14x14 +1",
         "bd 8",
         "bchw 3 4x2",
     ]
     with pytest.raises(ValueError, match="prefix tokens exist in the layout bnd only"):
-        Form("bchw", 3, (4, 4), prefix_tokens=1)
+        RepresentationSpec("bchw", 3, (4, 4), prefix_tokens=1)
     with pytest.raises(ValueError, match="layout must be one of"):
-        Form("hwc", 3)
+        RepresentationSpec("hwc", 3)
 
 
 @given(st.integers(1, 6), st.integers(1, 7), st.randoms(use_true_random=False))

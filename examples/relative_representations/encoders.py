@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hf_stitch
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 
 
 def digest(*parts: Any) -> str:
@@ -33,7 +33,7 @@ class Encoder:
     name: str
     adapter: hf_stitch.Adapter
     layer: str | None
-    rows: RowsPolicy = "mean"
+    rows: Pooling = "mean"
 
     @torch.no_grad()
     def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:

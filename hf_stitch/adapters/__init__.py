@@ -6,7 +6,7 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import Plan
 from hf_stitch.adapters.examples import ExampleError
-from hf_stitch.adapters.info import Explanation
+from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
 from hf_stitch.adapters.overrides.base import Override
 
@@ -15,7 +15,7 @@ __all__ = [
     "Back",
     "Cut",
     "ExampleError",
-    "Explanation",
+    "CutInfo",
     "Front",
     "Interface",
     "NotACutError",

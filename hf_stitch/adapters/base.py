@@ -20,11 +20,11 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import Plan, run_after
 from hf_stitch.adapters.cutting.surgery import CutReached
 from hf_stitch.adapters.discovery.survey import Survey
-from hf_stitch.adapters.info import Explanation
+from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.reference import Endpoint, weights_hash
-from hf_stitch.representation import Form, Representation
+from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.representation import RepresentationSpec, Representation
 
 SMALL = 20_000_000
 """Models of up to this many parameters have their cuts verified when they are listed.
@@ -57,7 +57,7 @@ class Adapter(ABC):
         model: The network.
         interface: How it takes its input.
         example: A batch of inputs by which cuts are found and verified.
-        endpoint: Which model this is.
+        reference: Which model this is.
         processor: Turns raw samples into inputs; ``None`` for models that take tensors.
 
     Example:
@@ -80,7 +80,7 @@ class Adapter(ABC):
         model: nn.Module,
         interface: Interface,
         example: Mapping[str, Any],
-        endpoint: Endpoint,
+        reference: ModelReference,
         processor: Any = None,
     ) -> None:
         """Nothing runs yet."""
@@ -93,7 +93,7 @@ class Adapter(ABC):
             special_ids=tuple(sorted(special)),
             filler_id=next(i for i in range(len(special) + 1) if i not in special),
         )
-        self.endpoint = endpoint
+        self.reference = reference
         self.processor = processor
         self._example = dict(example)
         self._surveys: dict[Any, Survey] = {}
@@ -112,9 +112,9 @@ class Adapter(ABC):
         return preprocess(samples, self.processor, self.interface, self.model, offsets=offsets)
 
     @property
-    def pinned(self) -> Endpoint:
-        """The endpoint with the hash of the weights as they are now."""
-        return dataclasses.replace(self.endpoint, weights_hash=weights_hash(self.model))
+    def pinned(self) -> ModelReference:
+        """The reference with the hash of the weights as they are now."""
+        return dataclasses.replace(self.reference, weights_hash=weights_hash(self.model))
 
     # -- what a library must provide --------------------------------------------------------------------------------
     @classmethod
@@ -131,7 +131,7 @@ class Adapter(ABC):
     def of(
         cls,
         model: Any,
-        endpoint: Endpoint,
+        reference: ModelReference,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
@@ -140,7 +140,7 @@ class Adapter(ABC):
 
         Args:
             model: One that it :meth:`serves`.
-            endpoint: Which network it is.
+            reference: Which network it is.
             example_inputs: A batch of inputs, where given.
             processor: What turns raw samples into inputs, where given.
             content: The argument that is cut away from the output, where given.
@@ -183,7 +183,7 @@ class Adapter(ABC):
     @classmethod
     def load(
         cls,
-        endpoint: Endpoint,
+        reference: ModelReference,
         *,
         example_inputs: Any = None,
         processor: Any = None,
@@ -193,7 +193,7 @@ class Adapter(ABC):
         """The adapter of a network by name.
 
         Args:
-            endpoint: Which network.
+            reference: Which network.
             example_inputs: As for :meth:`of`.
             processor: As for :meth:`of`.
             content: As for :meth:`of`.
@@ -202,7 +202,7 @@ class Adapter(ABC):
         Raises:
             ValueError: If networks of this library have no names, which is the default.
         """
-        raise ValueError(f"networks of {cls.library} have no names, got {endpoint}: pass the live module")
+        raise ValueError(f"networks of {cls.library} have no names, got {reference}: pass the live module")
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
@@ -240,23 +240,23 @@ class Adapter(ABC):
             return blocks
         return tuple(name for name in blocks if self.explain(name).status == "verified")
 
-    def explain(self, layer: str) -> Explanation:
+    def explain(self, layer: str) -> CutInfo:
         """Verify a layer as a cut and tell what came out; refusals are told, not raised."""
         survey = self._survey()
         try:
             plan, cut = survey.plan(layer), survey.cut(layer)
         except NotACutError as error:
-            return Explanation(layer, "refused", reason=str(error))
-        return Explanation(layer, "verified", cut.form, cut.cost, plan.kind)
+            return CutInfo(layer, "refused", reason=str(error))
+        return CutInfo(layer, "verified", cut.form, cut.cost, plan.kind)
 
-    def describe(self, layer: str) -> Explanation:
+    def describe(self, layer: str) -> CutInfo:
         """What is known of a layer without verifying it."""
         survey = self._survey()
         cut = survey.cut(layer)
         plan = survey.plan(layer).kind if survey.status(layer) == "verified" else None
-        return Explanation(layer, survey.status(layer), cut.form, cut.cost, plan)
+        return CutInfo(layer, survey.status(layer), cut.form, cut.cost, plan)
 
-    def form(self, layer: str) -> Form:
+    def form(self, layer: str) -> RepresentationSpec:
         """The form of the representation at a layer, at the model's native input size."""
         return self._survey().cut(layer).form
 

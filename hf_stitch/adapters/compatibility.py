@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 
 
-def check_meet(source: Adapter, target: Adapter, rows: RowsPolicy) -> None:
+def check_meet(source: Adapter, target: Adapter, rows: Pooling) -> None:
     """Refuse two networks that no sample serves, or token by token two that cut texts differently.
 
     Raises:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from hf_stitch.adapters import Adapter, ExampleError, Explanation, Override, load
+from hf_stitch.adapters import Adapter, ExampleError, CutInfo, Override, load
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.discovery.survey import INSTEAD, Survey
 from hf_stitch.adapters.overrides.base import full_name
@@ -70,7 +70,7 @@ class Diagnosis(Result):
     tried: tuple[str, ...] = ()
     tried_by: str = ""
     override: str = ""
-    layers: tuple[Explanation, ...] = ()
+    layers: tuple[CutInfo, ...] = ()
     failed: str = ""
     error: str = ""
     notes: tuple[str, ...] = ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_stitch.representation import Form
+from hf_stitch.representation import RepresentationSpec
 
 
 @dataclass(frozen=True)
-class Explanation:
+class CutInfo:
     """What is known of a layer as a cut.
 
     Attributes:
@@ -23,7 +23,7 @@ class Explanation:
 
     layer: str
     status: str
-    form: Form | None = None
+    form: RepresentationSpec | None = None
     cost: float | None = None
     plan: str | None = None
     reason: str = ""

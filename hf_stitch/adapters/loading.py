@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import check_runs
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ def load(
     chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
     given = {name: value for name, value in chosen.items() if value is not None}
     if isinstance(model, str):
-        endpoint = Endpoint.parse(model, task=task, **options)
-        loaded: Adapter = registries.adapters.get(endpoint.library).load(endpoint, **given, **options)
+        reference = ModelReference.parse(model, task=task, **options)
+        loaded: Adapter = registries.adapters.get(reference.library).load(reference, **given, **options)
         return loaded
     if options:
         raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
     module = unwrap(model)
     check_runs(module)
     kind = _serving(module)
-    return kind.of(module, Endpoint(id=kind.origin(module), library=kind.library, task=task), **given)
+    return kind.of(module, ModelReference(id=kind.origin(module), library=kind.library, task=task), **given)
 
 
 def _serving(model: Any) -> type[Adapter]:
@@ -105,29 +105,29 @@ def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Ad
 LABELS = ("id2label", "label2id")
 
 
-def load_recorded(endpoint: Endpoint, **options: Any) -> Adapter:
+def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
     """The network that a record names; the record may come from anyone, and is trusted with little.
 
     Args:
-        endpoint: The record.
+        reference: The record.
         **options: The user's own loading options, which win (``token``, ``cache_dir``, ``trust_remote_code``, …).
 
     Raises:
         ValueError: If the record asks for an option that is not harmless and that the user does not pass as well.
         OSError: If there is no such network.
     """
-    trusted = registries.adapters.get(endpoint.library).trusted_options
+    trusted = registries.adapters.get(reference.library).trusted_options
     foreign = [
         name
-        for name, value in endpoint.kwargs.items()
+        for name, value in reference.kwargs.items()
         if name not in options and (name not in trusted or ("/" in str(value) and name not in LABELS))
     ]
     if foreign:
         raise ValueError(
-            f"the record of {endpoint} asks to load it with {', '.join(f'{n}={endpoint.kwargs[n]!r}' for n in foreign)}"
+            f"the record of {reference} asks to load it with {', '.join(f'{n}={reference.kwargs[n]!r}' for n in foreign)}"
             ", which a record is not trusted with: pass the same yourself if you mean it"
         )
-    return load(str(endpoint), task=endpoint.task, **{**endpoint.kwargs, **options})
+    return load(str(reference), task=reference.task, **{**reference.kwargs, **options})
 
 
 def unwrap(module: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.auditing import Audit
-from hf_stitch.analysis.bootstrapping import Interval, bootstrap
+from hf_stitch.analysis.bootstrapping import ConfidenceInterval, bootstrap
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.routes import Plan
 from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
@@ -11,7 +11,7 @@ from hf_stitch.analysis.distribution import Distribution
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.extraction import record
 from hf_stitch.analysis.identification import Identification, identify_layers
-from hf_stitch.analysis.permutation import Null, permutation_null
+from hf_stitch.analysis.permutation import PermutationTestResult, permutation_test
 from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.analysis.sparsity import sparsify, sparsity_curve, zero_share
@@ -24,9 +24,9 @@ __all__ = [
     "Distribution",
     "Evaluation",
     "Identification",
-    "Interval",
+    "ConfidenceInterval",
     "ModeConnectivity",
-    "Null",
+    "PermutationTestResult",
     "Plan",
     "Score",
     "SimilarityAtlas",
@@ -36,7 +36,7 @@ __all__ = [
     "identify_layers",
     "interpolate",
     "mode_connectivity",
-    "permutation_null",
+    "permutation_test",
     "rank_curve",
     "record",
     "reduced_ranks",

@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_stitch.adapters.base import See
 from hf_stitch.data import Id
 from hf_stitch.registry import did_you_mean
-from hf_stitch.representation import ROWS_POLICIES, Representation, RowsPolicy
+from hf_stitch.representation import POOLINGS, Representation, Pooling
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -46,7 +46,7 @@ class Activations:
 
     values: Mapping[str, Tensor]
     ids: Sequence[Id]
-    rows: RowsPolicy | None = None
+    rows: Pooling | None = None
     mask: Tensor | None = None
     grids: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -66,8 +66,8 @@ class Activations:
                 raise ValueError(f"layer {name!r} has {len(values)} samples, and there are {len(self.ids)} ids")
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("ids must be unique, but some repeat")
-        if self.rows not in (None, *ROWS_POLICIES):
-            raise ValueError(f"rows must be None or one of {', '.join(ROWS_POLICIES)}, got {self.rows!r}")
+        if self.rows not in (None, *POOLINGS):
+            raise ValueError(f"rows must be None or one of {', '.join(POOLINGS)}, got {self.rows!r}")
 
     @property
     def layers(self) -> Sequence[str]:

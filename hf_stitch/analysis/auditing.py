@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hf_stitch.analysis.distribution import SEPARABLE, Distribution
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Audit(Result):
 
     evaluation: Evaluation
     accurate: float
-    rows: RowsPolicy
+    rows: Pooling
     residual: Mapping[str, float]
     distributions: Mapping[str, Distribution]
     control: str | None

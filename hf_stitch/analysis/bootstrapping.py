@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Interval(Result):
+class ConfidenceInterval(Result):
     """A similarity and how much it varies from one draw of as many samples to another.
 
     Attributes:
@@ -84,7 +84,7 @@ def bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
     **options: Any,
-) -> Interval:
+) -> ConfidenceInterval:
     """How much a similarity varies from one draw of as many samples to another: a half-sample bootstrap.
 
     Each resample is a random half of the samples, drawn without replacement: the spread over halves is that over draws
@@ -137,7 +137,7 @@ def bootstrap(
     values = np.array(list(_scored(chosen, score, halves)))
     tail = (1 - confidence) / 2
     low, high = value + np.quantile(values, [tail, 1 - tail]) - values.mean()
-    return Interval(repr(chosen), value, float(low), float(high), confidence, values, len(groups), len(x), seed)
+    return ConfidenceInterval(repr(chosen), value, float(low), float(high), confidence, values, len(groups), len(x), seed)
 
 
 def _restricted(

@@ -102,8 +102,8 @@ def interpolate(first: StitchingLayer, second: StitchingLayer, weight: float) ->
         ValueError: If the stitches are of different places, or a map is not affine.
 
     Example:
-        >>> from hf_stitch.representation import Form
-        >>> ends = [StitchingLayer(Form("bd", 2), Form("bd", 2), "positions", LinearStitch(2, 2)) for _ in range(2)]
+        >>> from hf_stitch.representation import RepresentationSpec
+        >>> ends = [StitchingLayer(RepresentationSpec("bd", 2), RepresentationSpec("bd", 2), "positions", LinearStitch(2, 2)) for _ in range(2)]
         >>> bool((interpolate(*ends, 1.0).body.weight == ends[0].body.weight).all())
         True
     """

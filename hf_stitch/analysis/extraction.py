@@ -13,7 +13,7 @@ from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.data import Samples
 from hf_stitch.processes import Processes
-from hf_stitch.representation import Representation, RowsPolicy
+from hf_stitch.representation import Representation, Pooling
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -24,7 +24,7 @@ def record(
     model: str | nn.Module | Adapter,
     layers: Iterable[str] | None,
     data: Any,
-    rows: RowsPolicy = "mean",
+    rows: Pooling = "mean",
     *,
     batch_size: int = 64,
     accelerator: Accelerator | None = None,
@@ -70,7 +70,7 @@ def record(
         if rows != "positions" or representation.layout == "bd":
             parts[name].append(representation.rows(rows).to("cpu", copy=True))
             return
-        representation.check_sharp(rows)
+        representation.check_padding_known(rows)
         parts[name].append(representation.positions().to("cpu", copy=True))
         if representation.grid is not None:
             grids[name] = representation.grid

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Null(Result):
+class PermutationTestResult(Result):
     """A similarity beside those of the same rows with the samples of one side exchanged.
 
     Attributes:
@@ -107,7 +107,7 @@ class Null(Result):
 
 
 @torch.no_grad()
-def permutation_null(
+def permutation_test(
     metric: str | Metric | type[Metric],
     x: Rows,
     y: Rows,
@@ -116,7 +116,7 @@ def permutation_null(
     permutations: int = 200,
     seed: int = 0,
     **options: Any,
-) -> Null:
+) -> PermutationTestResult:
     """How alike two sides are beside how alike they are with the samples of y exchanged at random.
 
     All rows of a sample move together: row j of one sample is paired with row j of another. What does not depend on
@@ -145,7 +145,7 @@ def permutation_null(
 
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-        >>> null = permutation_null("linear_cka", x, 2 * x, debiased=True, permutations=99)
+        >>> null = permutation_test("linear_cka", x, 2 * x, debiased=True, permutations=99)
         >>> round(null.observed, 6), null.p_value, round(null.calibrated, 1)
         (1.0, 0.01, 1.0)
     """
@@ -164,7 +164,7 @@ def permutation_null(
     observed = score(torch.arange(len(y), device=y.device))
     best = 0.0 if chosen.is_distance else chosen.range[1]
     values = np.array([score(order) for order in orders])
-    return Null(repr(chosen), observed, values, chosen.is_distance, best, len(groups), len(x), seed)
+    return PermutationTestResult(repr(chosen), observed, values, chosen.is_distance, best, len(groups), len(x), seed)
 
 
 def _exchangeable(groups: Sequence[Places]) -> list[Places]:

@@ -42,9 +42,9 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, share: fl
         ValueError: If both are given, the threshold is negative, the share is not in [0, 1], or a map is not affine.
 
     Example:
-        >>> from hf_stitch.representation import Form
+        >>> from hf_stitch.representation import RepresentationSpec
         >>> from hf_stitch.stitches import LinearStitch
-        >>> layer = StitchingLayer(Form("bd", 8), Form("bd", 8), "positions", LinearStitch(8, 8))
+        >>> layer = StitchingLayer(RepresentationSpec("bd", 8), RepresentationSpec("bd", 8), "positions", LinearStitch(8, 8))
         >>> zero_share(sparsify(layer, share=0.75))
         0.75
     """

@@ -13,7 +13,7 @@ from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -272,7 +272,7 @@ def _recipe(described: Description) -> dict[str, str]:
         "rows": f"`{_plain(described.stitch['rows'])}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
         "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",
-        "the target's data": f"`{_plain(recipe['target_data'])}`" if "target_data" in recipe else "",
+        "the target's data": f"`{_plain(recipe['paired_data'])}`" if "paired_data" in recipe else "",
         "held out": _held_out(recipe),
         "seed": _plain(recipe.get("seed", "")),
         "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in sorted(recipe.get("versions", {}).items())),
@@ -374,11 +374,11 @@ def _unnamed(described: Description) -> list[str]:
     return [side for side in ("source", "target") if getattr(described, side).public.id is None]
 
 
-def _on_hub(end: Endpoint) -> bool:
+def _on_hub(end: ModelReference) -> bool:
     return end.public.id is not None and bool(ON_HUB.fullmatch(end.public.id))
 
 
-def _linked(end: Endpoint) -> str:
+def _linked(end: ModelReference) -> str:
     if not _on_hub(end):
         return "a network that is not on the Hub" if end.public.id is None else f"`{_plain(end.id)}`"
     at = f"/tree/{_plain(end.revision)}" if end.revision else ""

@@ -35,7 +35,7 @@ class StitchConfig(PreTrainedConfig):
         format_version: Of the record.
         task: Which head the model has, a name of ``hf_stitch.registries.heads``; ``None``: none.
         source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with ``why``),
-            ``interface``, ``cut`` and ``endpoint``.
+            ``interface``, ``cut`` and ``reference``.
         target: The back half: the same, and the ``plan`` by which it runs without what precedes it.
         stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
         recipe: How the stitch was found: matcher, rows, data, split, seed, versions.

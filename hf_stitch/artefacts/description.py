@@ -11,8 +11,8 @@ from hf_stitch.artefacts.files import CONFIG, STITCHER
 from hf_stitch.artefacts.migrations import migrated
 from hf_stitch.artefacts.record import check_counts, damaged, read_record
 from hf_stitch.provenance import Method
-from hf_stitch.reference import Endpoint
-from hf_stitch.representation import Form
+from hf_stitch.reference import ModelReference
+from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
 
 
@@ -33,9 +33,9 @@ class Description:
     """
 
     whole: bool
-    source: Endpoint
+    source: ModelReference
     source_layer: str
-    target: Endpoint
+    target: ModelReference
     target_layer: str
     stitch: Mapping[str, Any]
     task: str | None = None
@@ -45,7 +45,7 @@ class Description:
     @property
     def widths(self) -> tuple[int, int]:
         """Features that the map of positions maps from and to."""
-        source, target = (Form(**self.stitch[side]) for side in ("source", "target"))
+        source, target = (RepresentationSpec(**self.stitch[side]) for side in ("source", "target"))
         return part_widths(source, target, self.stitch["rows"])["body"]
 
     @property
@@ -97,7 +97,7 @@ class Description:
             whole: Whether it is that of a stitched model.
         """
         layers = [record[side]["cut"]["layer"] if whole else record[side]["layer"] for side in ("source", "target")]
-        ends = [Endpoint.from_dict(record[side]["endpoint"]) for side in ("source", "target")]
+        ends = [ModelReference.from_dict(record[side]["reference"]) for side in ("source", "target")]
         found = {key: record.get(key) or {} for key in ("recipe", "scores")}
         return cls(whole, ends[0], layers[0], ends[1], layers[1], record["stitch"], record.get("task"), **found)
 

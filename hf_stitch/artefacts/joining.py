@@ -95,6 +95,6 @@ def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
         "cut": cut.to_dict(),
         "plan": plan.to_dict(),
         "interface": adapter.interface.to_dict(),
-        "endpoint": adapter.pinned.public.to_dict(),
+        "reference": adapter.pinned.public.to_dict(),
         "half_hash": weights_hash(half),
     }

@@ -42,7 +42,7 @@ from hf_stitch.artefacts.record import AGAIN, damaged, read_record
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
-from hf_stitch.reference import Endpoint, weights_hash
+from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
@@ -262,7 +262,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """
         if self.parents is not None:
             return self.parents[("source", "target").index(side)]
-        return load_parent(side, Endpoint.from_dict(getattr(self.config, side)["endpoint"]), options=options)
+        return load_parent(side, ModelReference.from_dict(getattr(self.config, side)["reference"]), options=options)
 
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Whether a half has other weights than when it was cut from its network: it was trained, or cast.

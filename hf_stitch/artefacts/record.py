@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch.adapters import Cut, Interface, Plan
-from hf_stitch.representation import Form
+from hf_stitch.representation import RepresentationSpec
 
 FORMAT = 2
 """The format that is written."""
@@ -27,7 +27,7 @@ COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000)
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
 """Keys under which anything may be called anything."""
 
-HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "endpoint", "half_hash"))
+HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "reference", "half_hash"))
 """Keys of ``source`` and ``target`` in a config."""
 
 
@@ -100,7 +100,7 @@ def known_stitch(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
         where: What holds them, for messages.
     """
     values = known(stitch, ("source", "target", "rows", "body", "prefix"), where)
-    return values | {side: _fields_of(Form, values[side], where) for side in ("source", "target")}
+    return values | {side: _fields_of(RepresentationSpec, values[side], where) for side in ("source", "target")}
 
 
 def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
     values = known(half, HALF, where)
     cut = _fields_of(Cut, values["cut"], where)
     return values | {
-        "cut": cut | {"form": _fields_of(Form, cut["form"], where)},
+        "cut": cut | {"form": _fields_of(RepresentationSpec, cut["form"], where)},
         "plan": _fields_of(Plan, values["plan"], where),
         "interface": _fields_of(Interface, values["interface"], where),
     }

@@ -22,7 +22,7 @@ from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, kno
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.provenance import check_requirements
-from hf_stitch.reference import Endpoint, weights_hash
+from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
@@ -82,9 +82,9 @@ class Stitcher(Artefact):
     def __init__(
         self,
         stitch: StitchingLayer,
-        source: Endpoint,
+        source: ModelReference,
         source_layer: str,
-        target: Endpoint,
+        target: ModelReference,
         target_layer: str,
         *,
         task: str | None = None,
@@ -136,8 +136,8 @@ class Stitcher(Artefact):
         save_file(weights, folder / STITCH)
         return {
             "format_version": FORMAT,
-            "source": {"endpoint": self.source.public.to_dict(), "layer": self.source_layer},
-            "target": {"endpoint": self.target.public.to_dict(), "layer": self.target_layer},
+            "source": {"reference": self.source.public.to_dict(), "layer": self.source_layer},
+            "target": {"reference": self.target.public.to_dict(), "layer": self.target_layer},
             "stitch": self.stitch.to_dict(),
             "task": self.task,
             "recipe": self.recipe,
@@ -228,8 +228,8 @@ class Stitcher(Artefact):
         """
         wanted = dtype_of(dtype)
         parents = [
-            load_parent(side, endpoint, given, options)
-            for side, given, endpoint in (("source", source, self.source), ("target", target, self.target))
+            load_parent(side, reference, given, options)
+            for side, given, reference in (("source", source, self.source), ("target", target, self.target))
         ]
         stitched = join(
             parents[0],

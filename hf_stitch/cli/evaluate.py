@@ -72,7 +72,7 @@ def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
     if source is not None:
         raise typer.BadParameter(f"{name} is no stitcher: it holds its source", param_hint="--source")
     stitched = hf_stitch.StitchedModel.from_pretrained(name)
-    _require("--target", target or (stitched.config.target or {})["endpoint"]["id"])
+    _require("--target", target or (stitched.config.target or {})["reference"]["id"])
     return stitched
 
 

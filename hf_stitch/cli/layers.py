@@ -12,7 +12,7 @@ from hf_stitch.cli.options import AsJson, Task
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from hf_stitch.adapters import Explanation
+    from hf_stitch.adapters import CutInfo
 
 
 def layers(
@@ -36,7 +36,7 @@ def layers(
     output.record({"model": model, "task": adapter.task, "layers": [_record(e) for e in found]})
 
 
-def _table(model: str, found: list[Explanation]) -> Table:
+def _table(model: str, found: list[CutInfo]) -> Table:
     table = Table("layer", "layout", title=f"Cuts of {model}", title_justify="left")
     for column in ("width", "grid", "cost before"):
         table.add_column(column, justify="right")
@@ -53,5 +53,5 @@ def _table(model: str, found: list[Explanation]) -> Table:
     return table
 
 
-def _record(e: Explanation) -> dict[str, Any]:
+def _record(e: CutInfo) -> dict[str, Any]:
     return {key: value for key, value in asdict(e).items() if value != ""}

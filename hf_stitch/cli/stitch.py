@@ -99,10 +99,10 @@ def _test_size(size: float) -> float | int:
 
 def check_rows(rows: str) -> None:
     """Refuse what is no rows policy."""
-    from hf_stitch.representation import ROWS_POLICIES
+    from hf_stitch.representation import POOLINGS
 
-    if rows not in ROWS_POLICIES:
-        raise typer.BadParameter(f"must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}", param_hint="--rows")
+    if rows not in POOLINGS:
+        raise typer.BadParameter(f"must be one of {', '.join(POOLINGS)}, got {rows!r}", param_hint="--rows")
 
 
 def matcher_of(name: str, options: list[str]) -> Matcher:

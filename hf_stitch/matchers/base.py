@@ -79,14 +79,14 @@ class TrainedMatcher(Matcher, ABC):
         """
 
     @abstractmethod
-    def rehearse(self, stitched: Any, data: Any, *, target: Any = None, target_data: Any = None) -> None:
+    def rehearse(self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
         """Take one batch all the way, so that what cannot be trained fails before all data are read.
 
         Args:
             stitched: The model, its stitch of no consequence.
             data: Raw samples.
             target: The whole target network.
-            target_data: Where the target is to see other samples.
+            paired_data: Where the target is to see other samples.
 
         Raises:
             ValueError: If training could not begin.
@@ -94,7 +94,7 @@ class TrainedMatcher(Matcher, ABC):
 
     @abstractmethod
     def fit(
-        self, stitched: Any, data: Any, *, target: Any = None, target_data: Any = None, progress: bool = True
+        self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None, progress: bool = True
     ) -> Any:
         """The trained ``StitchingLayer`` of a ``StitchedModel`` that starts from the stitch it has.
 
@@ -102,6 +102,6 @@ class TrainedMatcher(Matcher, ABC):
             stitched: The model; it is not changed.
             data: Raw samples.
             target: The whole target network.
-            target_data: Where the target is to see other samples.
+            paired_data: Where the target is to see other samples.
             progress: Show a progress bar.
         """

@@ -9,7 +9,7 @@ import torch
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers import Matcher
-from hf_stitch.representation import Form, Representation, RowsPolicy
+from hf_stitch.representation import RepresentationSpec, Representation, Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
@@ -24,7 +24,7 @@ def collect(
     target: Adapter,
     pairs: Iterable[tuple[str, str]],
     samples: Samples,
-    rows: RowsPolicy = "positions",
+    rows: Pooling = "positions",
     *,
     target_samples: Samples | None = None,
     batch_size: int = 64,
@@ -67,7 +67,7 @@ def collect(
 
 
 def fit_layer(
-    matcher: Matcher, statistics: Statistics, source: Form, target: Form, rows: RowsPolicy = "positions"
+    matcher: Matcher, statistics: Statistics, source: RepresentationSpec, target: RepresentationSpec, rows: Pooling = "positions"
 ) -> StitchingLayer:
     """The stitching layer that a closed-form matcher finds from the moments of its parts.
 

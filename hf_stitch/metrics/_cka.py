@@ -96,7 +96,7 @@ class LinearCKA(MomentsMetric):
             from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), Grams.cost),
         )
 
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """Debiased, as many as the unbiased estimate of HSIC takes."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
 
@@ -177,7 +177,7 @@ class MinibatchCKA(Metric):
         size = {"size": self.options["batch_size"]}
         return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), lambda work: Cost(), size),)
 
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """As many as the unbiased estimate of HSIC takes."""
         return _LEAST_UNBIASED
 

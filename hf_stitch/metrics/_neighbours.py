@@ -24,7 +24,7 @@ _ROUNDING = 1e-14
 
 
 class _OfNeighbours(FeaturesMetric):
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """More than a row has neighbours."""
         return 1 + int(self.options["k"])
 

@@ -83,7 +83,7 @@ class LinearRegression(MomentsMetric):
         elif not self.options["centred"]:
             self.invariances = ("orthogonal", "scaling", "permutation")
 
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """A fit takes more than it has unknowns for each feature of y."""
         fit = side == "x" and self.options["weight"] is None
         return _least_for_fit(width, self.options["centred"]) if fit else 2

@@ -73,7 +73,7 @@ class RSA(FeaturesMetric):
             self.invariances = (*self.invariances, "translation")
         self.differentiable = self.options["compare"] == "pearson"
 
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """Two rows have one distance, which does not vary."""
         return 3
 

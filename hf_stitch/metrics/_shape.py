@@ -88,7 +88,7 @@ class ShapeDistance(MomentsMetric):
         elif alpha == 0:
             self.invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
 
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """With whitening, of both sides more than their width."""
         return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)
 

@@ -84,7 +84,7 @@ class Metric(ABC):
         """The ways to its values for all pairs of layers; none where it is no metric of layers."""
         return ()
 
-    def least_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Side, width: int) -> int:
         """The fewest rows that a side of this width takes; with fewer the metric is known to be undefined."""
         return 2
 

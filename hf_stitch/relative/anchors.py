@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.data import Batch, Id, Samples, check_same_order
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 from hf_stitch.relative.projection import check_anchors
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 
 CONFIG = "anchors.json"
 WEIGHTS = "anchors.safetensors"
@@ -31,19 +31,19 @@ class EncodedAnchors:
 
     Attributes:
         values: ``(k, d)``, in the order of the anchors.
-        endpoint: The encoder; its weights' hash tells it from others.
+        reference: The encoder; its weights' hash tells it from others.
         layer: The layer.
         rows: The rows policy that gives a sample one vector.
     """
 
     values: Tensor
-    endpoint: Endpoint
+    reference: ModelReference
     layer: str
-    rows: RowsPolicy
+    rows: Pooling
 
     def __str__(self) -> str:
         """For example ``timm:resnet18 layer2.1 (mean)``."""
-        return f"{self.endpoint} {self.layer} ({self.rows})"
+        return f"{self.reference} {self.layer} ({self.rows})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class AnchorSet:
         model: str | nn.Module | Adapter,
         layer: str,
         samples: Samples,
-        rows: RowsPolicy = "mean",
+        rows: Pooling = "mean",
         *,
         batch_size: int = 64,
         progress: bool = True,
@@ -121,19 +121,19 @@ class AnchorSet:
         """
         self.check_same(samples)
         adapter = load(model)
-        endpoint = adapter.pinned
-        if found := self._find(endpoint, layer, rows):
+        reference = adapter.pinned
+        if found := self._find(reference, layer, rows):
             _check_says(found, _vectors(adapter, layer, rows, next(samples.batches(batch_size))))
             return self
         batches = samples.batches(batch_size, "encoding anchors" if progress else None)
-        return self.add(torch.cat([_vectors(adapter, layer, rows, batch) for batch in batches]), endpoint, layer, rows)
+        return self.add(torch.cat([_vectors(adapter, layer, rows, batch) for batch in batches]), reference, layer, rows)
 
-    def add(self, values: Tensor, endpoint: Endpoint, layer: str, rows: RowsPolicy = "mean") -> AnchorSet:
+    def add(self, values: Tensor, reference: ModelReference, layer: str, rows: Pooling = "mean") -> AnchorSet:
         """This set with representations that were made before.
 
         Args:
             values: ``(k, d)``, in the order of the anchors; copied.
-            endpoint: The encoder, pinned by the hash of its weights (``adapter.pinned``).
+            reference: The encoder, pinned by the hash of its weights (``adapter.pinned``).
             layer: The layer.
             rows: The rows policy by which they were made.
 
@@ -143,12 +143,12 @@ class AnchorSet:
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need as many representations, got {len(values)}")
-        added = EncodedAnchors(values.detach().clone(), endpoint, layer, rows)
+        added = EncodedAnchors(values.detach().clone(), reference, layer, rows)
         try:
             check_anchors(values)
         except ValueError as error:
             raise ValueError(f"{added}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
-        if self._find(endpoint, layer, rows):
+        if self._find(reference, layer, rows):
             raise ValueError(f"{added} is in this set already")
         return dataclasses.replace(self, encoded=(*self.encoded, added))
 
@@ -159,36 +159,36 @@ class AnchorSet:
             ValueError: If the anchors are not the same (:meth:`check_same`).
         """
         self.check_same(other)
-        added = (each for each in other.encoded if not self._find(each.endpoint, each.layer, each.rows))
+        added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.rows))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
-    def has(self, model: Adapter | Endpoint, layer: str, rows: RowsPolicy = "mean") -> bool:
+    def has(self, model: Adapter | ModelReference, layer: str, rows: Pooling = "mean") -> bool:
         """Whether an encoder's representations are here; arguments as of :meth:`values`."""
         return self._find(model.pinned if isinstance(model, Adapter) else model, layer, rows) is not None
 
-    def values(self, model: Adapter | Endpoint, layer: str, rows: RowsPolicy = "mean") -> Tensor:
+    def values(self, model: Adapter | ModelReference, layer: str, rows: Pooling = "mean") -> Tensor:
         """What an encoder says of the anchors, ``(k, d)``.
 
         Args:
-            model: The encoder, or its pinned endpoint.
+            model: The encoder, or its pinned reference.
             layer: The layer.
             rows: The rows policy.
 
         Raises:
             ValueError: If this set has not been encoded so; the message lists how it has been.
         """
-        endpoint = model.pinned if isinstance(model, Adapter) else model
-        if found := self._find(endpoint, layer, rows):
+        reference = model.pinned if isinstance(model, Adapter) else model
+        if found := self._find(reference, layer, rows):
             return found.values
         have = ", ".join(map(str, self.encoded)) or "nothing"
-        known = any(_same(each, endpoint, each.layer, each.rows) for each in self.encoded)
+        known = any(_same(each, reference, each.layer, each.rows) for each in self.encoded)
         reason = "this encoder at another layer or by other rows" if known else "no encoder of these weights"
         raise ValueError(
-            f"the anchors are not encoded by {endpoint} at {layer!r} ({rows}); there is {reason}: {have}. Call encode"
+            f"the anchors are not encoded by {reference} at {layer!r} ({rows}); there is {reason}: {have}. Call encode"
         )
 
-    def _find(self, endpoint: Endpoint, layer: str, rows: RowsPolicy) -> EncodedAnchors | None:
-        return next((each for each in self.encoded if _same(each, endpoint, layer, rows)), None)
+    def _find(self, reference: ModelReference, layer: str, rows: Pooling) -> EncodedAnchors | None:
+        return next((each for each in self.encoded if _same(each, reference, layer, rows)), None)
 
     def check_same(self, other: Samples | AnchorSet) -> None:
         """Make sure that these are the anchors: the same samples, in the same order.
@@ -233,7 +233,7 @@ class AnchorSet:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
         save_file(tensors, folder / WEIGHTS)
-        encoded = [{"endpoint": e.endpoint.public.to_dict(), "layer": e.layer, "rows": e.rows} for e in self.encoded]
+        encoded = [{"reference": e.reference.public.to_dict(), "layer": e.layer, "rows": e.rows} for e in self.encoded]
         config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -258,14 +258,14 @@ class AnchorSet:
                 raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} holds {len(tensors)}")
             anchors = cls(tuple(config["ids"]), config["fingerprint"])
             for place, each in enumerate(config["encoded"]):
-                endpoint = Endpoint.from_dict(each["endpoint"])
-                anchors = anchors.add(tensors[str(place)], endpoint, each["layer"], each["rows"])  # type: ignore[assignment]
+                reference = ModelReference.from_dict(each["reference"])
+                anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["rows"])  # type: ignore[assignment]
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error
         return anchors
 
 
-def _vectors(adapter: Adapter, layer: str, rows: RowsPolicy, batch: Batch) -> Tensor:
+def _vectors(adapter: Adapter, layer: str, rows: Pooling, batch: Batch) -> Tensor:
     """What an encoder says of some anchors, ``(n, d)``."""
     vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(rows)
     if len(vectors) != len(batch.samples):
@@ -287,9 +287,9 @@ def _check_says(known: EncodedAnchors, vectors: Tensor) -> None:
         )
 
 
-def _same(encoded: EncodedAnchors, endpoint: Endpoint, layer: str, rows: RowsPolicy) -> bool:
+def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, rows: Pooling) -> bool:
     """Whether these are of that encoder, layer and policy; weights tell encoders apart wherever their hash is known."""
-    have = encoded.endpoint
-    pinned = have.weights_hash and endpoint.weights_hash
-    alike = have.weights_hash == endpoint.weights_hash if pinned else have == endpoint
+    have = encoded.reference
+    pinned = have.weights_hash and reference.weights_hash
+    alike = have.weights_hash == reference.weights_hash if pinned else have == reference
     return alike and (encoded.layer, encoded.rows) == (layer, rows)

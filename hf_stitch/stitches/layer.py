@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.representation import Form, Representation, RowsPolicy
+from hf_stitch.representation import RepresentationSpec, Representation, Pooling
 from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.linear import LinearStitch
@@ -42,7 +42,7 @@ class StitchingLayer(nn.Module):
 
     Example:
         >>> import torch
-        >>> grid, tokens = Form("bchw", 8, (4, 4)), Form("bnd", 6, (2, 2), prefix_tokens=1)
+        >>> grid, tokens = RepresentationSpec("bchw", 8, (4, 4)), RepresentationSpec("bnd", 6, (2, 2), prefix_tokens=1)
         >>> layer = StitchingLayer(grid, tokens, "positions", LinearStitch(8, 6), LinearStitch(8, 6))
         >>> layer(Representation(torch.randn(3, 8, 4, 4), "bchw")).values.shape
         torch.Size([3, 5, 6])
@@ -50,9 +50,9 @@ class StitchingLayer(nn.Module):
 
     def __init__(
         self,
-        source: Form,
-        target: Form,
-        rows: RowsPolicy,
+        source: RepresentationSpec,
+        target: RepresentationSpec,
+        rows: Pooling,
         body: Stitch,
         prefix: Stitch | None = None,
         means: Mapping[str, Tensor] | None = None,
@@ -169,15 +169,15 @@ class StitchingLayer(nn.Module):
         """The layer of a :meth:`to_dict`, weights to be loaded."""
         prefix = config.get("prefix")
         return cls(
-            Form(**config["source"]),
-            Form(**config["target"]),
+            RepresentationSpec(**config["source"]),
+            RepresentationSpec(**config["target"]),
             config["rows"],
             Stitch.from_dict(config["body"]),
             Stitch.from_dict(prefix) if prefix else None,
         )
 
 
-def check_forms(source: Form, target: Form, rows: RowsPolicy) -> None:
+def check_forms(source: RepresentationSpec, target: RepresentationSpec, rows: Pooling) -> None:
     """Refuse what the policy cannot join.
 
     Raises:
@@ -202,10 +202,10 @@ def check_forms(source: Form, target: Form, rows: RowsPolicy) -> None:
         )
 
 
-def part_widths(source: Form, target: Form, rows: RowsPolicy) -> dict[str, tuple[int, int]]:
+def part_widths(source: RepresentationSpec, target: RepresentationSpec, rows: Pooling) -> dict[str, tuple[int, int]]:
     """The maps that a stitch consists of (``body``, and ``prefix`` if needed) and the widths each maps from and to."""
 
-    def width(form: Form) -> int:
+    def width(form: RepresentationSpec) -> int:
         return form.width * (form.grid[0] * form.grid[1] if rows == "flatten" and form.grid else 1)
 
     parts = {"body": (width(source), width(target))}
@@ -214,7 +214,7 @@ def part_widths(source: Form, target: Form, rows: RowsPolicy) -> dict[str, tuple
     return parts
 
 
-def source_positions(representation: Representation, source: Form, target: Form, rows: RowsPolicy) -> Tensor:
+def source_positions(representation: Representation, source: RepresentationSpec, target: RepresentationSpec, rows: Pooling) -> Tensor:
     """What ``body`` maps: (batch, n, d) under ``positions``, (batch, d) otherwise; masked positions are there too."""
     if source.layout == "bd":
         return representation.values
@@ -228,7 +228,7 @@ def source_prefix(representation: Representation) -> Tensor:
     return representation.prefix().flatten(1) if representation.prefix_tokens else representation.rows("mean")
 
 
-def paired_rows(source: Representation, target: Representation, rows: RowsPolicy) -> Pairs:
+def paired_rows(source: Representation, target: Representation, rows: Pooling) -> Pairs:
     """The rows that a stitch is fitted on: for each part both sides' (n, d), row by row of the same sample and place.
 
     Raises:
@@ -240,8 +240,8 @@ def paired_rows(source: Representation, target: Representation, rows: RowsPolicy
     check_forms(source.form, target.form, rows)
     x = source_positions(source, source.form, target.form, rows)
     if rows == "positions" and source.layout != "bd":
-        source.check_sharp(rows)
-        target.check_sharp(rows)
+        source.check_padding_known(rows)
+        target.check_padding_known(rows)
         y = target.positions()
         if x.shape[1] != y.shape[1] or (
             source.mask is not None

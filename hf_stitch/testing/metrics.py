@@ -163,7 +163,7 @@ def _check_degenerate(metric: Metric, x: Tensor, y: Tensor) -> None:
         require(metric.name in message, f"the error on {what} must name {metric.name}: {message}")
     if metric.equal_widths:
         require_error(ValueError, lambda: _value(metric, x, y[:, :-1]), "unequal widths")
-    least = max(metric.least_rows("x", x.shape[1]), metric.least_rows("y", y.shape[1]))
+    least = max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
     few = slice(least - 1)
     message = require_error(ValueError, lambda: _value(metric, x[few], y[few]), f"fewer rows than the {least} declared")
     require(metric.name in message, f"the error on too few rows must name {metric.name}: {message}")

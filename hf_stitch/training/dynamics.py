@@ -18,7 +18,7 @@ from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe
@@ -56,7 +56,7 @@ class Dynamics(Result):
     metric: str
     is_distance: bool
     n: int
-    rows: RowsPolicy | None
+    rows: Pooling | None
 
     def __post_init__(self) -> None:
         """Refuse values that do not fit the moments."""
@@ -222,7 +222,7 @@ class DynamicsRecorder(ProbingCallback):
         metric: str | Metric = "linear_cka",
         *,
         every: Every = "epoch",
-        rows: RowsPolicy = "mean",
+        rows: Pooling = "mean",
         batch_size: int = 64,
         name: str = "dynamics",
     ) -> None:

@@ -101,7 +101,7 @@ class Objective:
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
         """The metrics among the penalties that take more rows than these, and how many each takes."""
         least = {
-            name: max(metric.least_rows("x", x.shape[1]), metric.least_rows("y", y.shape[1]))
+            name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
             for name, metric in self.metrics.items()
         }
         return {name: count for name, count in least.items() if count > len(x)}

@@ -18,7 +18,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import record
 from hf_stitch.data import Batch, Samples
 from hf_stitch.processes import Processes
-from hf_stitch.representation import ROWS_POLICIES, Representation, RowsPolicy
+from hf_stitch.representation import POOLINGS, Representation, Pooling
 
 
 class Probe:
@@ -38,12 +38,12 @@ class Probe:
         ValueError: If there are less than two samples, or the policy is unknown.
     """
 
-    def __init__(self, data: Any, rows: RowsPolicy, batch_size: int) -> None:
+    def __init__(self, data: Any, rows: Pooling, batch_size: int) -> None:
         self.samples = Samples.of(data)
         if len(self.samples) < 2:
             raise ValueError(f"a probe takes at least 2 samples, got {len(self.samples)}")
-        if rows not in ROWS_POLICIES:
-            raise ValueError(f"rows must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}")
+        if rows not in POOLINGS:
+            raise ValueError(f"rows must be one of {', '.join(POOLINGS)}, got {rows!r}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.rows, self.batch_size = rows, batch_size

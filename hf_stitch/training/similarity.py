@@ -15,7 +15,7 @@ from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe
 
@@ -72,7 +72,7 @@ class SimilarityCallback(ProbingCallback):
         metrics: Iterable[str | Metric] = ("linear_cka",),
         *,
         every: Every = "epoch",
-        rows: RowsPolicy = "mean",
+        rows: Pooling = "mean",
         batch_size: int = 64,
         name: str | None = None,
     ) -> None:

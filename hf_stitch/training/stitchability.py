@@ -17,7 +17,7 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
-from hf_stitch.representation import Representation, RowsPolicy
+from hf_stitch.representation import Representation, Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
@@ -76,7 +76,7 @@ class StitchabilityCallback(ProbingCallback):
         *,
         matcher: str | Matcher = "lstsq",
         every: Every = "epoch",
-        rows: RowsPolicy = "positions",
+        rows: Pooling = "positions",
         test_size: float | int = 0.5,
         batch_size: int = 64,
         seed: int = 0,

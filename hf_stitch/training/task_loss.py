@@ -195,7 +195,7 @@ class TaskLoss(TrainedMatcher):
     def _asks_labels(self, task: str | None) -> bool:
         return "hard" in self.objective.labels and task != "text-generation"
 
-    def rehearse(self, stitched: StitchedModel, data: Any, *, target: Any = None, target_data: Any = None) -> None:
+    def rehearse(self, stitched: StitchedModel, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
         """Take one batch all the way through a model with whatever stitch, for :func:`hf_stitch.stitch`.
 
         Raises:
@@ -203,7 +203,7 @@ class TaskLoss(TrainedMatcher):
                 rows than a batch has, or final features cannot be matched.
         """
         samples = Samples.of(data)
-        others = samples if target_data is None else Samples.of(target_data)
+        others = samples if paired_data is None else Samples.of(paired_data)
         networks = self._networks({"0": stitched}, target, None)
         layers = {"0": stitched.stitch}
         with _frozen([stitched], _device(stitched)):
@@ -234,7 +234,7 @@ class TaskLoss(TrainedMatcher):
     def fit(self, stitched: Sequence[StitchedModel], data: Any, *_: Any, **options: Any) -> list[StitchingLayer]: ...
     def fit(
         self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
-        target_data: Any = None, validation: Any = None, augment: Augment | None = None,
+        paired_data: Any = None, validation: Any = None, augment: Augment | None = None,
         accelerator: Accelerator | None = None, checkpoint: str | Path | None = None, save_every: int = 500,
         cache_size: float = 8e9, observe: Observe | None = None, progress: bool = True,
     ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
@@ -248,11 +248,11 @@ class TaskLoss(TrainedMatcher):
             data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
             target: The whole target; default: the live one that the model was made of, or the one that it names.
             source: The whole source, if its answers are labels.
-            target_data: Where the target is to see other samples, with the same ids in the same order.
+            paired_data: Where the target is to see other samples, with the same ids in the same order.
             validation: Held-out samples; their loss and accuracy are logged after every epoch, and the best layers are
                 kept.
             augment: From raw samples and a ``torch.Generator`` to changed samples, anew in every step; both networks
-                see the same, but for ``target_data``, which stay. Nothing is kept in files then. Several processes
+                see the same, but for ``paired_data``, which stay. Nothing is kept in files then. Several processes
                 draw other changes than one.
             accelerator: For several processes, mixed precision, gradient accumulation and trackers (``accelerator.log``
                 is called with the loss of every step). The result is that of one process, but for penalties that are
@@ -276,13 +276,13 @@ class TaskLoss(TrainedMatcher):
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         samples = Samples.of(data)
-        others = samples if target_data is None else Samples.of(target_data)
+        others = samples if paired_data is None else Samples.of(paired_data)
         check_same_order(samples, others)
         if save_every < 1:
             raise ValueError(f"save_every must be at least 1, got {save_every}")
         held_out = None if validation is None else Samples.of(validation)
-        if target_data is not None and held_out is not None:
-            raise ValueError("target_data and validation do not go together yet: leave one of them out")
+        if paired_data is not None and held_out is not None:
+            raise ValueError("paired_data and validation do not go together yet: leave one of them out")
         _check_models(models)
         self.check(samples, models[0].task, held_out)
         names = [str(i) for i in range(len(models))]
@@ -303,7 +303,7 @@ class TaskLoss(TrainedMatcher):
             if checkpoint is not None:
                 recipe = {
                     "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
-                    "target_data": others.fingerprint, "validation": held_out and held_out.fingerprint,
+                    "paired_data": others.fingerprint, "validation": held_out and held_out.fingerprint,
                     "augment": _name(augment), "networks": [_networks_of(m) for m in models],
                     "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
                     "accumulation": every, "processes": processes.count,
@@ -358,9 +358,9 @@ def _check_models(models: Sequence[StitchedModel]) -> None:
     """Make sure that there are some, and that they end in the same half."""
     if not models:
         raise ValueError("there is no stitched model to train")
-    ends = {json.dumps([m.config.target["endpoint"], m.target.cut.layer], sort_keys=True) for m in models}
+    ends = {json.dumps([m.config.target["reference"], m.target.cut.layer], sort_keys=True) for m in models}
     if len(ends) > 1:
-        found = ", ".join(sorted({f"{m.config.target['endpoint']['id']} at {m.target.cut.layer}" for m in models}))
+        found = ", ".join(sorted({f"{m.config.target['reference']['id']} at {m.target.cut.layer}" for m in models}))
         raise ValueError(
             f"stitches are trained at once if they end in the same cut of the same target, got {found}; train each "
             "group by itself"
@@ -370,7 +370,7 @@ def _check_models(models: Sequence[StitchedModel]) -> None:
 def _networks_of(model: StitchedModel) -> list[Any]:
     """Which halves: hashes of the weights, and cuts."""
     halves = ((model.config.source, model.source), (model.config.target, model.target))
-    return [[config["endpoint"]["weights_hash"], half.cut.layer] for config, half in halves]
+    return [[config["reference"]["weights_hash"], half.cut.layer] for config, half in halves]
 
 
 def _device(model: StitchedModel) -> torch.device:
@@ -418,7 +418,7 @@ def _name(augment: Augment | None) -> str | None:
 
 def _check_same_network(whole: Adapter, model: StitchedModel) -> None:
     """Make sure that a target is the one that the model was made of."""
-    expected = (model.config.target or {})["endpoint"]["weights_hash"]
+    expected = (model.config.target or {})["reference"]["weights_hash"]
     if expected is not None and (found := whole.pinned.weights_hash) != expected:
         raise ValueError(
             f"the target has other weights than the one that the model was stitched from (hash {found}, expected "

@@ -18,7 +18,7 @@ from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order, paired_batches
 from hf_stitch.registry import registries
-from hf_stitch.representation import Representation, RowsPolicy
+from hf_stitch.representation import Representation, Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.workflows._evaluate import evaluate
@@ -32,9 +32,9 @@ def audit(
     data: Any,
     *,
     target: Any = None,
-    target_data: Any = None,
+    paired_data: Any = None,
     train: Any = None,
-    rows: RowsPolicy | None = None,
+    rows: Pooling | None = None,
     accurate: float = 0.8,
     batch_size: int = 64,
     seed: int = 0,
@@ -62,7 +62,7 @@ def audit(
         stitched: The model, with a head.
         data: Held-out raw samples, which the stitch was not fitted on.
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
-        target_data: Where the target is to see other samples, with the same ids in the same order.
+        paired_data: Where the target is to see other samples, with the same ids in the same order.
         train: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
         rows: Another rows policy than the stitch's own.
         accurate: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
@@ -89,7 +89,7 @@ def audit(
     if not 0 < accurate <= 1:
         raise ValueError(f"accurate must be above 0 and at most 1, got {accurate}")
     whole, samples = whole_target(stitched, target), Samples.of(data)
-    others = samples if target_data is None else Samples.of(target_data)
+    others = samples if paired_data is None else Samples.of(paired_data)
     check_same_order(samples, others)
     policy = rows or stitched.stitch.rows
     if stitched.task is None:
@@ -104,7 +104,7 @@ def audit(
     }
     residual = registries.metrics.get("direct_matching").formula
     audited = Audit(
-        evaluate(stitched, samples, target=whole, target_data=target_data, resamples=resamples, **options),
+        evaluate(stitched, samples, target=whole, paired_data=paired_data, resamples=resamples, **options),
         accurate,
         policy,
         {part: float(residual(_merged(of_part.moments))) for part, of_part in found.items()},
@@ -118,14 +118,14 @@ def audit(
 
 
 def _stitched_rows(
-    stitched: StitchedModel, whole: Adapter, rows: RowsPolicy, raw: list[Any], other: list[Any]
+    stitched: StitchedModel, whole: Adapter, rows: Pooling, raw: list[Any], other: list[Any]
 ) -> Parts:
     with evaluating(stitched):
         mapped = stitched.transfer(**stitched.preprocess(raw))
     return _parts(mapped, _own(stitched, whole, other), rows, fitted=rows == stitched.stitch.rows)
 
 
-def _target_rows(stitched: StitchedModel, whole: Adapter, rows: RowsPolicy, raw: list[Any], other: list[Any]) -> Parts:
+def _target_rows(stitched: StitchedModel, whole: Adapter, rows: Pooling, raw: list[Any], other: list[Any]) -> Parts:
     real = _own(stitched, whole, other)
     return _parts(real, real, rows, fitted=rows == stitched.stitch.rows)
 
@@ -136,7 +136,7 @@ def _own(stitched: StitchedModel, whole: Adapter, raw: list[Any]) -> Representat
     return whole.encode(whole.preprocess(raw), layer)[layer]
 
 
-def _parts(mapped: Representation, real: Representation, rows: RowsPolicy, *, fitted: bool) -> Parts:
+def _parts(mapped: Representation, real: Representation, rows: Pooling, *, fitted: bool) -> Parts:
     """Rows that correspond, with their samples; under the stitch's own policy, those that it was fitted on."""
     pairs = paired_rows(mapped, real, rows) if fitted else {"body": (mapped.rows(rows), real.rows(rows))}
     masked = real if mapped.mask is None else mapped

@@ -19,7 +19,7 @@ from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
-from hf_stitch.representation import ROWS_POLICIES, RowsPolicy
+from hf_stitch.representation import POOLINGS, Pooling
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,8 +31,8 @@ Comparable = str | nn.Module | Adapter | Activations
 @overload
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: RowsPolicy = "mean",
-    align: Align = "tokens", data_b: Any = None, batch_size: int = 64, plan: Literal[False] = False,
+    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: Pooling = "mean",
+    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[False] = False,
     resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas: ...  # fmt: skip
 
@@ -40,16 +40,16 @@ def compare(
 @overload
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: RowsPolicy = "mean",
-    align: Align = "tokens", data_b: Any = None, batch_size: int = 64, plan: Literal[True],
+    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: Pooling = "mean",
+    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[True],
     resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Plan: ...  # fmt: skip
 
 
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: RowsPolicy = "mean",
-    align: Align = "tokens", data_b: Any = None, batch_size: int = 64, plan: bool = False,
+    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: Pooling = "mean",
+    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: bool = False,
     resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas | Plan:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data.
@@ -74,7 +74,7 @@ def compare(
         align: Which rows of texts correspond under ``positions``. ``tokens``: token i of both sides, which takes one
             tokenizer. ``offsets``: the smallest pieces of text that both tokenizers cut out, each the mean of its
             tokens' vectors, without special tokens, white space and what only one side saw.
-        data_b: Where b is to see other samples (the same sentence in another language): as many, with the same ids in
+        paired_data: Where b is to see other samples (the same sentence in another language): as many, with the same ids in
             the same order.
         batch_size: Samples per forward.
         plan: Say what it would take, and run nothing but two samples.
@@ -102,8 +102,8 @@ def compare(
         >>> atlas["linear_cka"].shape, atlas.n, dict(atlas.routes)
         ((2, 2), 100, {'linear_cka': 'moments', 'procrustes': 'moments'})
     """
-    if rows not in ROWS_POLICIES:
-        raise ValueError(f"rows must be one of {', '.join(ROWS_POLICIES)}, got {rows!r}")
+    if rows not in POOLINGS:
+        raise ValueError(f"rows must be one of {', '.join(POOLINGS)}, got {rows!r}")
     if align not in ALIGN:
         raise ValueError(f"align must be one of {', '.join(ALIGN)}, got {align!r}")
     if align == "offsets" and rows != "positions":
@@ -111,7 +111,7 @@ def compare(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
-    sides = _sides(a, b, data, data_b, rows, align, processes)
+    sides = _sides(a, b, data, paired_data, rows, align, processes)
     if align == "offsets":
         sides = aligned(sides)
     comparison = Comparison(sides, metrics, rows=rows, layers_a=layers_a, layers_b=layers_b, processes=processes)
@@ -121,22 +121,22 @@ def compare(
 
 
 def _sides(
-    a: Comparable, b: Comparable, data: Any, data_b: Any, rows: RowsPolicy, align: Align, processes: Processes
+    a: Comparable, b: Comparable, data: Any, paired_data: Any, rows: Pooling, align: Align, processes: Processes
 ) -> tuple[Side, ...]:
     """Both sides, or the one that stands on both."""
     if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
         raise ValueError("both sides are saved activations, to which no data can be shown; leave data out")
-    if isinstance(b, Activations) and data_b is not None:
-        raise ValueError("b is saved activations, to which no data can be shown; leave data_b out")
+    if isinstance(b, Activations) and paired_data is not None:
+        raise ValueError("b is saved activations, to which no data can be shown; leave paired_data out")
     reader = None if data is None else Reader(Samples.of(data))
-    other = reader if data_b is None else Reader(Samples.of(data_b))
+    other = reader if paired_data is None else Reader(Samples.of(paired_data))
     first = _side("a", a, reader, rows, processes)
-    if (a is b or (isinstance(a, str) and a == b)) and data_b is None:
+    if (a is b or (isinstance(a, str) and a == b)) and paired_data is None:
         return (first,)
     second = _side("b", b, other, rows, processes)
     if isinstance(first, Network) and isinstance(second, Network):
         one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
-        if one and data_b is None:
+        if one and paired_data is None:
             return (first,)
         # aligned tokenizers may differ, as where no token is a row
         check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else rows)
@@ -144,7 +144,7 @@ def _sides(
     return first, second
 
 
-def _side(name: str, side: Comparable, reader: Reader | None, rows: RowsPolicy, processes: Processes) -> Side:
+def _side(name: str, side: Comparable, reader: Reader | None, rows: Pooling, processes: Processes) -> Side:
     if isinstance(side, Activations):
         if side.rows not in (None, rows):
             raise ValueError(f"the activations of {name} were recorded with rows={side.rows!r}, not {rows!r}")

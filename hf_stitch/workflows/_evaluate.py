@@ -19,7 +19,7 @@ def evaluate(
     data: Any,
     *,
     target: Any = None,
-    target_data: Any = None,
+    paired_data: Any = None,
     baselines: Mapping[str, StitchingLayer] | None = None,
     batch_size: int = 64,
     seed: int = 0,
@@ -43,7 +43,7 @@ def evaluate(
         data: Held-out raw samples: what :meth:`hf_stitch.Samples.of` takes.
         target: The whole target network; default: the one it was made of, or the one that its config names. Or the
             stitched model that this one was before its encoder was swapped.
-        target_data: Where the target is to see other samples, with the same ids in the same order.
+        paired_data: Where the target is to see other samples, with the same ids in the same order.
         baselines: More stitching layers of the same place, by what they are called.
         batch_size: Samples per forward.
         seed: Of the bootstrap.
@@ -71,7 +71,7 @@ def evaluate(
         layers,
         samples,
         reference(stitched, target),
-        None if target_data is None else Samples.of(target_data),
+        None if paired_data is None else Samples.of(paired_data),
         batch_size=batch_size,
         progress=progress,
     )

@@ -15,7 +15,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.provenance import versions
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
-from hf_stitch.representation import Form, RowsPolicy
+from hf_stitch.representation import RepresentationSpec, Pooling
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 from hf_stitch.workflows._swap import as_space
 
@@ -29,7 +29,7 @@ def relative_model(
     anchors: Any,
     similarities: str | Similarity | Mapping[str, Any] | Sequence[Any] | None = "cosine",
     *,
-    rows: RowsPolicy = "mean",
+    rows: Pooling = "mean",
     num_labels: int | None = None,
     kind: Kind = "inductive",
     head: str | nn.Module | Adapter | None = None,
@@ -103,7 +103,7 @@ def relative_model(
         task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
     with torch.no_grad():
         means = {"body": body(vectors).mean(0)}
-    joint = StitchingLayer(source.form(layer), Form("bd", width), rows, body, means=means)
+    joint = StitchingLayer(source.form(layer), RepresentationSpec("bd", width), rows, body, means=means)
     recipe = {"anchors": known.fingerprint, "rows": rows, "samples": len(known), "versions": versions()}
     if similarities is None:
         recipe["space"] = as_space(source.pinned, layer, rows)

@@ -19,7 +19,7 @@ from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
@@ -36,8 +36,8 @@ def stitch(
     matcher: str | Matcher = "lstsq",
     *,
     data: Any,
-    target_data: Any = None,
-    rows: RowsPolicy = "positions",
+    paired_data: Any = None,
+    rows: Pooling = "positions",
     test_size: float | int = 0.2,
     test_data: Any = None,
     task: str | None = "auto",
@@ -59,7 +59,7 @@ def stitch(
         target_layer: Its cut.
         matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        target_data: Where the target is to see other samples (the same sentence in another language): as many, with the
+        paired_data: Where the target is to see other samples (the same sentence in another language): as many, with the
             same ids in the same order.
         rows: The rows policy: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
         test_size: Share or number of samples held out.
@@ -97,13 +97,13 @@ def stitch(
             f"rows={rows!r} gives the target one token for a text, and no next token could be predicted; use "
             "rows='positions'"
         )
-    samples, other = Samples.of(data), None if target_data is None else Samples.of(target_data)
+    samples, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
     recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint}
     if other is not None:
         if test_data is not None:
-            raise ValueError("target_data goes with a split of data: leave out test_data")
+            raise ValueError("paired_data goes with a split of data: leave out test_data")
         check_same_order(samples, other)
-        recipe["target_data"] = other.fingerprint
+        recipe["paired_data"] = other.fingerprint
     if test_data is None:
         train, test = samples.split(test_size, seed)
         recipe |= {"test_size": test_size, "seed": seed}
@@ -128,7 +128,7 @@ def stitch(
     )
     stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
     if isinstance(fitted_by, TrainedMatcher):
-        fitted_by.rehearse(stitched, train, target=b, target_data=other_train)
+        fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
 
     pair = (source_layer, target_layer)
     statistics = collect(
@@ -137,11 +137,11 @@ def stitch(
     first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
     stitched.stitch = fit_layer(first, statistics, a.form(source_layer), b.form(target_layer), rows)
     if isinstance(fitted_by, TrainedMatcher):
-        stitched.stitch = fitted_by.fit(stitched, train, target=b, target_data=other_train, progress=progress)
+        stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
     stitched.config.stitch = stitched.stitch.to_dict()
     if task is not None:
         stitched.evaluation = evaluate(
-            stitched, test, target=b, target_data=other_test, batch_size=batch_size, seed=seed, progress=progress
+            stitched, test, target=b, paired_data=other_test, batch_size=batch_size, seed=seed, progress=progress
         )
         stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
@@ -162,7 +162,7 @@ def _most_alike(
         source,
         target,
         samples,
-        data_b=target_samples,
+        paired_data=target_samples,
         layers_b=[target_layer],
         rows="mean",
         batch_size=batch_size,
@@ -185,7 +185,7 @@ def _rehearse(
     target_layer: str,
     samples: Samples,
     target_samples: Samples,
-    rows: RowsPolicy,
+    rows: Pooling,
     labelled: Samples | None,
 ) -> StitchingLayer:
     """Take one sample all the way, so that what cannot work fails before all data are read.

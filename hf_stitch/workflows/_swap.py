@@ -21,10 +21,10 @@ from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
 from hf_stitch.provenance import versions
-from hf_stitch.reference import Endpoint, weights_hash
+from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
-from hf_stitch.representation import Form, RowsPolicy
+from hf_stitch.representation import RepresentationSpec, Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
@@ -33,7 +33,7 @@ from hf_stitch.workflows._evaluate import evaluate
 MATCHER = "inverse_relative"
 BASELINES = ("procrustes",)
 _Side = Samples | AnchorSet | None
-_Space = tuple[Endpoint, str, RowsPolicy]
+_Space = tuple[ModelReference, str, Pooling]
 """Whose representations: of which network, at which layer, by which policy."""
 
 
@@ -45,11 +45,11 @@ def swap(
     anchors: Any = None,
     parallel: Any = None,
     target_layer: str | None = None,
-    rows: RowsPolicy | None = None,
+    rows: Pooling | None = None,
     matcher: str | Matcher | None = None,
     baselines: Sequence[str | Matcher] | None = None,
     data: Any = None,
-    target_data: Any = None,
+    paired_data: Any = None,
     task: str | None = "auto",
     batch_size: int = 64,
     seed: int = 0,
@@ -82,7 +82,7 @@ def swap(
         baselines: Other matchers, to be scored beside it. Default: direct translation by ``procrustes``.
         data: Raw samples to score the result on, as the new encoder sees them; classifiers need labels for more than
             agreement. ``None``: no scores.
-        target_data: Those samples as the model's own encoder is to see them, where that is another language.
+        paired_data: Those samples as the model's own encoder is to see them, where that is another language.
         task: Of a network that is no stitched model: which head; ``"auto"``: the network's.
         batch_size: Samples per forward.
         seed: Of the bootstrap.
@@ -116,9 +116,9 @@ def swap(
     """
     if isinstance(encoder, StitchedModel):
         if any(each is not None for each in (layer, anchors, parallel, target_layer, rows, matcher, baselines)):
-            raise TypeError("between two relative models everything is given: leave out all but data and target_data")
+            raise TypeError("between two relative models everything is given: leave out all but data and paired_data")
         swapped = _between(model, encoder)
-        return _scored(swapped, data, model, {}, target_data, batch_size, seed, progress)
+        return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
     if layer is None:
         raise TypeError("say where the new encoder is cut: layer=…")
     anchors, parallel = (
@@ -137,17 +137,17 @@ def swap(
             space = _space_now(stitched)
             if not own.has(*space):
                 own = own.add(_seen_by(stitched, anchors, batch_size, progress), *space)
-        reference: StitchedModel | Adapter = stitched
+        original: StitchedModel | Adapter = stitched
     else:
         if target_layer is None or anchors is None:
             raise TypeError("a network that is no stitched model needs target_layer=… (where it is cut) and anchors=…")
-        reference = load(model)
-        form = reference.form(target_layer)
-        task = _task(reference, new, task)
-        space = (reference.pinned, target_layer, _target_rows(form, new.rows))
+        original = load(model)
+        form = original.form(target_layer)
+        task = _task(original, new, task)
+        space = (original.pinned, target_layer, _target_rows(form, new.rows))
         own = _own(None, anchors)
         if isinstance(anchors, Samples):
-            own = own.encode(reference, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
+            own = own.encode(original, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
 
     entering = None if space is None else own.values(*space)
     own, vectors = new.see(own, anchors, parallel)
@@ -161,23 +161,23 @@ def swap(
     if stitched is not None:
         swapped = with_encoder(stitched, new.network, layer, joint)
     else:
-        assert isinstance(reference, Adapter) and target_layer is not None
-        swapped = join(new.network, layer, joint, reference, target_layer, task=task)
+        assert isinstance(original, Adapter) and target_layer is not None
+        swapped = join(new.network, layer, joint, original, target_layer, task=task)
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, parallel, new)
     if space is not None:
         found_by = registries.matchers.build(matcher or MATCHER)
         used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
         swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
-    return _scored(swapped, data, reference, others, target_data, batch_size, seed, progress)
+    return _scored(swapped, data, original, others, paired_data, batch_size, seed, progress)
 
 
 def _scored(
     swapped: StitchedModel,
     data: Any,
-    reference: Any,
+    original: Any,
     baselines: dict[str, StitchingLayer],
-    target_data: Any,
+    paired_data: Any,
     batch_size: int,
     seed: int,
     progress: bool,
@@ -191,8 +191,8 @@ def _scored(
     swapped.evaluation = evaluate(
         swapped,
         samples,
-        target=reference,
-        target_data=target_data,
+        target=original,
+        paired_data=paired_data,
         baselines=baselines,
         batch_size=batch_size,
         seed=seed,
@@ -233,12 +233,12 @@ class _Encoder:
 
     network: Adapter
     layer: str
-    rows: RowsPolicy
+    rows: Pooling
     batch_size: int
     progress: bool
 
     @property
-    def form(self) -> Form:
+    def form(self) -> RepresentationSpec:
         return self.network.form(self.layer)
 
     def see(self, own: AnchorSet, given: _Side, parallel: _Side) -> tuple[AnchorSet, Tensor]:
@@ -265,9 +265,9 @@ def _recipe(own: AnchorSet, parallel: _Side, new: _Encoder) -> dict[str, Any]:
     return {**recipe, "batch_size": new.batch_size, "versions": versions()}
 
 
-def as_space(endpoint: Endpoint, layer: str, rows: RowsPolicy) -> dict[str, Any]:
+def as_space(reference: ModelReference, layer: str, rows: Pooling) -> dict[str, Any]:
     """Whose representations enter a back half, as JSON values for its recipe."""
-    return {"endpoint": endpoint.public.to_dict(), "layer": layer, "rows": rows}
+    return {"reference": reference.public.to_dict(), "layer": layer, "rows": rows}
 
 
 def _space(model: StitchedModel) -> _Space | None:
@@ -284,13 +284,13 @@ def _space(model: StitchedModel) -> _Space | None:
             "this stitched model is no relative one, and does not record whose representations enter its back half: "
             "swap its target instead, swap(target, target_layer=…, …)"
         )
-    return Endpoint.from_dict(recorded["endpoint"]), recorded["layer"], recorded["rows"]
+    return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["rows"]
 
 
 def _moved(model: StitchedModel, space: _Space) -> bool:
     """Whether the representations that enter a back half are those of the model's own front, trained since."""
     source: Any = model.config.source
-    its_own = as_space(*space) == {"endpoint": source["endpoint"], "layer": space[1], "rows": model.stitch.rows}
+    its_own = as_space(*space) == {"reference": source["reference"], "layer": space[1], "rows": model.stitch.rows}
     absolute = its_own and space[1] == source["cut"]["layer"] and isinstance(model.stitch.body, IdentityStitch)
     return absolute and model.has_changed("source")
 
@@ -298,7 +298,7 @@ def _moved(model: StitchedModel, space: _Space) -> bool:
 def _space_now(model: StitchedModel) -> _Space:
     """The space of an absolute model's own front as it is now: a network of no name, pinned by its weights."""
     source: Any = model.config.source
-    now = Endpoint(None, source["endpoint"]["library"], weights_hash=weights_hash(model.source))
+    now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
     return now, source["cut"]["layer"], model.stitch.rows
 
 
@@ -353,7 +353,7 @@ def _task(target: Adapter, new: _Encoder, task: str | None) -> str | None:
     return task
 
 
-def _target_rows(form: Form, rows: RowsPolicy) -> RowsPolicy:
+def _target_rows(form: RepresentationSpec, rows: Pooling) -> Pooling:
     """Which vector of the target a pooled stitch stands in for: the single token is where a head finds its CLS token.
 
     Raises:
@@ -368,7 +368,7 @@ def _target_rows(form: Form, rows: RowsPolicy) -> RowsPolicy:
     return "mean" if form.layout != "bnd" or form.grid is not None else rows
 
 
-def _relative(stitch: StitchingLayer, form: Form, rows: RowsPolicy, vectors: Tensor) -> StitchingLayer:
+def _relative(stitch: StitchingLayer, form: RepresentationSpec, rows: Pooling, vectors: Tensor) -> StitchingLayer:
     """The same projection on the anchors as the new encoder represents them."""
     projection: Any = stitch.body
     mean: Any = stitch.body_mean
@@ -376,7 +376,7 @@ def _relative(stitch: StitchingLayer, form: Form, rows: RowsPolicy, vectors: Ten
     return StitchingLayer(form, stitch.target, rows, body, means={"body": mean}).eval()
 
 
-def _fitted(matcher: str | Matcher, new: _Encoder, form: Form, vectors: Tensor, entering: Tensor) -> StitchingLayer:
+def _fitted(matcher: str | Matcher, new: _Encoder, form: RepresentationSpec, vectors: Tensor, entering: Tensor) -> StitchingLayer:
     """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
     fitted_by = registries.matchers.build(matcher)
     if isinstance(fitted_by, TrainedMatcher):

@@ -50,7 +50,7 @@ def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:
     model = timm.create_model("resnet10t", num_classes=3, in_chans=1).eval()
     timm.models.save_for_hf(model, tmp_path, model_args={"in_chans": 1}, safe_serialization=True)
     adapter = hf_stitch.load(str(tmp_path))
-    assert adapter.endpoint.library == "timm"
+    assert adapter.reference.library == "timm"
     inputs = adapter.preprocess([Image.new("RGB", (50, 40))])
     assert inputs["x"].shape[1] == 1
     with torch.no_grad():

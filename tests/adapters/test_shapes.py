@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hf_stitch
-from hf_stitch.representation import ROWS_POLICIES
+from hf_stitch.representation import POOLINGS
 
 
 class Block(nn.Module):
@@ -251,7 +251,7 @@ def test_longformer_counts_real_tokens_only() -> None:
 
 def test_where_padding_went_nobody_knows_rows_are_refused() -> None:
     said = read(Reader(merge=2), 3, 9)
-    for policy in ROWS_POLICIES:
+    for policy in POOLINGS:
         if policy == "cls":
             assert said.rows(policy).shape == (2, 16)
         else:

@@ -77,7 +77,7 @@ def test_it_is_loaded_by_name(installed: None, classifiers: list[Any], tmp_path:
     np.savez(tmp_path / "net.npz", activation=net.activation, **arrays)
     named, live = hf_stitch.load(f"sklearn:{tmp_path / 'net.npz'}"), hf_stitch.load(net)
     assert named.pinned.weights_hash == live.pinned.weights_hash
-    assert str(named.endpoint) == f"sklearn:{tmp_path / 'net.npz'}"
+    assert str(named.reference) == f"sklearn:{tmp_path / 'net.npz'}"
 
 
 def test_without_it_what_to_install_is_told(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.adapters.discovery.verify import same
-from hf_stitch.representation import Form
+from hf_stitch.representation import RepresentationSpec
 
 
 class Skipping(nn.Module):
@@ -315,7 +315,7 @@ def test_channels_before_length_are_positions_with_channels_and_sequences_form_n
     conv = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 6, 3), nn.Flatten())
     adapter, x = hf_stitch.load(conv, example_inputs=torch.randn(2, 3, 20)), torch.randn(5, 3, 20)
     representation = adapter.encode(x, "0")["0"]
-    assert representation.form == adapter.form("0") == Form("bnd", 4)
+    assert representation.form == adapter.form("0") == RepresentationSpec("bnd", 4)
     assert torch.equal(representation.values, conv[0](x).transpose(1, 2))
     assert torch.equal(adapter.decode(representation, "0"), conv(x))
     assert torch.equal(adapter.back("0")(adapter.front("0")(input=x)), conv(x))
@@ -419,7 +419,7 @@ def test_positions_that_a_network_adds_to_a_text_are_no_tokens() -> None:
     assert adapter.encode(texts(2, 6), words)[words].mask is not None
     padded = adapter.encode(texts(2, 13), words)[words]
     assert padded.values.shape[1] == 16
-    assert padded.blurred
+    assert padded.padding_unknown
     with pytest.raises(ValueError, match="would count padding"):
         padded.rows("mean")
 

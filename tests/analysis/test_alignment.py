@@ -267,7 +267,7 @@ def test_what_cannot_be_aligned_is_refused() -> None:
 
     refused("align must be one of tokens, offsets, got 'words'", a, b, TEXTS, align="words")
     refused("goes with rows='positions': under rows='mean'", a, b, TEXTS, rows="mean")
-    refused("leave data_b out", a, b, TEXTS, data_b=TEXTS)
+    refused("leave paired_data out", a, b, TEXTS, paired_data=TEXTS)
     saved = Activations({"l": torch.randn(len(TEXTS), 4, 3)}, range(len(TEXTS)))
     refused("saved activations do not say", a, saved, TEXTS)
     refused("takes texts, and sample 0 is of type tuple", a, b, [("a", "b"), ("c", "d")])

@@ -25,12 +25,12 @@ from hf_stitch.analysis import (
 )
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.registry import registries
-from hf_stitch.representation import Form
+from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import LinearStitch, LowRankStitch, MaskedStitch, StitchingLayer
 from hf_stitch.workflows._stitch import join
 
 QUICK = {"resamples": 100, "progress": False}
-GRID, TOKENS = Form("bchw", 6, (2, 2)), Form("bnd", 4, (2, 2), prefix_tokens=1)
+GRID, TOKENS = RepresentationSpec("bchw", 6, (2, 2)), RepresentationSpec("bnd", 4, (2, 2), prefix_tokens=1)
 
 
 def layer(seed: int, body: Any = LinearStitch, **options: Any) -> StitchingLayer:
@@ -57,7 +57,7 @@ def test_every_map_is_interpolated_as_a_map(weight: float) -> None:
 
 
 def test_stitches_of_other_places_are_not_interpolated() -> None:
-    other = StitchingLayer(GRID, Form("bchw", 4, (2, 2)), "positions", LinearStitch(6, 4))
+    other = StitchingLayer(GRID, RepresentationSpec("bchw", 4, (2, 2)), "positions", LinearStitch(6, 4))
     with pytest.raises(ValueError, match=r"of one place.*target is bnd 4 2x2 \+1 and bchw 4 2x2"):
         interpolate(layer(0), other, 0.5)
 
@@ -114,7 +114,7 @@ def test_connectivity_refuses(place: Any) -> None:
 def test_the_smallest_entries_become_zero() -> None:
     weight = torch.tensor([[0.5, -1e-5, 2.0], [0.0, -3.0, 1e-4]])
     full = StitchingLayer(
-        Form("bd", 3), Form("bd", 2), "positions", LinearStitch.of(weight=weight, bias=torch.zeros(2))
+        RepresentationSpec("bd", 3), RepresentationSpec("bd", 2), "positions", LinearStitch.of(weight=weight, bias=torch.zeros(2))
     )
     assert zero_share(full) == pytest.approx(1 / 6)
     thin = sparsify(full)

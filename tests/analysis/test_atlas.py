@@ -261,7 +261,7 @@ def test_an_atlas_is_saved_shown_and_read(cnn: Adapter, vit: Adapter, images: Te
     for field in ("layers_a", "layers_b", "n", "rows", "routes", "distances", "recipe"):
         assert getattr(again, field) == getattr(atlas, field), field
     assert all(np.array_equal(again[name], atlas[name]) for name in ("linear_cka", "procrustes"))
-    assert again.recipe["a"]["endpoint"]["weights_hash"] == cnn.pinned.weights_hash
+    assert again.recipe["a"]["reference"]["weights_hash"] == cnn.pinned.weights_hash
     assert atlas.distances == ("procrustes",)
     for axis, own, other in (("a", atlas.layers_a, atlas.layers_b), ("b", atlas.layers_b, atlas.layers_a)):
         distances = atlas["procrustes"] if axis == "a" else atlas["procrustes"].T
@@ -329,7 +329,7 @@ def test_a_state_is_resumed_or_refused(points: Tensor, tmp_path: Path, monkeypat
         assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
     with pytest.raises(ValueError, match=r"another job, which differs in batch_size \(8, now 9\)"):
         compare(a, b, points, metrics=metrics, batch_size=9, resume=folder, progress=False)
-    with pytest.raises(ValueError, match=r"differs in b.endpoint.weights_hash \("):
+    with pytest.raises(ValueError, match=r"differs in b.reference.weights_hash \("):
         compare(a, mlp(2), points, metrics=metrics, batch_size=8, resume=folder, progress=False)
 
 
@@ -475,5 +475,5 @@ def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> Non
 
 def test_data_that_no_one_is_shown_are_refused() -> None:
     saved = Activations({"l": torch.randn(9, 3)}, range(9))
-    with pytest.raises(ValueError, match="b is saved activations, to which no data can be shown; leave data_b out"):
-        compare(saved, saved, data_b=torch.randn(9, 3))
+    with pytest.raises(ValueError, match="b is saved activations, to which no data can be shown; leave paired_data out"):
+        compare(saved, saved, paired_data=torch.randn(9, 3))

@@ -100,16 +100,16 @@ def test_another_rows_policy_is_recorded(place: Any) -> None:
 
 
 def test_the_target_may_see_other_samples(direct: Audit, place: Any) -> None:
-    assert audit(place.stitched, place, train=place.train, target_data=place.test) == direct
+    assert audit(place.stitched, place, train=place.train, paired_data=place.test) == direct
     order = [*range(1, len(place.test)), 0]
     images = torch.stack([image for batch in place.test.batches(400) for image in batch.samples])
     moved = Samples.of(images[order], label=place.test.labels, id=place.test.ids)
-    other = audit(place.stitched, place, target_data=moved)
+    other = audit(place.stitched, place, paired_data=moved)
     with torch.no_grad():
         mapped = place.stitched.transfer(input=images).rows("positions")
         real = place.target.encode(images[order], "0")["0"].rows("positions")
     assert other.evaluation == hf_stitch.evaluate(
-        place.stitched, place.test, target_data=moved, resamples=200, progress=False
+        place.stitched, place.test, paired_data=moved, resamples=200, progress=False
     )
     assert other.residual["body"] == pytest.approx(float(direct_matching(mapped.double(), real.double())), rel=1e-6)
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_audited_is_refused(place: Any) -> None:
     with pytest.raises(ValueError, match="accurate must be above 0"):
         audit(place.stitched, place, accurate=0)
     with pytest.raises(ValueError, match="the two sides differ first"):
-        audit(place.stitched, place, target_data=place.train)
+        audit(place.stitched, place, paired_data=place.train)
     with pytest.raises(ValueError, match="give more samples"):
         hf_stitch.audit(place.stitched, place.test.take(2), progress=False)
     headless = join(place.source, "0", place.stitched.stitch, place.target, "0", task=None)

@@ -13,7 +13,7 @@ from sklearn.metrics import cohen_kappa_score
 from torch import nn
 
 from hf_stitch import metrics
-from hf_stitch.analysis import Interval, Null, bootstrap, permutation_null
+from hf_stitch.analysis import ConfidenceInterval, PermutationTestResult, bootstrap, permutation_test
 from hf_stitch.plots import histogram
 from hf_stitch.registry import registries
 
@@ -77,12 +77,12 @@ def test_independent_networks_under_positions_are_at_chance(seed: int) -> None:
     a, b = random_network(seed + 1), random_network(seed + 2)
     for seen in (images[1], images[0]):  # images of its own; the same images, of which random networks keep little
         x, y = position_rows(a, images[0]), position_rows(b, seen)
-        null = permutation_null("linear_cka", x, y, samples=samples, debiased=True, permutations=99)
+        null = permutation_test("linear_cka", x, y, samples=samples, debiased=True, permutations=99)
         assert null.observed > 0.7
         assert abs(null.calibrated) < 0.02
         if seen is images[1]:
             assert null.p_value > 0.05
-        by_row = permutation_null("linear_cka", x, y, debiased=True, permutations=99)
+        by_row = permutation_test("linear_cka", x, y, debiased=True, permutations=99)
         assert by_row.chance < 0.01
         assert by_row.p_value == 0.01
         assert by_row.calibrated > 0.7
@@ -94,7 +94,7 @@ def test_p_values_are_uniform_where_nothing_is_shared_unless_rows_are_permuted()
         g = np.random.default_rng(seed)
         x, y = (np.repeat(g.standard_normal((12, 2)), 4, 0) + 0.3 * g.standard_normal((48, 2)) for _ in range(2))
         for found, samples in ((by_sample, np.repeat(np.arange(12), 4)), (by_row, None)):
-            null = permutation_null("linear_cka", x, y, samples=samples, permutations=9, seed=seed)
+            null = permutation_test("linear_cka", x, y, samples=samples, permutations=9, seed=seed)
             found.append(round(null.p_value * 10))
     assert stats.chisquare(np.bincount(by_sample, minlength=11)[1:]).pvalue > 0.01
     assert np.mean(np.array(by_row) == 1) > 0.4
@@ -105,7 +105,7 @@ def test_null_values_are_those_of_samples_rearranged(name: str, options: dict[st
     x, y, samples = related(5, 4, width)
     function = getattr(metrics, name)
     exact = [function(x, rearranged(y, samples, order), **options) for order in itertools.permutations(range(5))]
-    null = permutation_null(name, x, y, samples=samples, permutations=300, **options)
+    null = permutation_test(name, x, y, samples=samples, permutations=300, **options)
     distances = np.abs(null.values[:, None] - np.array(exact))
     assert null.observed == pytest.approx(exact[0], rel=1e-10, abs=1e-12)
     assert distances.min(1).max() < 1e-10
@@ -121,7 +121,7 @@ def test_samples_exchange_with_those_of_as_many_rows() -> None:
     places = np.searchsorted(list("abcdef"), samples)
     allowed = [p for p in itertools.permutations(range(6)) if {p[3], p[4]} == {3, 4}]
     exact = np.array([metrics.linear_cka(x, rearranged(y, places, order)) for order in allowed])
-    values = permutation_null("linear_cka", x, y, samples=samples).values
+    values = permutation_test("linear_cka", x, y, samples=samples).values
     assert np.abs(values[:, None] - exact).min(1).max() < 1e-12
 
 
@@ -130,7 +130,7 @@ def test_mean_of_the_null_is_that_of_the_rv_coefficient() -> None:
     x, y, _ = related(30, 1, 5)
     a, b = x - x.mean(0), y - y.mean(0)
     exact = (a**2).sum() * (b**2).sum() / 29 / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
-    null = permutation_null("linear_cka", x, y, permutations=1000)
+    null = permutation_test("linear_cka", x, y, permutations=1000)
     error = null.values.std() / np.sqrt(1000)
     assert null.chance == pytest.approx(exact, abs=4 * error)
     assert null.z == pytest.approx((null.observed - exact) / null.values.std(), rel=0.1)
@@ -140,14 +140,14 @@ def test_calibrated_disagreement_is_cohens_kappa() -> None:
     g = np.random.default_rng(0)
     x = g.standard_normal((300, 4))
     y = x + g.standard_normal((300, 4))
-    null = permutation_null("disagreement", x, y, permutations=1000)
+    null = permutation_test("disagreement", x, y, permutations=1000)
     assert null.calibrated == pytest.approx(cohen_kappa_score(x.argmax(1), y.argmax(1)), abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "procrustes", "mutual_knn", "distance_correlation"])
 def test_a_copy_is_best_whichever_way_the_metric_points(name: str) -> None:
     x, _, _ = related(30, 1, 3)
-    null = permutation_null(registries.metrics.get(name), x, x, permutations=49)
+    null = permutation_test(registries.metrics.get(name), x, x, permutations=49)
     assert null.calibrated == pytest.approx(1, abs=1e-6)
     assert null.p_value == 0.02
     assert null.z > 3
@@ -160,7 +160,7 @@ def test_a_metric_is_taken_by_name_class_and_instance_alike() -> None:
         (registries.metrics.get("linear_cka"), {"debiased": True}),
         (registries.metrics.build("linear_cka", debiased=True), {}),
     )
-    nulls = [permutation_null(metric, x, torch.from_numpy(y), permutations=5, **options) for metric, options in ways]
+    nulls = [permutation_test(metric, x, torch.from_numpy(y), permutations=5, **options) for metric, options in ways]
     for null in nulls:
         np.testing.assert_array_equal(null.values, nulls[0].values)
     assert {null.metric for null in nulls} == {"LinearCKA(debiased=True)"}
@@ -170,7 +170,7 @@ def test_a_metric_is_taken_by_name_class_and_instance_alike() -> None:
 def test_order_of_samples_does_not_matter(name: str) -> None:
     x, y, samples = related(10, 3, 2)
     shuffled = np.concatenate([np.flatnonzero(samples == s) for s in np.random.default_rng(1).permutation(10)])
-    for ask in (permutation_null, bootstrap):
+    for ask in (permutation_test, bootstrap):
         one = ask(name, x, y, samples=samples)
         two = ask(name, x[shuffled], y[shuffled], samples=torch.from_numpy(samples[shuffled]))
         np.testing.assert_allclose(one.values, two.values, atol=1e-10)
@@ -181,7 +181,7 @@ def test_order_of_samples_does_not_matter(name: str) -> None:
 def test_rows_said_twice_are_no_more_samples(name: str, repeats: int) -> None:
     """Also compares the route by rows with that by blocks, which 40 rows per sample take."""
     x, y, samples = related(20, 1, 3)
-    for ask in (permutation_null, bootstrap):
+    for ask in (permutation_test, bootstrap):
         once = ask(name, x, y, samples=samples)
         often = ask(name, *(np.repeat(side, repeats, 0) for side in (x, y)), samples=np.repeat(samples, repeats))
         np.testing.assert_allclose(often.values, once.values, rtol=1e-9, atol=1e-10)
@@ -246,7 +246,7 @@ def test_labels_go_with_their_rows() -> None:
 
 def test_results_are_records_tables_and_figures(tmp_path) -> None:
     x, y, _ = related(20, 1, 3)
-    null, interval = permutation_null("procrustes", x, y), bootstrap("procrustes", x, y)
+    null, interval = permutation_test("procrustes", x, y), bootstrap("procrustes", x, y)
     for result, key in ((null, "observed"), (interval, "value")):
         record = json.loads(json.dumps(result.to_dict(), allow_nan=False))
         again = type(result).from_dict(record)
@@ -266,16 +266,16 @@ def test_results_are_records_tables_and_figures(tmp_path) -> None:
 
 def test_what_has_no_value_says_so() -> None:
     x, y = np.eye(4)[[0, 1] * 5], np.eye(4)[[2, 3] * 5]  # they disagree in any order
-    null = permutation_null("disagreement", x, y, permutations=9)
+    null = permutation_test("disagreement", x, y, permutations=9)
     assert null.p_value == 1
     assert null.calibrated == 0
     assert np.isnan(null.z)
     record = json.loads(json.dumps(null.to_dict(), allow_nan=False))
     assert record["z"] == "nan"
     unbounded = replace(null, best=np.inf, values=np.array([np.nan, -np.inf, 0.5]))
-    assert np.isinf(Null.from_dict(json.loads(json.dumps(unbounded.to_dict(), allow_nan=False))).best)
-    odd = Interval("m", 0.5, -np.inf, np.nan, 0.95, np.array([0.1, np.nan]), 4, 4, 0)
-    again = Interval.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False)))
+    assert np.isinf(PermutationTestResult.from_dict(json.loads(json.dumps(unbounded.to_dict(), allow_nan=False))).best)
+    odd = ConfidenceInterval("m", 0.5, -np.inf, np.nan, 0.95, np.array([0.1, np.nan]), 4, 4, 0)
+    again = ConfidenceInterval.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False)))
     assert again.low == -np.inf and np.isnan(again.high) and np.isnan(again.values[1])
 
 
@@ -302,12 +302,12 @@ def test_histogram_refuses() -> None:
 def test_null_refuses(options: dict[str, Any], message: str) -> None:
     x, y, _ = related(12, 1, 2)
     with pytest.raises((ValueError, TypeError), match=message):
-        permutation_null("linear_cka", x, y, **options)
+        permutation_test("linear_cka", x, y, **options)
 
 
 def test_exchanging_samples_says_nothing_of_labels() -> None:
     with pytest.raises(ValueError, match="accuracy_difference compares each side with the labels"):
-        permutation_null("accuracy_difference", np.eye(4), np.eye(4))
+        permutation_test("accuracy_difference", np.eye(4), np.eye(4))
 
 
 @pytest.mark.parametrize(

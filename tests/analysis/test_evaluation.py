@@ -323,4 +323,4 @@ def test_what_cannot_be_scored_is_refused(stitched: StitchedModel, a: Adapter, b
         )
     other = Samples.of(data).select(range(1, N + 1))
     with pytest.raises(ValueError, match="the two sides differ first at place 0"):
-        evaluate(stitched, Samples.of(data).take(N), target=b, target_data=other, progress=False)
+        evaluate(stitched, Samples.of(data).take(N), target=b, paired_data=other, progress=False)

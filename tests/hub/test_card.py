@@ -14,7 +14,7 @@ from huggingface_hub import CardData, ModelCard, RepoCard
 from server import Hub
 
 import hf_stitch
-from hf_stitch import Endpoint, StitchedModel, Stitcher
+from hf_stitch import ModelReference, StitchedModel, Stitcher
 from hf_stitch.artefacts.card import BEGIN, END, card, united
 
 from tiny_networks import LAYERS, build, network  # isort: skip
@@ -29,8 +29,8 @@ def stitcher(images: Any) -> Stitcher:
     made = hf_stitch.stitch(
         a, LAYERS["cnn"], b, LAYERS["vit"], "low_rank", rank=4, data=images, progress=False
     ).stitcher
-    made.source = Endpoint("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
-    made.target = Endpoint("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
+    made.source = ModelReference("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
+    made.target = ModelReference("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
     return made
 
 
@@ -119,7 +119,7 @@ def test_no_path_of_this_machine_is_told(images: Any, tmp_path: Path) -> None:
 
 def test_what_a_record_says_means_nothing_to_markdown(stitcher: Stitcher) -> None:
     harm = f"x` | <script>alert(1)</script> [a](b) {END}\n# Title"
-    told = Stitcher(stitcher.stitch, Endpoint(harm, "timm"), harm, stitcher.target, harm, recipe={"seed": harm})
+    told = Stitcher(stitcher.stitch, ModelReference(harm, "timm"), harm, stitcher.target, harm, recipe={"seed": harm})
     text = card(told.describe())
     assert "<script>" not in text
     assert text.count(END) == 1
@@ -181,7 +181,7 @@ def test_what_an_earlier_push_measured_and_called_it_goes(stitcher: Stitcher, ca
     head = {**metadata(first), "license": "mit"}
     head["model-index"].append(theirs)
     first = f"---\n{CardData(**head).to_yaml()}\n---\n{RepoCard(first).text}"
-    parts = stitcher.stitch, Endpoint(None, "torch"), "a", Endpoint(None, "torch"), "b"
+    parts = stitcher.stitch, ModelReference(None, "torch"), "a", ModelReference(None, "torch"), "b"
     bare = Stitcher(*parts, recipe={"matcher": {"name": "ridge"}})
     found = metadata(card(replace(bare.describe(), whole=True), name="alice/link", present=first))
     assert not {"pipeline_tag", "base_model", "base_model_relation"} & found.keys()

@@ -48,7 +48,7 @@ def test_an_artefact_of_a_version_says_what_it_said(version: str) -> None:
         ("stitcher", "stitcher.json", ()),
         ("stitcher", "stitcher.json", ("stitch",)),
         ("stitcher", "stitcher.json", ("stitch", "source")),
-        ("stitcher", "stitcher.json", ("target", "endpoint")),
+        ("stitcher", "stitcher.json", ("target", "reference")),
         ("model", "config.json", ()),
         ("model", "config.json", ("source",)),
         ("model", "config.json", ("target", "plan")),

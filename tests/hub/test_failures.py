@@ -207,7 +207,7 @@ def test_of_what_was_only_looked_at_the_cache_has_a_part(hub: Hub, model: Stitch
 # -- parents -----------------------------------------------------------------------------------------------------------
 def test_a_parent_that_moved_on_is_taken_as_it_was(hub: Hub, stitcher: Stitcher) -> None:
     hub.put("alice/vit", files_of("vit", 7))
-    assert stitcher.attach().parents[0].endpoint.revision == stitcher.source.revision
+    assert stitcher.attach().parents[0].reference.revision == stitcher.source.revision
 
 
 def test_a_parent_with_other_weights_is_refused_wherever_it_is_now(hub: Hub, stitcher: Stitcher) -> None:
@@ -237,7 +237,7 @@ def test_a_model_compares_its_parents_too(hub: Hub, stitcher: Stitcher) -> None:
     model = stitcher.attach()
     model.parents = None
     assert model.parent("source").pinned.weights_hash == stitcher.source.weights_hash
-    model.config.source["endpoint"]["revision"] = hub.put("alice/vit", files_of("vit", 7))
+    model.config.source["reference"]["revision"] = hub.put("alice/vit", files_of("vit", 7))
     with pytest.raises(ValueError, match=r"the source .* has other weights"):
         model.parent("source")
     with pytest.raises(OSError, match=r"the target .* is not to be had"):

@@ -12,10 +12,10 @@ from make_fixtures import FIXTURES
 from server import Hub
 from typer.testing import CliRunner, Result
 
-from hf_stitch import Endpoint, StitchedModel, Stitcher
+from hf_stitch import ModelReference, StitchedModel, Stitcher
 from hf_stitch.cli import app
 from hf_stitch.relative import RelativeProjection
-from hf_stitch.representation import Form
+from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import StitchingLayer
 
 NEWEST = sorted(FIXTURES.iterdir())[-1]
@@ -76,8 +76,8 @@ def test_pulled_over_another_artefact_it_is_the_one_that_was_asked_for(hub: Hub,
 
 
 def test_info_of_a_map_that_keeps_no_widths_and_of_scores_that_lack(hub: Hub, tmp_path: Path) -> None:
-    form, end = Form("bnd", 8), Endpoint("alice/a", "torch")
-    layer = StitchingLayer(form, Form("bnd", 6), "positions", RelativeProjection(8, 6))
+    form, end = RepresentationSpec("bnd", 8), ModelReference("alice/a", "torch")
+    layer = StitchingLayer(form, RepresentationSpec("bnd", 6), "positions", RelativeProjection(8, 6))
     Stitcher(layer, end, "x", end, "y").save_pretrained(tmp_path)
     assert "relative, 8 → 6" in run("info", tmp_path).stdout
     record = json.loads((NEWEST / "model" / "config.json").read_text())

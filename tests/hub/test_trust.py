@@ -22,7 +22,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.adapters import load_recorded
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 
 from tiny_networks import LAYERS, network, plain_tokenizer  # isort: skip
 
@@ -283,18 +283,18 @@ def test_a_network_with_more_buffers_than_there_is_room_for_loads(
 def test_a_record_cannot_ask_for_files_addresses_or_code(options: dict[str, Any]) -> None:
     for id, library in (("timm:resnet10t", "timm"), ("someone/bert", "transformers")):
         with pytest.raises(ValueError, match="which a record is not trusted with: pass the same yourself"):
-            load_recorded(Endpoint(id, library, kwargs=options))
+            load_recorded(ModelReference(id, library, kwargs=options))
 
 
 def test_a_record_cannot_trust_itself() -> None:
     assert (
-        Endpoint.from_dict({"id": "a/b", "library": "transformers", "kwargs": {"trust_remote_code": True}}).kwargs == {}
+        ModelReference.from_dict({"id": "a/b", "library": "transformers", "kwargs": {"trust_remote_code": True}}).kwargs == {}
     )
 
 
 def test_a_record_that_names_a_folder_is_not_followed(copied: Any, tmp_path: Path) -> None:
     folder = copied("stitcher")
-    rewrite(folder, "stitcher", lambda r: r["source"]["endpoint"].update(id=str(tmp_path)))
+    rewrite(folder, "stitcher", lambda r: r["source"]["reference"].update(id=str(tmp_path)))
     with pytest.raises(ValueError, match="the source was a live module or in a local folder: pass it"):
         Stitcher.from_pretrained(folder).attach()
 
@@ -427,11 +427,11 @@ def test_code_beside_a_tokenizer_is_not_run(copied: Any, tmp_path: Path) -> None
 
 # -- sizes of what is written ------------------------------------------------------------------------------------------
 def test_a_stitcher_of_two_base_sized_networks_is_small(tmp_path: Path) -> None:
-    from hf_stitch.representation import Form
+    from hf_stitch.representation import RepresentationSpec
     from hf_stitch.stitches import LinearStitch, StitchingLayer
 
-    text = Form("bnd", 768)
-    end = Endpoint("alice/bert", "transformers", weights_hash="sha256:" + "0" * 64)
+    text = RepresentationSpec("bnd", 768)
+    end = ModelReference("alice/bert", "transformers", weights_hash="sha256:" + "0" * 64)
     Stitcher(StitchingLayer(text, text, "positions", LinearStitch(768, 768)), end, "a", end, "b").save_pretrained(
         tmp_path
     )

@@ -120,7 +120,7 @@ def test_it_reports_where_it_comes_from(net: Any, images: Any) -> None:
     assert recipe["matcher"] == {"name": "ridge", "ridge": 2.0}
     assert (recipe["rows"], recipe["samples"], recipe["test_size"], recipe["seed"]) == ("positions", 60, 0.25, 3)
     assert recipe["data"] == hf_stitch.Samples.of(images).fingerprint
-    assert model.config.target["endpoint"]["weights_hash"] == weights_hash(b.model)
+    assert model.config.target["reference"]["weights_hash"] == weights_hash(b.model)
     assert model.config.num_labels == b.model.config.num_labels
     assert model.evaluation.n == 20
     assert model.config.scores == model.evaluation.to_dict()
@@ -163,11 +163,11 @@ def test_copies_and_casts_run(net: Any, inputs: Any, images: Any) -> None:
 def test_data_of_their_own_need_not_be_labelled(net: Any, images: Any) -> None:
     """The target's samples are split as the source's are, though only these have labels to stratify by."""
     a, b, layers = net("cnn"), net("vit", 1), (LAYERS["cnn"], LAYERS["vit"])
-    model = stitched(a, b, images, layers, target_data=[sample["image"] for sample in images])
+    model = stitched(a, b, images, layers, paired_data=[sample["image"] for sample in images])
     twin = stitched(a, b, images, layers)
     assert torch.equal(model.stitch.body.weight, twin.stitch.body.weight)
     assert model.evaluation.scores == twin.evaluation.scores
-    assert model.config.recipe["target_data"].startswith("sha256:")
+    assert model.config.recipe["paired_data"].startswith("sha256:")
 
 
 def test_held_out_samples_of_their_own(net: Any, images: Any) -> None:
@@ -234,8 +234,8 @@ def test_a_layer_that_something_bypasses(net: Any, images: Any) -> None:
 
 def test_samples_that_do_not_correspond(net: Any, images: Any) -> None:
     other = hf_stitch.Samples.of(images).select([1, 0, *range(2, 80)])
-    refused(ValueError, "differ first at place 0: id 0 and id 1", net, images, target_data=other)
-    refused(ValueError, "leave out test_data", net, images, target_data=images, test_data=images)
+    refused(ValueError, "differ first at place 0: id 0 and id 1", net, images, paired_data=other)
+    refused(ValueError, "leave out test_data", net, images, paired_data=images, test_data=images)
 
 
 def test_no_samples(net: Any) -> None:

@@ -257,14 +257,14 @@ def test_encoders_may_see_parallel_samples() -> None:
         Samples.of(-torch.stack([X[i] for i in s.ids]), id=s.ids, label=s.labels) for s in (ANCHORS, TEST)
     )
     swapped = hf_stitch.swap(
-        RELATIVE, encoder=c, layer="2", parallel=parallel, data=test, target_data=TEST, progress=False
+        RELATIVE, encoder=c, layer="2", parallel=parallel, data=test, paired_data=TEST, progress=False
     )
     assert swapped.evaluation["agreement"].value == 1
     assert swapped.config.recipe["parallel"] == parallel.fingerprint
     with pytest.raises(ValueError, match=r"not parallel: .*another order"):
         hf_stitch.swap(RELATIVE, encoder=c, layer="2", parallel=parallel.select(range(19, -1, -1)))
     absolute = hf_stitch.swap(
-        ABSOLUTE, encoder=c, layer="2", parallel=parallel, matcher=EXACT, data=test, target_data=TEST
+        ABSOLUTE, encoder=c, layer="2", parallel=parallel, matcher=EXACT, data=test, paired_data=TEST
     )
     assert absolute.evaluation["agreement"].value > 0.98
 

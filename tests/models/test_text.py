@@ -124,7 +124,7 @@ def test_a_language_model_takes_no_pooled_stitch(net: Any, texts: Any) -> None:
 def test_texts_in_two_languages_meet_by_their_ids(net: Any, texts: Any) -> None:
     a, b = net("roberta"), net("bert", 1)
     other = [sample["text"].upper() for sample in texts]
-    model = stitched(a, b, texts, ROBERTA_BERT, rows="mean", target_data=other)
+    model = stitched(a, b, texts, ROBERTA_BERT, rows="mean", paired_data=other)
     assert model.stitch.body.fitted["n"] == 64
     with pytest.raises(ValueError, match=r"differ first at place 79: id 79 and no more samples"):
-        stitched(a, b, texts, ROBERTA_BERT, rows="mean", target_data=other[:-1])
+        stitched(a, b, texts, ROBERTA_BERT, rows="mean", paired_data=other[:-1])

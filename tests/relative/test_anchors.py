@@ -14,7 +14,7 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch.data import Samples
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
@@ -244,35 +244,35 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other
 
 
 def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
-    endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
+    reference, anchors = ModelReference(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
     with pytest.raises(ValueError, match="all 12 anchors have the same representation"):
-        anchors.add(torch.ones(12, 3), endpoint, "1")
+        anchors.add(torch.ones(12, 3), reference, "1")
     rows = torch.randn(12, 3)
     rows[7] = rows[2]
     with pytest.raises(ValueError, match="anchors 2 and 7 have the same"):
-        anchors.add(rows, endpoint, "1")
+        anchors.add(rows, reference, "1")
 
 
 def test_a_set_keeps_a_copy() -> None:
-    endpoint, values = Endpoint(None, "torch", weights_hash="sha256:0"), torch.randn(12, 3)
-    anchors = AnchorSet.of(DATA.take(12)).add(values, endpoint, "1")
+    reference, values = ModelReference(None, "torch", weights_hash="sha256:0"), torch.randn(12, 3)
+    anchors = AnchorSet.of(DATA.take(12)).add(values, reference, "1")
     kept = values.clone()
     values.zero_()
-    assert torch.equal(anchors.values(endpoint, "1"), kept)
+    assert torch.equal(anchors.values(reference, "1"), kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_duplicates_are_found_up_to_rounding(dtype: torch.dtype) -> None:
-    endpoint, anchors = Endpoint(None, "torch", weights_hash="sha256:0"), AnchorSet.of(DATA.take(50))
+    reference, anchors = ModelReference(None, "torch", weights_hash="sha256:0"), AnchorSet.of(DATA.take(50))
     rows = torch.randn(50, 300, dtype=dtype)
     rows[41] = rows[3]
     if dtype != torch.bfloat16:  # computed in another batch
         rows[41] += 4 * torch.finfo(dtype).eps * torch.randn(300, dtype=dtype)
         assert not torch.equal(rows[41], rows[3])
     with pytest.raises(ValueError, match=r"anchors 3 and 41 have the same .*\(49 of 50 differ\)"):
-        anchors.add(rows, endpoint, "1")
+        anchors.add(rows, reference, "1")
     rows[41] = rows[3] + (0.05 if dtype == torch.bfloat16 else 1e-2)
-    anchors.add(100 + rows if dtype != torch.bfloat16 else rows, endpoint, "1")
+    anchors.add(100 + rows if dtype != torch.bfloat16 else rows, reference, "1")
 
 
 def test_several_rows_of_a_sample_are_no_anchor() -> None:
@@ -286,7 +286,7 @@ def test_several_rows_of_a_sample_are_no_anchor() -> None:
 def test_a_set_is_read_as_it_was_written(chosen: Samples, tmp_path: Path) -> None:
     a, b = encoder(), encoder(1)
     anchors = AnchorSet.of(chosen).encode(a, "1", chosen).encode(b, "3", chosen)
-    anchors = anchors.add(torch.randn(12, 7).bfloat16(), Endpoint(str(tmp_path), "timm", weights_hash="sha256:1"), "x")
+    anchors = anchors.add(torch.randn(12, 7).bfloat16(), ModelReference(str(tmp_path), "timm", weights_hash="sha256:1"), "x")
     anchors.save_pretrained(tmp_path / "set")
     again = AnchorSet.from_pretrained(tmp_path / "set")
     assert (again.ids, again.fingerprint) == (anchors.ids, anchors.fingerprint)

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_stitch.registry import UnknownNameError
-from hf_stitch.representation import Form, Representation
+from hf_stitch.representation import RepresentationSpec, Representation
 from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 
-CNN, VIT, DEIT = Form("bchw", 6, (4, 4)), Form("bnd", 5, (2, 3), 1), Form("bnd", 5, (2, 3), 2)
-SWIN, TEXT, VECTOR = Form("bhwc", 4, (2, 2)), Form("bnd", 5), Form("bd", 7)
+CNN, VIT, DEIT = RepresentationSpec("bchw", 6, (4, 4)), RepresentationSpec("bnd", 5, (2, 3), 1), RepresentationSpec("bnd", 5, (2, 3), 2)
+SWIN, TEXT, VECTOR = RepresentationSpec("bhwc", 4, (2, 2)), RepresentationSpec("bnd", 5), RepresentationSpec("bd", 7)
 
 
-def sample(form: Form, batch: int = 3, mask: torch.Tensor | None = None) -> Representation:
+def sample(form: RepresentationSpec, batch: int = 3, mask: torch.Tensor | None = None) -> Representation:
     """A random representation of a form; texts have six tokens."""
     positions = form.grid[0] * form.grid[1] if form.grid else 6
     shape = {
@@ -31,7 +31,7 @@ def sample(form: Form, batch: int = 3, mask: torch.Tensor | None = None) -> Repr
     return Representation(torch.randn(batch, *shape), form.layout, mask, form.prefix_tokens, grid)
 
 
-def layer_of(source: Form, target: Form, rows: str = "positions") -> StitchingLayer:
+def layer_of(source: RepresentationSpec, target: RepresentationSpec, rows: str = "positions") -> StitchingLayer:
     widths = part_widths(source, target, rows)
     maps = {part: LinearStitch(*width) for part, width in widths.items()}
     return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"))
@@ -46,13 +46,13 @@ JOINED = [
 
 
 @pytest.mark.parametrize(("source", "target", "rows"), JOINED, ids=lambda value: str(value))
-def test_what_comes_out_has_the_form_of_the_target(source: Form, target: Form, rows: str) -> None:
+def test_what_comes_out_has_the_form_of_the_target(source: RepresentationSpec, target: RepresentationSpec, rows: str) -> None:
     assert layer_of(source, target, rows)(sample(source)).form == target
 
 
 @pytest.mark.parametrize("rows", ["mean", "cls", "last"])
 @pytest.mark.parametrize("target", [CNN, VIT, SWIN, TEXT, VECTOR], ids=str)
-def test_a_pooled_stitch_gives_one_position(rows: str, target: Form) -> None:
+def test_a_pooled_stitch_gives_one_position(rows: str, target: RepresentationSpec) -> None:
     for source in (VIT, TEXT, VECTOR):
         representation = sample(source)
         out = layer_of(source, target, rows)(representation)
@@ -88,7 +88,7 @@ def test_the_mask_is_kept_and_padding_mapped() -> None:
 
 @pytest.mark.parametrize("form", [CNN, VIT, DEIT, SWIN, TEXT, VECTOR], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_identity_to_the_same_form_changes_no_bit(form: Form, dtype: torch.dtype) -> None:
+def test_identity_to_the_same_form_changes_no_bit(form: RepresentationSpec, dtype: torch.dtype) -> None:
     representation = sample(form)
     representation = representation.replace(values=representation.values.to(dtype))
     out = layer_of(form, form).identity()(representation)
@@ -121,7 +121,7 @@ def test_state_and_config_are_the_whole_layer() -> None:
 
 
 @pytest.mark.parametrize(("source", "target", "rows"), JOINED, ids=lambda value: str(value))
-def test_rows_pair_up_in_the_widths_of_the_maps(source: Form, target: Form, rows: str) -> None:
+def test_rows_pair_up_in_the_widths_of_the_maps(source: RepresentationSpec, target: RepresentationSpec, rows: str) -> None:
     pairs = paired_rows(sample(source), sample(target), rows)
     assert {part: (x.shape[1], y.shape[1]) for part, (x, y) in pairs.items()} == part_widths(source, target, rows)
     for x, y in pairs.values():
@@ -129,7 +129,7 @@ def test_rows_pair_up_in_the_widths_of_the_maps(source: Form, target: Form, rows
 
 
 @given(st.sampled_from([CNN, VIT, DEIT, SWIN]), st.sampled_from([CNN, VIT, DEIT, SWIN]))
-def test_the_fitted_rows_are_those_that_the_layer_maps(source: Form, target: Form) -> None:
+def test_the_fitted_rows_are_those_that_the_layer_maps(source: RepresentationSpec, target: RepresentationSpec) -> None:
     """Where the target's rows are the map of the source's, the layer gives the target's representation."""
     layer, x = layer_of(source, target), sample(source)
     for part, (rows_x, rows_y) in paired_rows(x, layer(x), "positions").items():
@@ -184,7 +184,7 @@ def test_batches_of_different_sizes_are_refused() -> None:
         (VECTOR, TEXT, "flatten", "texts have none"),
     ],
 )
-def test_forms_that_a_policy_cannot_join_are_refused(source: Form, target: Form, rows: str, message: str) -> None:
+def test_forms_that_a_policy_cannot_join_are_refused(source: RepresentationSpec, target: RepresentationSpec, rows: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StitchingLayer(source, target, rows, IdentityStitch(source.width, target.width))
     with pytest.raises(ValueError, match=message):
@@ -202,8 +202,8 @@ def test_maps_of_other_widths_are_refused() -> None:
         StitchingLayer(CNN, SWIN, "positions", LinearStitch(6, 4), LinearStitch(6, 5))
 
 
-@pytest.mark.parametrize("form", [SWIN, TEXT, VECTOR, Form("bchw", 7, (4, 4)), DEIT], ids=str)
-def test_a_representation_of_another_form_is_refused(form: Form) -> None:
+@pytest.mark.parametrize("form", [SWIN, TEXT, VECTOR, RepresentationSpec("bchw", 7, (4, 4)), DEIT], ids=str)
+def test_a_representation_of_another_form_is_refused(form: RepresentationSpec) -> None:
     with pytest.raises(ValueError, match="the stitch takes a representation of the form bchw 6 4x4, got"):
         layer_of(CNN, VIT)(sample(form))
 

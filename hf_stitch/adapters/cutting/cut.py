@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.representation import Form, Representation
+from hf_stitch.representation import RepresentationSpec, Representation
 
 Padding = Literal["masked", "behind", "absent", "unknown"]
 """Which positions at a cut are padding.
@@ -42,7 +42,7 @@ class Cut:
 
     layer: str
     path: tree.Path
-    form: Form
+    form: RepresentationSpec
     dtype: str
     cost: float
     axes: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Cut:
     def from_dict(cls, config: Mapping[str, Any]) -> Cut:
         """Read :meth:`to_dict`."""
         lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
-        return cls(**{**config, **lists, "form": Form(**config["form"])})
+        return cls(**{**config, **lists, "form": RepresentationSpec(**config["form"])})
 
     @property
     def around(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Cut:
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
         """The values captured at this cut as a representation, with its mask and context."""
         values = values.permute(self.axes) if self.axes else values
-        mask, blurred = self._real(values, inputs, interface)
+        mask, padding_unknown = self._real(values, inputs, interface)
         return Representation(
             values,
             self.form.layout,
@@ -95,7 +95,7 @@ class Cut:
             prefix_tokens=self.form.prefix_tokens,
             grid=self.form.grid if self.form.layout == "bnd" else None,
             context=interface.erase(inputs),
-            blurred=blurred,
+            padding_unknown=padding_unknown,
         )
 
     def _real(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> tuple[Tensor | None, bool]:

@@ -20,7 +20,7 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import NotACutError, Padding
 from hf_stitch.adapters.discovery.operations import Arrangement, Fold, Join
 from hf_stitch.adapters.discovery.trace import Call, Seen, Trace
-from hf_stitch.representation import Form, Layout
+from hf_stitch.representation import RepresentationSpec, Layout
 
 Whole = TypeVar("Whole")
 
@@ -47,7 +47,7 @@ class Axes:
         padding: What is known of padding among its positions.
     """
 
-    form: Form
+    form: RepresentationSpec
     order: tuple[int, ...]
     padding: Padding
 
@@ -88,18 +88,18 @@ class Shapes:
         shape = tuple(seen.shape[axis] for axis in order)
         moved = () if order == tuple(sorted(order)) else order
         if len(shape) == 2:
-            return Axes(Form("bd", shape[1]), moved, "absent")
+            return Axes(RepresentationSpec("bd", shape[1]), moved, "absent")
         if len(shape) == 4:
             layout = self._grid_layout(call, seen, what)
             h, channels = (2, 1) if layout == "bchw" else (1, 3)
-            form = Form(layout, shape[channels], (shape[h], shape[h + 1]))
+            form = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
             return Axes(form, moved, "unknown" if self.modality == "text" else "absent")
         if self.modality == "image":
             prefix, grid, behind = _joined(shape[1], self._arranged(call), self._grid) or (0, None, 0)
-            form = Form("bnd", shape[2]) if grid is None or behind else Form("bnd", shape[2], grid, prefix)
+            form = RepresentationSpec("bnd", shape[2]) if grid is None or behind else RepresentationSpec("bnd", shape[2], grid, prefix)
             return Axes(form, moved, "absent")
         prefix, padding = self._tokens(name, path, order[1])
-        return Axes(Form("bnd", shape[2], prefix_tokens=prefix), moved, padding)
+        return Axes(RepresentationSpec("bnd", shape[2], prefix_tokens=prefix), moved, padding)
 
     # -- what grows ---------------------------------------------------------------------------------------------------
     def _order(self, call: Call, path: tree.Path, what: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -46,14 +46,14 @@ class TimmAdapter(Adapter):
     @classmethod
     def load(
         cls,
-        endpoint: Endpoint,
+        reference: ModelReference,
         *,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
         **options: Any,
     ) -> TimmAdapter:
-        """Create a model by its endpoint: ``timm:name``, a Hub id, or a local folder.
+        """Create a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
         Weights come from safetensors only. ``pretrained=False`` gives random ones.
 
@@ -62,34 +62,34 @@ class TimmAdapter(Adapter):
         """
         import timm
 
-        assert endpoint.id is not None
+        assert reference.id is not None
         pretrained = options.pop("pretrained", True)
         access = {key: options.pop(key) for key in ACCESS if key in options}
         options.pop("trust_remote_code", None)  # timm runs none
-        if endpoint.id.startswith("timm:"):
-            name = endpoint.id.removeprefix("timm:")
+        if reference.id.startswith("timm:"):
+            name = reference.id.removeprefix("timm:")
             if not timm.is_model(name.split(".")[0]):
                 hint = did_you_mean(name, timm.list_models())
                 raise ValueError(f"timm has no model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
             model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
-            return cls.of(model.eval(), endpoint, example_inputs, processor, content)
-        folder = Path(endpoint.id)
-        if not endpoint.is_local:
+            return cls.of(model.eval(), reference, example_inputs, processor, content)
+        folder = Path(reference.id)
+        if not reference.is_local:
             wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
-            folder = hub.download(endpoint.id, files=wanted, revision=endpoint.revision, **access)
-            endpoint = dataclasses.replace(endpoint, revision=folder.name)
+            folder = hub.download(reference.id, files=wanted, revision=reference.revision, **access)
+            reference = dataclasses.replace(reference, revision=folder.name)
         if pretrained and not (folder / "model.safetensors").is_file():
-            raise ValueError(f"{endpoint} has no model.safetensors; other weight files would have to be unpickled")
+            raise ValueError(f"{reference} has no model.safetensors; other weight files would have to be unpickled")
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
-        return cls.of(model.eval(), endpoint, example_inputs, processor, content)
+        return cls.of(model.eval(), reference, example_inputs, processor, content)
 
     @classmethod
     def of(
         cls,
         model: nn.Module,
-        endpoint: Endpoint,
+        reference: ModelReference,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
@@ -112,7 +112,7 @@ class TimmAdapter(Adapter):
             generator = torch.Generator().manual_seed(0)
             example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(*place_of(model))
         example = named(model, example_inputs, {}, "x")
-        return cls(model, interface_of(model, example, content), example, endpoint, processor)
+        return cls(model, interface_of(model, example, content), example, reference, processor)
 
     @property
     def task(self) -> str | None:

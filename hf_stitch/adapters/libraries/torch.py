@@ -12,7 +12,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.overrides.base import override_of
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 """Arguments that place the content rather than carry it."""
@@ -36,7 +36,7 @@ class TorchAdapter(Adapter):
     def of(
         cls,
         model: nn.Module,
-        endpoint: Endpoint,
+        reference: ModelReference,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
@@ -56,7 +56,7 @@ class TorchAdapter(Adapter):
                 model,
             )
         example = named(model, example_inputs, override.options)
-        return cls(model, interface_of(model, example, content), example, endpoint, processor)
+        return cls(model, interface_of(model, example, content), example, reference, processor)
 
     @property
     def task(self) -> str | None:

@@ -19,7 +19,7 @@ from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.hub import commit_of
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 
 AUTO_CLASSES = {
@@ -93,16 +93,16 @@ class TransformersAdapter(Adapter):
     @classmethod
     def load(
         cls,
-        endpoint: Endpoint,
+        reference: ModelReference,
         *,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
         **options: Any,
     ) -> TransformersAdapter:
-        """Load a model by its endpoint: a Hub id or a local folder.
+        """Load a model by its reference: a Hub id or a local folder.
 
-        The class is that of ``endpoint.task``, else the one that the config names. Weights come from safetensors only,
+        The class is that of ``reference.task``, else the one that the config names. Weights come from safetensors only,
         and code from the repository runs only with ``trust_remote_code=True``. ``pretrained=False`` gives random ones,
         by the config alone.
 
@@ -111,24 +111,24 @@ class TransformersAdapter(Adapter):
             OSError: From transformers, for an unknown id, revision or folder.
         """
         import transformers
-        assert endpoint.id is not None
-        place = endpoint.id
+        assert reference.id is not None
+        place = reference.id
         options.setdefault("trust_remote_code", False)
         for name in registries.networks:  # whose configs AutoConfig then knows
             with suppress(PluginError):
                 registries.networks.get(name)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
-        if endpoint.revision:
-            hub["revision"] = endpoint.revision
+        if reference.revision:
+            hub["revision"] = reference.revision
         known: Any = {key: hub[key] for key in ACCESS if key in hub}
-        if not endpoint.is_local and (commit := commit_of(place, revision=endpoint.revision, **known)):
-            endpoint = dataclasses.replace(endpoint, revision=commit)  # all files are of it, and the record names it
+        if not reference.is_local and (commit := commit_of(place, revision=reference.revision, **known)):
+            reference = dataclasses.replace(reference, revision=commit)  # all files are of it, and the record names it
             hub["revision"] = commit
         config = transformers.AutoConfig.from_pretrained(place, **hub)
-        if endpoint.task is not None:
-            if endpoint.task not in AUTO_CLASSES:
-                raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {endpoint.task!r}")
-            loader = getattr(transformers, AUTO_CLASSES[endpoint.task])
+        if reference.task is not None:
+            if reference.task not in AUTO_CLASSES:
+                raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {reference.task!r}")
+            loader = getattr(transformers, AUTO_CLASSES[reference.task])
         else:
             loader = _class((config.architectures or ["AutoModel"])[0]) or transformers.AutoModel
         if options.pop("pretrained", True):
@@ -137,13 +137,13 @@ class TransformersAdapter(Adapter):
             model = _untrained(loader, place, hub, options)
         if processor is None:
             processor = load_processor(place, model.main_input_name, hub)
-        return cls.of(model.eval(), endpoint, example_inputs, processor, content)
+        return cls.of(model.eval(), reference, example_inputs, processor, content)
 
     @classmethod
     def of(
         cls,
         model: nn.Module,
-        endpoint: Endpoint,
+        reference: ModelReference,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
@@ -199,7 +199,7 @@ class TransformersAdapter(Adapter):
             raise ExampleError(
                 f"example_inputs of {type(model).__name__} must hold a tensor {name!r}, got {got}", model
             )
-        return cls(model, _interface(model, name, example, processor), example, endpoint, processor)
+        return cls(model, _interface(model, name, example, processor), example, reference, processor)
 
     @property
     def task(self) -> str | None:

@@ -87,7 +87,7 @@ def aligned(sides: Sequence[Side]) -> tuple[Side, ...]:
             "align='offsets' takes networks on both sides: saved activations do not say which text is where"
         )
     if networks[0].reader is not networks[-1].reader:
-        raise ValueError("align='offsets' takes the same texts on both sides: leave data_b out")
+        raise ValueError("align='offsets' takes the same texts on both sides: leave paired_data out")
     shared = _Shared(networks)
     return tuple(_Aligned(network, shared, place) for place, network in enumerate(networks))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SimilarityAtlas(Result):
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
     n: int
-    rows: RowsPolicy
+    rows: Pooling
     routes: Mapping[str, str]
     distances: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)

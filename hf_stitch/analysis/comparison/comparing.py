@@ -23,7 +23,7 @@ from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
-from hf_stitch.representation import RowsPolicy
+from hf_stitch.representation import Pooling
 from hf_stitch.storage.checkpoint import Checkpoint
 
 _SHOWN = 3
@@ -51,7 +51,7 @@ class Comparison:
         sides: Sequence[Side],
         metrics: Iterable[str | Metric],
         *,
-        rows: RowsPolicy,
+        rows: Pooling,
         layers_a: Iterable[str] | None = None,
         layers_b: Iterable[str] | None = None,
         processes: Processes | None = None,
@@ -151,7 +151,7 @@ def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> 
     """Refuse what is known to fail before the data are read."""
     start, stop = processes.part(watch.n)
     for label, metric in scores.items():
-        least = metric.least_rows("x", 1)
+        least = metric.min_rows("x", 1)
         if metric.minibatched and watch.policy != "positions" and stop - start < least:
             raise ValueError(
                 f"{label} takes at least {least} samples in each process, and {processes.count} processes share "
@@ -172,7 +172,7 @@ def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> 
 
 def _check_count(label: str, metric: Metric, watch: Watch) -> None:
     """Refuse fewer samples than the metric is known to take of layers that wide."""
-    least = max(metric.least_rows("x", 1), metric.least_rows("y", 1))
+    least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if watch.n < least:
         raise ValueError(f"{label} takes at least {least} samples, got {watch.n}; give more")
     (group,) = watch.groups  # one, as only positions have a grid
@@ -180,8 +180,8 @@ def _check_count(label: str, metric: Metric, watch: Watch) -> None:
     widths_b = [watch.width(group.y[place]) for place in group.of_b]
     few: dict[str, list[str]] = {}
     for name, layers, widths, takes in (
-        ("a", watch.layers_a, widths_a, partial(metric.least_rows, "x")),
-        ("b", watch.layers_b, widths_b, partial(metric.least_rows, "y")),
+        ("a", watch.layers_a, widths_a, partial(metric.min_rows, "x")),
+        ("b", watch.layers_b, widths_b, partial(metric.min_rows, "y")),
     ):
         for layer, width in zip(layers, widths, strict=True):
             if watch.n < takes(width):

@@ -74,5 +74,5 @@ class Network:
         self.adapter.observe(self.adapter.preprocess(self.reader.read(start, stop)), layers, see)
 
     def describe(self) -> dict[str, Any]:
-        """The endpoint with the hash of the weights, and the fingerprint of the samples."""
-        return {"endpoint": self.adapter.pinned.to_dict(), "data": self.reader.samples.fingerprint}
+        """The reference with the hash of the weights, and the fingerprint of the samples."""
+        return {"reference": self.adapter.pinned.to_dict(), "data": self.reader.samples.fingerprint}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import See
 from hf_stitch.analysis.comparison.sides import Side
-from hf_stitch.representation import Form, Representation, RowsPolicy
+from hf_stitch.representation import RepresentationSpec, Representation, Pooling
 from hf_stitch.stitches.layer import check_forms
 
 Grid = tuple[int, int] | None
@@ -95,7 +95,7 @@ class Watch:
         sides: Sequence[Side],
         layers_a: Iterable[str] | None,
         layers_b: Iterable[str] | None,
-        rows: RowsPolicy,
+        rows: Pooling,
         ordered: bool = True,
     ) -> None:
         self.sides, self.policy, self._ordered = sides, rows, ordered
@@ -248,7 +248,7 @@ class _Look:
 
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, RepresentationSpec] = {}
         self._said: dict[str, Representation] = {}
         tensors: dict[Any, tuple[str, Tensor]] = {}  # they are held, so that no other takes their place in memory
 

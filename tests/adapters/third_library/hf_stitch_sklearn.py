@@ -12,7 +12,7 @@ from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from hf_stitch.adapters import Adapter, Interface
-from hf_stitch.reference import Endpoint
+from hf_stitch.reference import ModelReference
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid, "identity": nn.Identity}
 
@@ -51,7 +51,7 @@ class SklearnAdapter(Adapter):
     @classmethod
     def load(
         cls,
-        endpoint: Endpoint,
+        reference: ModelReference,
         *,
         example_inputs: Any = None,
         processor: Any = None,
@@ -59,16 +59,16 @@ class SklearnAdapter(Adapter):
         **options: Any,
     ) -> Adapter:
         """Read the arrays ``coefs_0``, ``intercepts_0`` … and ``activation`` of a file."""
-        assert endpoint.id is not None
-        with np.load(Path(endpoint.id.removeprefix("sklearn:")), allow_pickle=False) as arrays:
+        assert reference.id is not None
+        with np.load(Path(reference.id.removeprefix("sklearn:")), allow_pickle=False) as arrays:
             layers = [(arrays[f"coefs_{i}"], arrays[f"intercepts_{i}"]) for i in range((len(arrays) - 1) // 2)]
-            return cls.of(_network(layers, str(arrays["activation"])), endpoint, example_inputs, processor, content)
+            return cls.of(_network(layers, str(arrays["activation"])), reference, example_inputs, processor, content)
 
     @classmethod
     def of(
         cls,
         model: Any,
-        endpoint: Endpoint,
+        reference: ModelReference,
         example_inputs: Any = None,
         processor: Any = None,
         content: str | None = None,
@@ -79,7 +79,7 @@ class SklearnAdapter(Adapter):
         width = model.widths[0]
         interface = Interface(("features",), "tensor", {"features": (width,)}, {"features": "float32"})
         example = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
-        return cls(model, interface, {"features": example if example_inputs is None else example_inputs}, endpoint)
+        return cls(model, interface, {"features": example if example_inputs is None else example_inputs}, reference)
 
     @property
     def task(self) -> str | None:

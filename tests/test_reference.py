@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_stitch.reference import Endpoint, weights_hash
+from hf_stitch.reference import ModelReference, weights_hash
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ from hf_stitch.reference import Endpoint, weights_hash
     ],
 )
 def test_parse(text, id, library, revision):
-    endpoint = Endpoint.parse(text, task="image-classification")
-    assert endpoint == Endpoint(id, library, revision=revision, task="image-classification")
-    assert not endpoint.is_local
-    assert str(endpoint) == text.strip()
-    assert Endpoint.parse(str(endpoint), task="image-classification") == endpoint
+    reference = ModelReference.parse(text, task="image-classification")
+    assert reference == ModelReference(id, library, revision=revision, task="image-classification")
+    assert not reference.is_local
+    assert str(reference) == text.strip()
+    assert ModelReference.parse(str(reference), task="image-classification") == reference
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_parse(text, id, library, revision):
 )
 def test_parse_refuses(text, message):
     with pytest.raises(ValueError, match=message):
-        Endpoint.parse(text)
+        ModelReference.parse(text)
 
 
 def test_a_revision_has_one_place():
     with pytest.raises(ValueError, match="write the revision behind the id: owner/name@main"):
-        Endpoint.parse("owner/name", revision="main")
+        ModelReference.parse("owner/name", revision="main")
 
 
 @pytest.mark.parametrize("text", ["./nowhere", "/no/where", "~/nowhere-at-all", "a/b/c"])
 def test_a_path_that_is_not_there(text):
     with pytest.raises(FileNotFoundError, match="no folder"):
-        Endpoint.parse(text)
+        ModelReference.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -73,65 +73,65 @@ def test_a_local_folder_tells_its_library(tmp_path, monkeypatch, config, library
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
     for text in (str(folder), "my@model", "./my@model"):
-        endpoint = Endpoint.parse(text)
-        assert endpoint == Endpoint(str(folder.resolve()), library)
-        assert endpoint.is_local and endpoint.revision is None
+        reference = ModelReference.parse(text)
+        assert reference == ModelReference(str(folder.resolve()), library)
+        assert reference.is_local and reference.revision is None
     with pytest.raises(ValueError, match="no revision; leave out '@main'"):
-        Endpoint.parse("my@model@main")
+        ModelReference.parse("my@model@main")
 
 
 def test_a_local_folder_without_a_model(tmp_path):
     with pytest.raises(ValueError, match=r"no config\.json.*found: nothing"):
-        Endpoint.parse(str(tmp_path))
+        ModelReference.parse(str(tmp_path))
     (tmp_path / "config.json").write_text('{"a": 1, "b": 2}')
     with pytest.raises(ValueError, match=r"is read by no adapter .*transformers looks for 'model_type'.*found: a, b"):
-        Endpoint.parse(str(tmp_path))
+        ModelReference.parse(str(tmp_path))
 
 
 def test_relative_paths_of_live_models_are_local_too(tmp_path, monkeypatch):
     (tmp_path / "runs" / "out").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert Endpoint("runs/out", "transformers").is_local
-    assert Endpoint(f"..{os.sep}gone", "transformers").is_local
-    assert not Endpoint("owner/name", "transformers").is_local
-    assert not Endpoint(None, "torch").is_local
+    assert ModelReference("runs/out", "transformers").is_local
+    assert ModelReference(f"..{os.sep}gone", "transformers").is_local
+    assert not ModelReference("owner/name", "transformers").is_local
+    assert not ModelReference(None, "torch").is_local
 
 
 def test_record_round_trip_through_json():
-    endpoint = Endpoint.parse(
+    reference = ModelReference.parse(
         "owner/name@main", task="text-generation", dtype=torch.bfloat16, num_labels=3, size=(2, 3)
     )
-    record = json.loads(json.dumps(endpoint.to_dict()))
+    record = json.loads(json.dumps(reference.to_dict()))
     assert record["kwargs"] == {"dtype": "bfloat16", "num_labels": 3, "size": [2, 3]}
-    assert Endpoint.from_dict(record) == endpoint
-    assert hash(Endpoint.from_dict(record)) == hash(endpoint)
+    assert ModelReference.from_dict(record) == reference
+    assert hash(ModelReference.from_dict(record)) == hash(reference)
 
 
 def test_record_of_a_newer_version():
-    record = {**Endpoint("owner/name", "timm").to_dict(), "quantum": 1, "bits": 2}
+    record = {**ModelReference("owner/name", "timm").to_dict(), "quantum": 1, "bits": 2}
     with pytest.warns(UserWarning, match="owner/name.*has bits, quantum, which this version does not know"):
-        assert Endpoint.from_dict(record) == Endpoint("owner/name", "timm")
+        assert ModelReference.from_dict(record) == ModelReference("owner/name", "timm")
 
 
 def test_record_that_lacks_something():
     with pytest.raises(ValueError, match="lacks id and library; it has task"):
-        Endpoint.from_dict({"task": "x"})
+        ModelReference.from_dict({"task": "x"})
 
 
 def test_what_cannot_be_recorded_is_refused_at_once():
     with pytest.raises(TypeError, match=r"loading option config=.* cannot be recorded"):
-        Endpoint.parse("owner/name", config=object())
+        ModelReference.parse("owner/name", config=object())
     with pytest.raises(TypeError, match="max_memory"):
-        Endpoint.parse("owner/name", max_memory={0: "10GB"})
+        ModelReference.parse("owner/name", max_memory={0: "10GB"})
     with pytest.raises(
         ValueError, match=r"library must be one that has an adapter \(timm, torch, transformers\), got 'keras'"
     ):
-        Endpoint("x", "keras")
+        ModelReference("x", "keras")
 
 
 def test_str_of_a_live_module():
-    assert str(Endpoint(None, "torch")) == "live torch module"
-    assert str(Endpoint(None, "torch", weights_hash="sha256:0123456789")) == "live torch module sha256:01234567"
+    assert str(ModelReference(None, "torch")) == "live torch module"
+    assert str(ModelReference(None, "torch", weights_hash="sha256:0123456789")) == "live torch module sha256:01234567"
 
 
 def holding(**buffers: torch.Tensor) -> torch.nn.Module:
