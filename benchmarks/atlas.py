@@ -68,7 +68,7 @@ class Case:
 
     @property
     def rows(self) -> Pooling:
-        """The rows policy of minibatch CKA."""
+        """The pooling of minibatch CKA."""
         return "flatten" if self.size else "mean"
 
     def inputs(self, n: int) -> Tensor:
@@ -120,7 +120,7 @@ def _modules(adapter: Adapter, inputs: Tensor) -> list[str]:
     named = []
     for name, _ in adapter.model.named_modules():
         with contextlib.suppress(NotACutError):
-            adapter.form(name)
+            adapter.spec(name)
             named.append(name)
     order: list[str] = []
     adapter.observe(inputs, named, lambda name, _: order.append(name))
@@ -135,11 +135,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _ours(rows: Pooling, debiased: bool = False) -> Tool:
+def _ours(pooling: Pooling, debiased: bool = False) -> Tool:
     def run(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
         options = {"debiased": True} if debiased else {"batch_size": batch}
         metric = registries.metrics.build("linear_cka" if debiased else "minibatch_cka", **options)
-        named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "rows": rows}
+        named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "pooling": pooling}
         atlas = compare(a, b, Samples.of(inputs), batch_size=batch, progress=False, **named)
         (values,) = atlas.values.values()
         return values
@@ -190,7 +190,7 @@ def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: 
 
 # -- the truth ---------------------------------------------------------------------------------------------------------
 def _reference(
-    a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, rows: Pooling | None
+    a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, pooling: Pooling | None
 ) -> Array:
     """Minibatch CKA in float64 (Nguyen et al. 2021, equation 3), with explicit matrices.
 
@@ -203,7 +203,7 @@ def _reference(
             found: dict[str, Tensor] = {}
 
             def see(name: str, representation: Any, found: dict[str, Tensor] = found) -> None:
-                taken = representation.rows(rows) if rows else representation.values.flatten(1)
+                taken = representation.rows(pooling) if pooling else representation.values.flatten(1)
                 exact = taken.double() - taken.double().mean(0)
                 found[name] = (exact @ exact.T).fill_diagonal_(0)
 
@@ -221,16 +221,16 @@ def _reference(
 
 def _errors(
     tools: Mapping[str, Tool],
-    rows: Pooling,
+    pooling: Pooling,
     a: Adapter,
     b: Adapter,
     layers: Sequence[str],
     inputs: Tensor,
     batch: int,
 ) -> dict[str, float]:
-    exact = {policy: _reference(a, b, layers, inputs, batch, policy) for policy in (rows, None)}
+    exact = {policy: _reference(a, b, layers, inputs, batch, policy) for policy in (pooling, None)}
     return {
-        name: float(np.abs(tool(a, b, layers, inputs, batch) - exact[rows if name == OURS else None]).max())
+        name: float(np.abs(tool(a, b, layers, inputs, batch) - exact[pooling if name == OURS else None]).max())
         for name, tool in tools.items()
     }
 
@@ -249,9 +249,9 @@ def main() -> None:
         a, b = (case.adapter(seed) for seed in (0, 1))
         inputs = case.inputs(case.n)
         layers = _modules(a, inputs[:2]) if case.every_module else list(a.layers)
-        tools = {OURS: _ours(case.rows), **others}
+        tools = {OURS: _ours(case.pooling), **others}
         few = inputs[: 2 * case.batch]
-        errors = _errors(tools, case.rows, a, b, layers, few, case.batch)  # which warms everything up
+        errors = _errors(tools, case.pooling, a, b, layers, few, case.batch)  # which warms everything up
         quick = {name: tool for name, tool in tools.items() if not (case.every_module and name == "torch-cka")}
         ways = {"bare": _bare, DEBIASED: _ours("mean", debiased=True), **quick}
         seconds = _seconds(ways, a, b, layers, inputs, case.batch, REPEATS)

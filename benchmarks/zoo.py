@@ -125,7 +125,7 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     candidates = adapter.candidates
     if record.parameters > LARGE and len(candidates) > SOME:
         candidates = tuple(candidates[i * (len(candidates) - 1) // (SOME - 1)] for i in range(SOME))
-    told = {layer: adapter.explain(layer) for layer in candidates}
+    told = {layer: adapter.verify_cut(layer) for layer in candidates}
     listed = tuple(layer for layer, e in told.items() if e.status == "verified")
     refused = [e.reason for e in told.values() if e.status == "refused"]
     few = f"everything flows through {len(candidates) or 'no'} single module{'s'[: len(candidates) > 1]}"

@@ -2,7 +2,7 @@
 
 A representation keeps apart what the mathematics needs (``values``, and which of them count: ``mask``,
 ``prefix_tokens``) and what the rest of the network needs (``context``). :meth:`Representation.rows` turns it into the
-n x d matrix that matchers and metrics work on, by a named policy.
+n x d matrix that matchers and metrics work on, by a named pooling.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Layout = Literal["bd", "bnd", "bchw", "bhwc"]
-Pooling = Literal["positions", "flatten", "mean", "cls", "last"]
+Pooling = Literal["none", "flatten", "mean", "cls", "last"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 
@@ -51,7 +51,7 @@ class RepresentationSpec:
             object.__setattr__(self, "grid", tuple(self.grid))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; ``Form(**form.to_dict())`` gives it back."""
+        """As JSON values; ``RepresentationSpec(**form.to_dict())`` gives it back."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -78,9 +78,9 @@ class Representation:
 
     Example:
         >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
-        >>> r.form
+        >>> r.spec
         RepresentationSpec(layout='bchw', width=8, grid=(4, 4), prefix_tokens=0)
-        >>> r.rows("positions").shape, r.rows("mean").shape
+        >>> r.rows("none").shape, r.rows("mean").shape
         (torch.Size([32, 8]), torch.Size([2, 8]))
     """
 
@@ -113,8 +113,8 @@ class Representation:
         if self.layout == "bnd":
             tokens = self.values.shape[1] - self.prefix_tokens
             if tokens < 0 or (self.grid is not None and tokens != self.grid[0] * self.grid[1]):
-                form = f" and a grid of {self.grid[0]}x{self.grid[1]}" if self.grid else ""
-                raise ValueError(f"{self.values.shape[1]} tokens do not hold {self.prefix_tokens} prefix tokens{form}")
+                spec = f" and a grid of {self.grid[0]}x{self.grid[1]}" if self.grid else ""
+                raise ValueError(f"{self.values.shape[1]} tokens do not hold {self.prefix_tokens} prefix tokens{spec}")
             if self.grid is not None and self.mask is not None:
                 raise ValueError(
                     "a mask belongs to texts, and these tokens form a grid: every position of an image is real"
@@ -122,7 +122,7 @@ class Representation:
 
     # -- what it is -------------------------------------------------------------------------------------------------
     @property
-    def form(self) -> RepresentationSpec:
+    def spec(self) -> RepresentationSpec:
         """Layout, width, grid and prefix tokens: what a stitch must know of it."""
         return RepresentationSpec(self.layout, self.width, self.grid, self.prefix_tokens)
 
@@ -141,38 +141,36 @@ class Representation:
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
-    def rows(self, policy: Pooling = "positions", *, prefix: bool = False) -> Tensor:
+    def rows(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
         """The n x d matrix that this representation is for the mathematics.
 
         Args:
-            policy: ``positions`` every grid position or token is a row, masked ones left out; ``flatten`` a sample is a
+            pooling: ``none`` every grid position or token is a row, masked ones left out; ``flatten`` a sample is a
                 row of all its positions' features; ``mean`` over the positions of a sample; ``cls`` the first token;
                 ``last`` the last real token.
-            prefix: Let prefix tokens count as positions (``positions``, ``flatten``, ``mean``).
+            prefix: Let prefix tokens count as positions (``none``, ``flatten``, ``mean``).
 
         Returns:
             (n, d) tensor, samples in order, on the device and in the dtype of the values.
 
         Raises:
-            ValueError: For an unknown policy, or one that this representation does not have (``cls`` of a grid,
+            ValueError: For an unknown pooling, or one that this representation does not have (``cls`` of a grid,
                 ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without a single
                 real token, any but ``cls`` of a blurred one).
         """
-        if policy not in POOLINGS:
-            raise ValueError(f"rows policy must be one of {', '.join(POOLINGS)}, got {policy!r}")
-        self.check_padding_known(policy)
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        self.check_padding_known(pooling)
         if self.layout == "bd":
             return self.values
-        if policy in ("cls", "last"):
-            return self._one_token(policy)
+        if pooling in ("cls", "last"):
+            return self._one_token(pooling)
         tokens, mask = self._positions(prefix)
-        if policy == "positions":
+        if pooling == "none":
             return tokens.flatten(0, 1) if mask is None else tokens[mask]
-        if policy == "flatten":
+        if pooling == "flatten":
             if mask is not None and not bool(mask.all()):
-                raise ValueError(
-                    "rows policy 'flatten' needs samples of one length; use 'positions', 'mean', 'cls' or 'last'"
-                )
+                raise ValueError("pooling 'flatten' needs samples of one length; use 'none', 'mean', 'cls' or 'last'")
             return tokens.flatten(1)
         if mask is None:
             return tokens.mean(1)
@@ -182,25 +180,25 @@ class Representation:
         )
         return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
-    def check_padding_known(self, policy: Pooling) -> None:
+    def check_padding_known(self, pooling: Pooling) -> None:
         """Refuse rows that would count padding.
 
         Raises:
-            ValueError: If the representation is blurred, and the policy is another than ``cls``.
+            ValueError: If the representation is blurred, and the pooling is another than ``cls``.
         """
-        if self.padding_unknown and policy != "cls":
+        if self.padding_unknown and pooling != "cls":
             raise ValueError(
-                f"rows policy {policy!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
+                f"pooling {pooling!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
                 "are not the tokens of the text but merged, or padded by the network itself, and which of them are "
                 "real is not known; use 'cls' or another layer, or leave out the mask if no text is padded"
             )
 
-    def row_samples(self, policy: Pooling = "positions", *, prefix: bool = False) -> Tensor:
+    def row_samples(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
         """For each row of :meth:`rows`, the index in the batch of the sample it belongs to: (n,) int64."""
         samples = torch.arange(self.batch, device=self.values.device)
-        if self.layout == "bd" or policy != "positions":
+        if self.layout == "bd" or pooling != "none":
             return samples
-        self.check_padding_known(policy)
+        self.check_padding_known(pooling)
         tokens, mask = self._positions(prefix)
         owners = samples[:, None].expand(tokens.shape[:2])
         return owners.flatten() if mask is None else owners[mask]
@@ -228,20 +226,21 @@ class Representation:
         skip = 0 if prefix else self.prefix_tokens
         return self.values[:, skip:], None if self.mask is None else self.mask[:, skip:]
 
-    def _one_token(self, policy: str) -> Tensor:
+    def _one_token(self, pooling: str) -> Tensor:
         if self.layout != "bnd":
             raise ValueError(
-                f"rows policy {policy!r} needs tokens (layout bnd); layout {self.layout} has 'positions', 'flatten', "
-                "'mean'"
+                f"pooling {pooling!r} needs tokens (layout bnd); layout {self.layout} has 'none', 'flatten', 'mean'"
             )
-        if policy == "cls" and self.grid is not None and self.prefix_tokens == 0:
-            raise ValueError("rows policy 'cls' needs a prefix token, and this representation has none; use 'mean'")
+        if pooling == "cls" and self.grid is not None and self.prefix_tokens == 0:
+            raise ValueError("pooling 'cls' needs a prefix token, and this representation has none; use 'mean'")
         if self.mask is None:
-            return self.values[:, 0 if policy == "cls" else -1]
+            return self.values[:, 0 if pooling == "cls" else -1]
         _check_none_empty(self.mask)
         # argmax finds the first of the real tokens, wherever padding is
         place = (
-            self.mask.int().argmax(1) if policy == "cls" else self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(1)
+            self.mask.int().argmax(1)
+            if pooling == "cls"
+            else self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(1)
         )
         return self.values[torch.arange(self.batch, device=self.values.device), place]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hf_stitch.representation import POOLINGS, RepresentationSpec, Representation
+from hf_stitch.representation import POOLINGS, Representation, RepresentationSpec
 
 LENGTHS = [5, 1, 3]
 
@@ -32,42 +32,42 @@ def tokens(sample: int, length: int) -> torch.Tensor:
 
 
 EXPECTED = {
-    "positions": torch.cat([tokens(i, n) for i, n in enumerate(LENGTHS)]),
+    "none": torch.cat([tokens(i, n) for i, n in enumerate(LENGTHS)]),
     "mean": torch.stack([tokens(i, n).mean(0) for i, n in enumerate(LENGTHS)]),
     "cls": torch.stack([tokens(i, n)[0] for i, n in enumerate(LENGTHS)]),
     "last": torch.stack([tokens(i, n)[-1] for i, n in enumerate(LENGTHS)]),
 }
 
 
-@pytest.mark.parametrize("policy", EXPECTED)
+@pytest.mark.parametrize("pooling", EXPECTED)
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("fill", [0.0, 1e30, float("nan"), float("inf")])
-def test_rows_of_texts_are_of_real_tokens_only(policy: str, padding: str, fill: float) -> None:
+def test_rows_of_texts_are_of_real_tokens_only(pooling: str, padding: str, fill: float) -> None:
     representation = ragged(padding, fill)
-    assert torch.equal(representation.rows(policy), EXPECTED[policy])
-    owners = [i for i, n in enumerate(LENGTHS) for _ in range(n)] if policy == "positions" else [0, 1, 2]
-    assert representation.row_samples(policy).tolist() == owners
+    assert torch.equal(representation.rows(pooling), EXPECTED[pooling])
+    owners = [i for i, n in enumerate(LENGTHS) for _ in range(n)] if pooling == "none" else [0, 1, 2]
+    assert representation.row_samples(pooling).tolist() == owners
 
 
 def test_prefix_tokens_are_left_out_unless_asked_for() -> None:
     values = torch.randn(2, 6, 3)
     r = Representation(values, "bnd", prefix_tokens=2, grid=(2, 2))
-    assert torch.equal(r.rows("positions"), values[:, 2:].reshape(8, 3))
-    assert torch.equal(r.rows("positions", prefix=True), values.reshape(12, 3))
+    assert torch.equal(r.rows("none"), values[:, 2:].reshape(8, 3))
+    assert torch.equal(r.rows("none", prefix=True), values.reshape(12, 3))
     assert torch.equal(r.rows("flatten"), values[:, 2:].reshape(2, 12))
     assert torch.equal(r.rows("flatten", prefix=True), values.reshape(2, 18))
     assert torch.equal(r.rows("mean"), values[:, 2:].mean(1))
     assert torch.equal(r.rows("mean", prefix=True), values.mean(1))
     assert torch.equal(r.rows("cls"), values[:, 0])
     assert torch.equal(r.prefix(), values[:, :2])
-    assert r.row_samples("positions", prefix=True).tolist() == [0] * 6 + [1] * 6
+    assert r.row_samples("none", prefix=True).tolist() == [0] * 6 + [1] * 6
 
 
 def test_masked_prefix_tokens_do_not_count() -> None:
     mask = torch.tensor([[True, True, True], [True, True, False]])
     values = torch.randn(2, 3, 4)
     r = Representation(values, "bnd", mask=mask, prefix_tokens=1)
-    assert torch.equal(r.rows("positions"), torch.stack([values[0, 1], values[0, 2], values[1, 1]]))
+    assert torch.equal(r.rows("none"), torch.stack([values[0, 1], values[0, 2], values[1, 1]]))
     assert torch.equal(r.rows("mean")[1], values[1, 1])
 
 
@@ -75,22 +75,22 @@ def test_masked_prefix_tokens_do_not_count() -> None:
 def test_grids_have_a_row_for_each_position_in_reading_order(layout: str) -> None:
     grid = torch.arange(2 * 3 * 2 * 4.0).view(2, 3, 2, 4)  # b, h, w, d
     r = Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout)
-    assert r.form == RepresentationSpec(layout, 4, (3, 2))
-    assert torch.equal(r.rows("positions"), grid.reshape(12, 4))
+    assert r.spec == RepresentationSpec(layout, 4, (3, 2))
+    assert torch.equal(r.rows("none"), grid.reshape(12, 4))
     assert torch.equal(r.rows("flatten"), grid.reshape(2, 24))
     assert torch.equal(r.rows("mean"), grid.mean((1, 2)))
     assert r.row_samples().tolist() == [0] * 6 + [1] * 6
-    for policy in ("cls", "last"):
-        with pytest.raises(ValueError, match=f"'{policy}' needs tokens"):
-            r.rows(policy)
+    for pooling in ("cls", "last"):
+        with pytest.raises(ValueError, match=f"'{pooling}' needs tokens"):
+            r.rows(pooling)
 
 
-@pytest.mark.parametrize("policy", POOLINGS)
-def test_vectors_are_rows_under_every_policy(policy: str) -> None:
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_rows_under_every_policy(pooling: str) -> None:
     values = torch.randn(4, 3)
     r = Representation(values, "bd")
-    assert torch.equal(r.rows(policy), values)
-    assert r.row_samples(policy).tolist() == [0, 1, 2, 3]
+    assert torch.equal(r.rows(pooling), values)
+    assert r.row_samples(pooling).tolist() == [0, 1, 2, 3]
 
 
 def test_the_mean_of_many_float16_tokens_does_not_overflow() -> None:
@@ -102,18 +102,18 @@ def test_the_mean_of_many_float16_tokens_does_not_overflow() -> None:
     assert mean.tolist() == [[200.0, 200.0]]
 
 
-@pytest.mark.parametrize("policy", ["mean", "cls", "last"])
-def test_a_sample_without_a_real_token_is_refused(policy: str) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_a_sample_without_a_real_token_is_refused(pooling: str) -> None:
     r = ragged("right")
     assert r.mask is not None
     r.mask[1] = False
     with pytest.raises(ValueError, match="sample 1 of the batch is masked entirely"):
-        r.rows(policy)
-    assert len(r.rows("positions")) == LENGTHS[0] + LENGTHS[2]
+        r.rows(pooling)
+    assert len(r.rows("none")) == LENGTHS[0] + LENGTHS[2]
 
 
 def test_policies_that_do_not_exist_here_are_refused() -> None:
-    with pytest.raises(ValueError, match="one of positions, flatten, mean, cls, last, got 'tokens'"):
+    with pytest.raises(ValueError, match="one of none, flatten, mean, cls, last, got 'tokens'"):
         ragged("right").rows("tokens")
     with pytest.raises(ValueError, match="'flatten' needs samples of one length"):
         ragged("right").rows("flatten")
@@ -131,7 +131,7 @@ def test_another_layout_and_back_is_the_same(layout: str, other: str, grid: tupl
     r = Representation(values, "bhwc", context={"x": 1}).to_layout(layout)
     moved = r.to_layout(other)
     assert (moved.layout, moved.grid, moved.context) == (other, grid, {"x": 1})
-    assert torch.equal(moved.rows("positions"), values.reshape(-1, 3))
+    assert torch.equal(moved.rows("none"), values.reshape(-1, 3))
     assert torch.equal(moved.to_layout(layout).values, r.values)
 
 
@@ -156,7 +156,7 @@ def test_resize_to_its_own_size_changes_no_bit_and_keeps_prefix_tokens() -> None
     r = Representation(torch.randn(2, 5, 3), "bnd", prefix_tokens=1, grid=(2, 2))
     assert r.resize((2, 2)) is r
     larger = r.resize((3, 3))
-    assert larger.form == RepresentationSpec("bnd", 3, (3, 3), 1)
+    assert larger.spec == RepresentationSpec("bnd", 3, (3, 3), 1)
     assert torch.equal(larger.prefix(), r.prefix())
     assert torch.equal(larger.rows(), Representation(r.rows().view(2, 4, 3), "bnd", grid=(2, 2)).resize((3, 3)).rows())
 
@@ -201,9 +201,9 @@ def test_parts_that_do_not_fit_together_are_refused(message: str, arguments: dic
 
 
 def test_forms_go_through_json_and_read_well() -> None:
-    form = RepresentationSpec("bnd", 192, (14, 14), 1)
-    assert RepresentationSpec(**json.loads(json.dumps(form.to_dict()))) == form
-    assert [str(f) for f in (form, RepresentationSpec("bd", 8), RepresentationSpec("bchw", 3, (4, 2)))] == [
+    spec = RepresentationSpec("bnd", 192, (14, 14), 1)
+    assert RepresentationSpec(**json.loads(json.dumps(spec.to_dict()))) == spec
+    assert [str(f) for f in (spec, RepresentationSpec("bd", 8), RepresentationSpec("bchw", 3, (4, 2)))] == [
         "bnd 192 14x14 +1",
         "bd 8",
         "bchw 3 4x2",
@@ -219,6 +219,6 @@ def test_the_mean_is_that_of_the_positions_of_a_sample(batch: int, length: int, 
     mask = torch.tensor([[random.random() < 0.6 for _ in range(length)] for _ in range(batch)])
     mask[:, random.randrange(length)] = True
     r = Representation(torch.randn(batch, length, 3, dtype=torch.float64), "bnd", mask=mask)
-    rows, owners = r.rows("positions").numpy(), r.row_samples("positions").numpy()
+    rows, owners = r.rows("none").numpy(), r.row_samples("none").numpy()
     by_hand = np.stack([rows[owners == sample].mean(0) for sample in range(batch)])
     np.testing.assert_allclose(r.rows("mean").numpy(), by_hand, rtol=1e-12, atol=1e-14)

@@ -58,7 +58,7 @@ def main() -> None:
     )
     figures = {}
     for layer in layers:
-        stitch = fit_layer(matcher, found[layer, layer], source.form(layer), target.form(layer))
+        stitch = fit_layer(matcher, found[layer, layer], source.spec(layer), target.spec(layer))
         stitched = join(source, layer, stitch, target, layer, task=target.task)
         scores = hf_stitch.evaluate(stitched, test, target=target, batch_size=500).scores
         relative = {who: scores[who]["relative_accuracy"] for who in ("stitched", "identity", "mean only")}

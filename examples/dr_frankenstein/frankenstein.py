@@ -133,8 +133,8 @@ def answers(
             models = []
             maps: list[dict[str, StitchingLayer]] = []
             for a, _ in group:
-                forms = sources[a].form(layer), target.form(layer)
-                fitted = {m: fit_layer(matcher, found[a][layer, layer], *forms) for m, matcher in direct.items()}
+                specs = sources[a].spec(layer), target.spec(layer)
+                fitted = {m: fit_layer(matcher, found[a][layer, layer], *specs) for m, matcher in direct.items()}
                 start = fitted[START]
                 maps.append({**fitted, "identity": start.identity(), "mean only": start.mean_only()})
                 models.append(join(sources[a], layer, start, target, layer, task=target.task))

@@ -49,8 +49,8 @@ def direct(
 ) -> list[hf_stitch.StitchedModel]:
     """Two networks stitched at a layer by each of several matchers in closed form, from one pass over the images."""
     found = collect(source, target, [(layer, layer)], train, batch_size=BATCH)[layer, layer]
-    forms = source.form(layer), target.form(layer)
-    stitches = [fit_layer(registries.matchers.build(matcher), found, *forms) for matcher in matchers]
+    specs = source.spec(layer), target.spec(layer)
+    stitches = [fit_layer(registries.matchers.build(matcher), found, *specs) for matcher in matchers]
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 

@@ -2,7 +2,7 @@
 
 For each BatchNorm output of one network, is the most similar one of another network the corresponding one? Layers
 differ in their number of positions, so that all are compared by the mean over positions, one row per test image;
-``--rows mixed`` shows what becomes of it otherwise.
+``--pooling mixed`` shows what becomes of it otherwise.
 
     python examples/how_not_to_stitch/layer_identification.py --data-dir DATA --networks NETWORKS
 """
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--data-dir", help="local folder that holds cifar10/test.parquet; default: the Hub")
     parser.add_argument("--images", type=int, default=10000, help="number of test images")
     parser.add_argument(
-        "--rows",
+        "--pooling",
         choices=("mean", "mixed"),
         default="mean",
         help="mean over positions; or mixed, as in the authors' code: positions where two layers have equal grids, "
@@ -56,17 +56,17 @@ def main() -> None:
 
     samples = hf_stitch.Samples.of(read_data("uoft-cs/cifar10", data_dir=arguments.data_dir, split="test"))
     loaded = {path.stem: _load(path) for path in sorted(arguments.networks.glob("*.safetensors"))}
-    values = similarities(loaded, samples.take(arguments.images), arguments.rows)
+    values = similarities(loaded, samples.take(arguments.images), arguments.pooling)
     table = Table(
         "metric",
         "layers of a among b's",
         "layers of b among a's",
         "chance",
-        title=f"Layer identification, {len(loaded)} networks, {arguments.images} images, rows: {arguments.rows}",
+        title=f"Layer identification, {len(loaded)} networks, {arguments.images} images, pooling: {arguments.pooling}",
     )
     figures = {}
     for name, metric in METRICS.items():
-        found = identify_layers(values[name], is_distance=metric.is_distance, layers=LAYERS)
+        found = identify_layers(values[name], higher_is_better=metric.higher_is_better, layers=LAYERS)
         table.add_row(name, *(str(found[axis]).replace("[", "\\[") for axis in ("a", "b")), f"{found.chance:.3f}")
         figures[name] = found.to_dict()
     Console(width=120).print(table)
@@ -75,14 +75,14 @@ def main() -> None:
 
 
 @torch.no_grad()
-def similarities(loaded: dict[str, hf_stitch.Adapter], samples: hf_stitch.Samples, policy: str) -> dict[str, dict]:
+def similarities(loaded: dict[str, hf_stitch.Adapter], samples: hf_stitch.Samples, pooling: str) -> dict[str, dict]:
     """Metric -> pair of networks -> layers of a by layers of b; one pass over the images for all of them."""
     kept = {}
     for batch in samples.batches(250, progress="comparing"):
         found = {name: adapter.encode(adapter.preprocess(batch.samples), LAYERS) for name, adapter in loaded.items()}
         for a, b in itertools.combinations(found, 2):
             for x, y in itertools.product(LAYERS, LAYERS):
-                rows = _rows(found[a][x], found[b][y], policy)
+                rows = _rows(found[a][x], found[b][y], pooling)
                 key = (a, b, x, y)
                 if key not in kept:
                     kept[key] = DebiasedMoments(*(side.shape[1] for side in rows))
@@ -96,8 +96,8 @@ def similarities(loaded: dict[str, hf_stitch.Adapter], samples: hf_stitch.Sample
     }
 
 
-def _rows(x: hf_stitch.Representation, y: hf_stitch.Representation, policy: str) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen = "positions" if policy == "mixed" and x.grid == y.grid else "mean"
+def _rows(x: hf_stitch.Representation, y: hf_stitch.Representation, pooling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    chosen = "none" if pooling == "mixed" and x.grid == y.grid else "mean"
     return x.rows(chosen), y.rows(chosen)
 
 

@@ -27,18 +27,18 @@ class Encoder:
         name: For tables.
         adapter: The network.
         layer: Its cut; ``None``: the network's output is the vector.
-        rows: Which vector stands for a sample at the cut.
+        pooling: Which vector stands for a sample at the cut.
     """
 
     name: str
     adapter: hf_stitch.Adapter
     layer: str | None
-    rows: Pooling = "mean"
+    pooling: Pooling = "mean"
 
     @torch.no_grad()
     def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
         """``(n, width)`` float32, from the cache if they are there; the key is network, layer, rows and samples."""
-        made_by = self.adapter.pinned.weights_hash, self.layer, self.rows, samples.fingerprint
+        made_by = self.adapter.pinned.weights_hash, self.layer, self.pooling, samples.fingerprint
         path = cache / "vectors" / f"{digest(*made_by)}.safetensors"
         if not path.is_file():
             parts = [self._encoded(batch.samples) for batch in samples.batches(128, progress=f"encoding: {self.name}")]
@@ -50,4 +50,4 @@ class Encoder:
         inputs = self.adapter.preprocess(samples)
         if self.layer is None:
             return self.adapter.forward(inputs)
-        return self.adapter.encode(inputs, self.layer)[self.layer].rows(self.rows)
+        return self.adapter.encode(inputs, self.layer)[self.layer].rows(self.pooling)

@@ -98,7 +98,7 @@ def within(
     moments = collect(network, network, pairs, train.take(preset.fit))
     fitted = {
         (method, *pair): fit_layer(
-            registries.matchers.build(method), moments[pair], network.form(pair[0]), network.form(pair[1])
+            registries.matchers.build(method), moments[pair], network.spec(pair[0]), network.spec(pair[1])
         )
         for method, pair in product(MATCHERS, pairs)
     }
@@ -116,7 +116,7 @@ def within(
         method: [[100 * right[method, i, j] / len(held) for j in layers] for i in layers]
         for method in ("identity", *MATCHERS)
     }
-    atlas = hf_stitch.compare(network, network, train.take(preset.fit), metrics=METRICS, rows="mean")
+    atlas = hf_stitch.compare(network, network, train.take(preset.fit), metrics=METRICS, pooling="mean")
     likeness = {metric: atlas[metric].tolist() for metric in METRICS}
     apart = ~np.eye(len(layers), dtype=bool)
     correlation = {

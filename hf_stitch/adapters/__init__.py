@@ -4,7 +4,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import Plan
+from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
@@ -20,7 +20,7 @@ __all__ = [
     "Interface",
     "NotACutError",
     "Override",
-    "Plan",
+    "CutPlan",
     "load",
     "load_on",
     "load_recorded",

@@ -17,21 +17,14 @@ from hf_stitch.adapters.cutting.cut import Cut, NotACutError, in_context
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.cutting.plan import Plan, run_after
+from hf_stitch.adapters.cutting.plan import CutPlan, run_after
 from hf_stitch.adapters.cutting.surgery import CutReached
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import place_of, preprocess
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.representation import RepresentationSpec, Representation
-
-SMALL = 20_000_000
-"""Models of up to this many parameters have their cuts verified when they are listed.
-
-Larger ones, when each is first used.
-"""
-
+from hf_stitch.representation import Representation, RepresentationSpec
 
 MOST_KINDS = 8
 """Kinds of input, beside the native one, whose cuts are remembered."""
@@ -231,36 +224,33 @@ class Adapter(ABC):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The ordered names of the cuts: outputs of blocks that everything flows through.
+        """The ordered names of the verified cuts among the :attr:`candidates`.
 
-        In models of up to 20 million parameters each is verified here; in larger ones at its first use.
+        Each candidate is verified at the first access, which runs the network a few times on the example.
         """
-        blocks = self._survey().blocks
-        if sum(p.numel() for p in self.model.parameters()) > SMALL:
-            return blocks
-        return tuple(name for name in blocks if self.explain(name).status == "verified")
+        return tuple(name for name in self.candidates if self.verify_cut(name).status == "verified")
 
-    def explain(self, layer: str) -> CutInfo:
+    def verify_cut(self, layer: str) -> CutInfo:
         """Verify a layer as a cut and tell what came out; refusals are told, not raised."""
         survey = self._survey()
         try:
             plan, cut = survey.plan(layer), survey.cut(layer)
         except NotACutError as error:
             return CutInfo(layer, "refused", reason=str(error))
-        return CutInfo(layer, "verified", cut.form, cut.cost, plan.kind)
+        return CutInfo(layer, "verified", cut.spec, cut.cost, plan.kind)
 
-    def describe(self, layer: str) -> CutInfo:
+    def cut_info(self, layer: str) -> CutInfo:
         """What is known of a layer without verifying it."""
         survey = self._survey()
         cut = survey.cut(layer)
         plan = survey.plan(layer).kind if survey.status(layer) == "verified" else None
-        return CutInfo(layer, survey.status(layer), cut.form, cut.cost, plan)
+        return CutInfo(layer, survey.status(layer), cut.spec, cut.cost, plan)
 
-    def form(self, layer: str) -> RepresentationSpec:
+    def spec(self, layer: str) -> RepresentationSpec:
         """The form of the representation at a layer, at the model's native input size."""
-        return self._survey().cut(layer).form
+        return self._survey().cut(layer).spec
 
-    def cut(self, layer: str) -> tuple[Cut, Plan]:
+    def cut(self, layer: str) -> tuple[Cut, CutPlan]:
         """The cut at a layer and the verified plan for what follows it.
 
         Raises:
@@ -367,9 +357,9 @@ class Adapter(ABC):
         survey = self._survey(placed.context)
         cut, plan = survey.cut(layer), survey.plan(layer)
         cut.accept(representation, self.interface)
-        if representation.layout != cut.form.layout or representation.width != cut.form.width:
+        if representation.layout != cut.spec.layout or representation.width != cut.spec.width:
             raise ValueError(
-                f"layer {layer!r} takes a representation of layout {cut.form.layout} and width {cut.form.width}, "
+                f"layer {layer!r} takes a representation of layout {cut.spec.layout} and width {cut.spec.width}, "
                 f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
             )
         return run_after(self.model, self._run, cut, plan, self.interface, placed)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from hf_stitch.adapters import Adapter, ExampleError, CutInfo, Override, load
+from hf_stitch.adapters import Adapter, CutInfo, ExampleError, Override, load
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.discovery.survey import INSTEAD, Survey
 from hf_stitch.adapters.overrides.base import full_name
@@ -106,7 +106,7 @@ class Diagnosis(Result):
             refused: dict[str, list[str]] = {}
             for e in self.layers:
                 cost = "–" if e.cost is None else f"{e.cost:.0%}"
-                table.add_row(e.layer, e.status, str(e.form or "–"), cost, e.plan or "–")
+                table.add_row(e.layer, e.status, str(e.spec or "–"), cost, e.plan or "–")
                 if e.reason:
                     why = e.reason.partition(f" {INSTEAD}")[0].partition(repr(e.layer))[2]
                     refused.setdefault(why, []).append(e.layer)
@@ -159,7 +159,7 @@ def _examine(asked: dict[str, Any]) -> Diagnosis:
         with torch.no_grad():
             adapter.forward(adapter.example)
         stage = "survey"
-        found = replace(found, layers=tuple(map(adapter.explain, adapter.candidates)))
+        found = replace(found, layers=tuple(map(adapter.verify_cut, adapter.candidates)))
     except Exception as error:  # of the libraries and of the network's own code
         if isinstance(error, ExampleError):
             stage, network = "inputs", error.model
@@ -279,7 +279,9 @@ def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any])
     calls = survey.trace.calls
     names = [n for n in calls if n not in survey.blocks and survey._dominates(n)]
     names = [n for n in names if not any(s.given or s.is_output for s in calls[n].seen().values())]
-    others = [n for n in names[:12] if adapter.explain(n).status == "verified"]  # each runs the network several times
+    others = [
+        n for n in names[:12] if adapter.verify_cut(n).status == "verified"
+    ]  # each runs the network several times
     text = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to blocks of"
     if not others:
         return []

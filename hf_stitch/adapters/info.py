@@ -14,7 +14,7 @@ class CutInfo:
     Attributes:
         layer: Its name.
         status: ``verified``, ``pending`` (listed, to be verified at first use) or ``refused``.
-        form: Layout, width, grid and prefix tokens there; ``None`` if refused.
+        spec: Layout, width, grid and prefix tokens there; ``None`` if refused.
         cost: Share of the network's floating-point operations up to the cut: what decoding from it saves.
         plan: ``stubs`` (what precedes is left out) or ``full`` (the model's code insists on running it); ``None`` if
             not verified.
@@ -23,7 +23,7 @@ class CutInfo:
 
     layer: str
     status: str
-    form: RepresentationSpec | None = None
+    spec: RepresentationSpec | None = None
     cost: float | None = None
     plan: str | None = None
     reason: str = ""
@@ -33,4 +33,4 @@ class CutInfo:
         if self.status == "refused":
             return self.reason
         plan = f", plan {self.plan}" if self.plan else ""
-        return f"{self.layer}: {self.status}, {self.form}, {self.cost:.0%} of the cost before it{plan}"
+        return f"{self.layer}: {self.status}, {self.spec}, {self.cost:.0%} of the cost before it{plan}"

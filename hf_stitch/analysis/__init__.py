@@ -4,7 +4,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.auditing import Audit
 from hf_stitch.analysis.bootstrapping import ConfidenceInterval, bootstrap
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
-from hf_stitch.analysis.comparison.routes import Plan
+from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
 from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.distribution import Distribution
@@ -27,7 +27,7 @@ __all__ = [
     "ConfidenceInterval",
     "ModeConnectivity",
     "PermutationTestResult",
-    "Plan",
+    "ComparisonPlan",
     "Score",
     "SimilarityAtlas",
     "Trajectory",

@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_stitch.adapters.base import See
 from hf_stitch.data import Id
 from hf_stitch.registry import did_you_mean
-from hf_stitch.representation import POOLINGS, Representation, Pooling
+from hf_stitch.representation import POOLINGS, Pooling, Representation
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -31,7 +31,7 @@ class Activations:
     Attributes:
         values: By layer ``(n, d)``, a vector for each sample, or ``(n, positions, d)``.
         ids: The id of every sample.
-        rows: The rows policy by which vectors were made of what the network said; ``None`` if that is not known.
+        pooling: The pooling by which vectors were made of what the network said; ``None`` if that is not known.
         mask: ``(n, positions)`` bool, true where a token is real; ``None``: all are.
         grids: Height and width of the grid that the positions of a layer form, where they do.
 
@@ -46,7 +46,7 @@ class Activations:
 
     values: Mapping[str, Tensor]
     ids: Sequence[Id]
-    rows: Pooling | None = None
+    pooling: Pooling | None = None
     mask: Tensor | None = None
     grids: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -66,8 +66,8 @@ class Activations:
                 raise ValueError(f"layer {name!r} has {len(values)} samples, and there are {len(self.ids)} ids")
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("ids must be unique, but some repeat")
-        if self.rows not in (None, *POOLINGS):
-            raise ValueError(f"rows must be None or one of {', '.join(POOLINGS)}, got {self.rows!r}")
+        if self.pooling not in (None, *POOLINGS):
+            raise ValueError(f"pooling must be None or one of {', '.join(POOLINGS)}, got {self.pooling!r}")
 
     @property
     def layers(self) -> Sequence[str]:
@@ -77,7 +77,7 @@ class Activations:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of ids, names and values: ``"sha256:…"``."""
-        digest = hashlib.sha256(repr((tuple(self.ids), self.rows, dict(self.grids))).encode())
+        digest = hashlib.sha256(repr((tuple(self.ids), self.pooling, dict(self.grids))).encode())
         parts = {**self.values, **({} if self.mask is None else {"mask": self.mask})}
         for name, values in parts.items():
             digest.update(repr((name, str(values.dtype), tuple(values.shape))).encode())
@@ -122,7 +122,7 @@ class Activations:
         tensors = {name: values.detach().cpu().contiguous() for name, values in self.values.items()}
         if self.mask is not None:
             tensors["mask"] = self.mask.cpu().contiguous()
-        about = {"rows": self.rows, "grids": {name: list(grid) for name, grid in self.grids.items()}}
+        about = {"pooling": self.pooling, "grids": {name: list(grid) for name, grid in self.grids.items()}}
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 
@@ -161,7 +161,7 @@ class Activations:
             raise ValueError(f"{path} has no ids, so that nobody knows which samples these are; pass ids=")
         mask = values.pop("mask", None)
         grids = {name: (int(h), int(w)) for name, (h, w) in about.get("grids", {}).items()}
-        return cls(values, tuple(found), about.get("rows"), None if mask is None else mask.bool(), grids)
+        return cls(values, tuple(found), about.get("pooling"), None if mask is None else mask.bool(), grids)
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -24,7 +24,7 @@ class Audit(Result):
     Attributes:
         evaluation: The scores beside their baselines.
         accurate: Share of the target's accuracy from which the stitch counts as accurate.
-        rows: The rows policy of the residual and of the distributions.
+        pooling: The pooling of the residual and of the distributions.
         residual: ``‖T f − g‖² / ‖g‖²`` over all rows at the target's cut (Balogh and Jelasity 2025, direct matching,
             structural; squared and relative as in their code) by part of the stitching layer: 0 the target's own
             representations; 1 no better than zeros.
@@ -38,7 +38,7 @@ class Audit(Result):
 
     evaluation: Evaluation
     accurate: float
-    rows: Pooling
+    pooling: Pooling
     residual: Mapping[str, float]
     distributions: Mapping[str, Distribution]
     control: str | None
@@ -113,7 +113,7 @@ class Audit(Result):
 
         table = Table(
             "part", "raw", "compensated", "distance", "control", "residual",
-            title=f"AUROC, stitched against the target's own, rows: {self.rows}",
+            title=f"AUROC, stitched against the target's own, pooling: {self.pooling}",
         )  # fmt: skip
         for part, found in self.distributions.items():
             scores = (found.raw, found.compensated, found.distance, found.control or "–")

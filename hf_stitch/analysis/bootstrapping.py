@@ -137,7 +137,9 @@ def bootstrap(
     values = np.array(list(_scored(chosen, score, halves)))
     tail = (1 - confidence) / 2
     low, high = value + np.quantile(values, [tail, 1 - tail]) - values.mean()
-    return ConfidenceInterval(repr(chosen), value, float(low), float(high), confidence, values, len(groups), len(x), seed)
+    return ConfidenceInterval(
+        repr(chosen), value, float(low), float(high), confidence, values, len(groups), len(x), seed
+    )
 
 
 def _restricted(

@@ -103,11 +103,11 @@ def interpolate(first: StitchingLayer, second: StitchingLayer, weight: float) ->
 
     Example:
         >>> from hf_stitch.representation import RepresentationSpec
-        >>> ends = [StitchingLayer(RepresentationSpec("bd", 2), RepresentationSpec("bd", 2), "positions", LinearStitch(2, 2)) for _ in range(2)]
+        >>> ends = [StitchingLayer(RepresentationSpec("bd", 2), RepresentationSpec("bd", 2), "none", LinearStitch(2, 2)) for _ in range(2)]
         >>> bool((interpolate(*ends, 1.0).body.weight == ends[0].body.weight).all())
         True
     """
-    for what in ("source", "target", "rows"):
+    for what in ("source", "target", "pooling"):
         if getattr(first, what) != getattr(second, what):
             raise ValueError(
                 f"only stitches of one place can be interpolated: their {what} is {getattr(first, what)} and "

@@ -13,7 +13,7 @@ from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.data import Samples
 from hf_stitch.processes import Processes
-from hf_stitch.representation import Representation, Pooling
+from hf_stitch.representation import Pooling, Representation
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -24,7 +24,7 @@ def record(
     model: str | nn.Module | Adapter,
     layers: Iterable[str] | None,
     data: Any,
-    rows: Pooling = "mean",
+    pooling: Pooling = "mean",
     *,
     batch_size: int = 64,
     accelerator: Accelerator | None = None,
@@ -38,7 +38,7 @@ def record(
         model: The network: an adapter, a live module, or a name for :func:`hf_stitch.load`.
         layers: Names of modules; ``None``: the cuts.
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        rows: Which vectors are kept: ``positions`` keeps those of all positions, the others one for each sample.
+        pooling: Which vectors are kept: ``none`` keeps those of all positions, the others one for each sample.
         batch_size: Samples per forward.
         accelerator: The ``accelerate.Accelerator`` that knows the processes; default: found where there are several.
         progress: Show a progress bar.
@@ -59,7 +59,7 @@ def record(
     """
     processes = Processes.of(accelerator)
     adapter = load_on(model, processes.device)
-    names = list(adapter.layers if layers is None else layers)
+    names = list(adapter.candidates if layers is None else layers)
     samples = Samples.of(data)
     share = samples if processes.count == 1 else samples.select(range(*processes.part(len(samples))))
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -67,10 +67,10 @@ def record(
     grids: dict[str, tuple[int, int]] = {}
 
     def keep(name: str, representation: Representation) -> None:
-        if rows != "positions" or representation.layout == "bd":
-            parts[name].append(representation.rows(rows).to("cpu", copy=True))
+        if pooling != "none" or representation.layout == "bd":
+            parts[name].append(representation.rows(pooling).to("cpu", copy=True))
             return
-        representation.check_padding_known(rows)
+        representation.check_padding_known(pooling)
         parts[name].append(representation.positions().to("cpu", copy=True))
         if representation.grid is not None:
             grids[name] = representation.grid
@@ -81,7 +81,7 @@ def record(
         adapter.observe(adapter.preprocess(batch.samples), names, keep)
     values = {name: _joined([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
     real = [mask for own in processes.gather(next(iter(masks.values()), [])) for mask in own]
-    return Activations(values, samples.ids, rows, _joined(real) if real else None, grids)
+    return Activations(values, samples.ids, pooling, _joined(real) if real else None, grids)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -84,7 +84,7 @@ class Identification(Result):
 def identify_layers(
     values: ArrayLike | Mapping[Pair, ArrayLike],
     *,
-    is_distance: bool,
+    higher_is_better: bool,
     layers: Sequence[str] | None = None,
     confidence: float = 0.95,
     seed: int = 0,
@@ -101,7 +101,7 @@ def identify_layers(
     Args:
         values: (L, L) similarities, layers of a by layers of b, where layer i of a corresponds to layer i of b; or, for
             several pairs of networks, (name of a, name of b) -> such an array.
-        is_distance: Whether less is more alike.
+        higher_is_better: Whether a higher value means more similar.
         layers: Names of the layers; default: their numbers from 0.
         confidence: Between 0 and 1.
         seed: Of the bootstrap.
@@ -115,7 +115,7 @@ def identify_layers(
             question.
 
     Example:
-        >>> found = identify_layers([[0.9, 0.5], [0.6, 0.6]], is_distance=False)
+        >>> found = identify_layers([[0.9, 0.5], [0.6, 0.6]], higher_is_better=True)
         >>> found["a"].value, found["b"].value, found.chance
         (0.5, 1.0, 0.5)
     """
@@ -127,7 +127,7 @@ def identify_layers(
     names = tuple(map(str, range(stacked.shape[1]))) if layers is None else tuple(layers)
     if len(names) != stacked.shape[1]:
         raise ValueError(f"layers must name the {stacked.shape[1]} layers, got {len(names)} names")
-    alike = -stacked if is_distance else stacked
+    alike = stacked if higher_is_better else -stacked
     hits: dict[Axis, NDArray[np.bool_]] = {"a": _hits(alike), "b": _hits(alike.transpose(0, 2, 1))}
     weights = _pair_weights(pairs, np.random.default_rng(seed))
     return Identification(

@@ -33,7 +33,7 @@ class PermutationTestResult(Result):
         metric: The metric and its options.
         observed: Its value.
         values: (permutations,) its values with samples exchanged.
-        is_distance: Whether less is more alike.
+        higher_is_better: Whether a higher value means more similar.
         best: Its value where both sides are equal up to its invariances; infinite if there is none.
         samples: Number of samples.
         rows: Number of rows.
@@ -43,7 +43,7 @@ class PermutationTestResult(Result):
     metric: str
     observed: float
     values: Array
-    is_distance: bool
+    higher_is_better: bool
     best: float
     samples: int
     rows: int
@@ -64,14 +64,14 @@ class PermutationTestResult(Result):
         *more* alike than chance. Values that differ by rounding count as equal.
         """
         rounding = 1e-12 * np.abs([self.observed, *self.values]).max()
-        at_least = (self.values - self.observed) * (-1 if self.is_distance else 1) >= -rounding
+        at_least = (self.values - self.observed) * (1 if self.higher_is_better else -1) >= -rounding
         return float(1 + at_least.sum()) / (1 + len(self.values))
 
     @property
     def z(self) -> float:
         """How many standard deviations of the null the sides are more alike than chance; NaN if it does not vary."""
         spread = float(self.values.std(ddof=1))
-        more = (self.observed - self.chance) * (-1 if self.is_distance else 1)
+        more = (self.observed - self.chance) * (1 if self.higher_is_better else -1)
         return more / spread if spread > 0 else float("nan")
 
     @property
@@ -89,7 +89,7 @@ class PermutationTestResult(Result):
         """One row: metric, observed, chance, calibrated, p_value, z, and what they rest on."""
         import pandas
 
-        figures = {key: value for key, value in self.to_dict().items() if key not in ("values", "best", "is_distance")}
+        figures = {key: value for key, value in self.to_dict().items() if key not in ("values", "best", "higher_is_better")}
         return pandas.DataFrame([{**figures, "permutations": len(self.values)}])
 
     def plot(self) -> Figure:
@@ -162,9 +162,9 @@ def permutation_test(
     score, random = _pairing(chosen, x, y), np.random.default_rng(seed)
     orders = (torch.from_numpy(_exchanged(exchangeable, random)).to(y.device) for _ in range(permutations))
     observed = score(torch.arange(len(y), device=y.device))
-    best = 0.0 if chosen.is_distance else chosen.range[1]
+    best = chosen.range[1] if chosen.higher_is_better else 0.0
     values = np.array([score(order) for order in orders])
-    return PermutationTestResult(repr(chosen), observed, values, chosen.is_distance, best, len(groups), len(x), seed)
+    return PermutationTestResult(repr(chosen), observed, values, chosen.higher_is_better, best, len(groups), len(x), seed)
 
 
 def _exchangeable(groups: Sequence[Places]) -> list[Places]:
@@ -181,7 +181,7 @@ def _exchangeable(groups: Sequence[Places]) -> list[Places]:
         raise ValueError(
             f"{len(alone)} of {len(groups)} samples have no other of as many rows to exchange with (of "
             f"{', '.join(map(str, sorted(alone)[:5]))}{' …' if len(alone) > 5 else ''} rows): leave these samples out, "
-            "or give one row per sample (rows policy mean, cls or last)"
+            "or give one row per sample (pooling mean, cls or last)"
         )
     return [np.stack(members) for members in alike.values()]
 

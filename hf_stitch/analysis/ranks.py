@@ -60,7 +60,7 @@ def reduced_ranks(
         with evaluating(stitched):
             x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples)))
         y = whole.encode(whole.preprocess(batch.samples), layer)[layer]
-        for part, (of_x, of_y) in paired_rows(x, y, place.rows).items():
+        for part, (of_x, of_y) in paired_rows(x, y, place.pooling).items():
             if part not in statistics:
                 statistics[part] = Moments(of_x.shape[1], of_y.shape[1], device=of_y.device)
             statistics[part].update(of_x, of_y)
@@ -69,7 +69,7 @@ def reduced_ranks(
         chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     return {
         rank: fit_layer(
-            registries.matchers.build("low_rank", rank=rank), statistics, place.source, place.target, place.rows
+            registries.matchers.build("low_rank", rank=rank), statistics, place.source, place.target, place.pooling
         )
         for rank in chosen
     }

@@ -193,7 +193,7 @@ def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> No
     Raises:
         ValueError: If it does not; the message says what either joins.
     """
-    own, got = (f"{side.source} to {side.target} ({side.rows})" for side in (stitched.stitch, layer))
+    own, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))
     if own != got:
         raise ValueError(f"stitch {name!r} maps {got}, and this model is stitched from {own}")
 
@@ -268,7 +268,7 @@ def _measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) 
         if values.shape[:2] != inputs["input_ids"].shape:
             raise ValueError(
                 f"the {name} model gives {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: both "
-                "need one tokenizer and rows='positions'"
+                "need one tokenizer and pooling='none'"
             )
         ahead = values[:, :-1].float()
         loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

@@ -44,7 +44,7 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, share: fl
     Example:
         >>> from hf_stitch.representation import RepresentationSpec
         >>> from hf_stitch.stitches import LinearStitch
-        >>> layer = StitchingLayer(RepresentationSpec("bd", 8), RepresentationSpec("bd", 8), "positions", LinearStitch(8, 8))
+        >>> layer = StitchingLayer(RepresentationSpec("bd", 8), RepresentationSpec("bd", 8), "none", LinearStitch(8, 8))
         >>> zero_share(sparsify(layer, share=0.75))
         0.75
     """

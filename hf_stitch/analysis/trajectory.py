@@ -85,7 +85,7 @@ class TrajectoryRecorder:
         stitched: The model whose stitch is trained.
         probe: Raw samples.
         metrics: Names or metrics, of the transformed rows with the target's: both sides at the target's cut, by the
-            rows policy of the stitch.
+            pooling of the stitch.
         every: Steps between two looks; the first is at step 0.
         target: The whole target; default: the live one that the model was made of.
         stitch: Which one, where several are trained at once.
@@ -153,7 +153,7 @@ class TrajectoryRecorder:
         right = reference = loss = 0.0
         for x, y, answers, labels in self._batches:
             mapped = layer(x)
-            rows.append(paired_rows(mapped, y, layer.rows)["body"])
+            rows.append(paired_rows(mapped, y, layer.pooling)["body"])
             logits = self._model.head(mapped).logits
             loss += functional.cross_entropy(logits, answers.softmax(-1), reduction="sum").item()
             wanted = answers.argmax(-1) if labels is None else labels

@@ -269,7 +269,7 @@ def _recipe(described: Description) -> dict[str, str]:
         "matcher": f"`{_plain(matcher.pop('name'))}`" if "name" in matcher else "",
         "options": _pairs(matcher),
         "map": f"`{_plain(body.get('name'))}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
-        "rows": f"`{_plain(described.stitch['rows'])}`",
+        "rows": f"`{_plain(described.stitch['pooling'])}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
         "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",
         "the target's data": f"`{_plain(recipe['paired_data'])}`" if "paired_data" in recipe else "",

@@ -46,7 +46,7 @@ class Description:
     def widths(self) -> tuple[int, int]:
         """Features that the map of positions maps from and to."""
         source, target = (RepresentationSpec(**self.stitch[side]) for side in ("source", "target"))
-        return part_widths(source, target, self.stitch["rows"])["body"]
+        return part_widths(source, target, self.stitch["pooling"])["body"]
 
     @property
     def body(self) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import Plan
+from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of, load_anchors
@@ -494,7 +494,7 @@ def _is_checkpointed_across(half: Front | Back) -> bool:
 def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
     """One half from its record, weights not loaded."""
     model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
-    plan, interface = Plan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
+    plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
     return kind(model, Cut.from_dict(half["cut"]), plan, interface)
 
 

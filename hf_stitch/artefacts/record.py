@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hf_stitch.adapters import Cut, Interface, Plan
+from hf_stitch.adapters import Cut, CutPlan, Interface
 from hf_stitch.representation import RepresentationSpec
 
 FORMAT = 2
@@ -99,7 +99,7 @@ def known_stitch(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
         stitch: JSON values.
         where: What holds them, for messages.
     """
-    values = known(stitch, ("source", "target", "rows", "body", "prefix"), where)
+    values = known(stitch, ("source", "target", "pooling", "body", "prefix"), where)
     return values | {side: _fields_of(RepresentationSpec, values[side], where) for side in ("source", "target")}
 
 
@@ -113,8 +113,8 @@ def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
     values = known(half, HALF, where)
     cut = _fields_of(Cut, values["cut"], where)
     return values | {
-        "cut": cut | {"form": _fields_of(RepresentationSpec, cut["form"], where)},
-        "plan": _fields_of(Plan, values["plan"], where),
+        "cut": cut | {"spec": _fields_of(RepresentationSpec, cut["spec"], where)},
+        "plan": _fields_of(CutPlan, values["plan"], where),
         "interface": _fields_of(Interface, values["interface"], where),
     }
 

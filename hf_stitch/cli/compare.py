@@ -28,8 +28,8 @@ def compare(
         list[str] | None,
         typer.Option(help="As linear_cka or linear_cka:debiased=true; may be repeated; see hf-stitch list metrics."),
     ] = None,
-    rows: Annotated[
-        str, typer.Option(help="Which vectors are compared: positions, flatten, mean, cls or last.")
+    pooling: Annotated[
+        str, typer.Option(help="Which vectors are compared: none, flatten, mean, cls or last.")
     ] = "mean",
     align: Annotated[
         str, typer.Option(help="Which rows of texts correspond under positions: tokens, or offsets (pieces of text).")
@@ -65,7 +65,7 @@ def compare(
     second = first if b == a else hf_stitch.load(b, task=task)
     options: dict[str, Any] = {
         "metrics": metrics,
-        "rows": rows,
+        "pooling": pooling,
         "align": align,
         "layers_a": layer_a or None,
         "layers_b": layer_b or None,
@@ -106,7 +106,7 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
         "layers_a": atlas.layers_a,
         "layers_b": atlas.layers_b,
         "n": atlas.n,
-        "rows": atlas.rows,
+        "pooling": atlas.pooling,
         "routes": dict(atlas.routes),
         "values": {metric: values.tolist() for metric, values in atlas.values.items()},
         "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.values},

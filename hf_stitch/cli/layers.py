@@ -20,7 +20,6 @@ def layers(
         str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")
     ],
     task: Task = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Verify every cut, of large models too.")] = False,
     json: AsJson = False,
 ) -> None:
     """List the layers where a network can be cut, and what its representation is there."""
@@ -28,8 +27,7 @@ def layers(
 
     output = Output(json)
     adapter = hf_stitch.load(model, task=task)
-    look = adapter.explain if verify else adapter.describe
-    found = [look(layer) for layer in adapter.layers]
+    found = [adapter.cut_info(layer) for layer in adapter.layers]
     if not found:
         raise ValueError(f"{model} has no layer that everything flows through, so it cannot be cut between its blocks")
     output.say(_table(model, found))
@@ -43,13 +41,13 @@ def _table(model: str, found: list[CutInfo]) -> Table:
     for column in ("status", "plan"):
         table.add_column(column)
     for e in found:
-        if e.form is None:
+        if e.spec is None:
             table.add_row(e.layer, *[""] * 4, e.status, e.reason)
             continue
-        grid = "×".join(map(str, e.form.grid)) if e.form.grid else "–"
-        prefix = f" +{e.form.prefix_tokens}" if e.form.prefix_tokens else ""
+        grid = "×".join(map(str, e.spec.grid)) if e.spec.grid else "–"
+        prefix = f" +{e.spec.prefix_tokens}" if e.spec.prefix_tokens else ""
         cost = "–" if e.cost is None else f"{e.cost:.0%}"
-        table.add_row(e.layer, e.form.layout, str(e.form.width), grid + prefix, cost, e.status, e.plan or "–")
+        table.add_row(e.layer, e.spec.layout, str(e.spec.width), grid + prefix, cost, e.status, e.plan or "–")
     return table
 
 

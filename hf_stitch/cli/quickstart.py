@@ -154,7 +154,7 @@ def stitch_pair(
     for pair, label in bar.track(tries, description=f"stitching {source} → {target}"):
         name, options = MATCHERS[label]
         matcher = registries.matchers.build(name, **options)
-        layer = fit_layer(matcher, statistics[pair], a.form(pair[0]), b.form(pair[1]))
+        layer = fit_layer(matcher, statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
         stitched = join(a, pair[0], layer, b, pair[1], task=b.task, recipe=recipe(matcher, train, test))
         score(stitched, test)
         yield Result(source, pair[0], target, pair[1], label, stitched, stitched.evaluation)
@@ -165,7 +165,7 @@ def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
     from hf_stitch.provenance import versions
 
     return {
-        "matcher": matcher.to_dict(), "rows": "positions", "data": train.fingerprint, "samples": len(train),
+        "matcher": matcher.to_dict(), "pooling": "none", "data": train.fingerprint, "samples": len(train),
         "test_data": test.fingerprint, "versions": versions(),
     }  # fmt: skip
 

@@ -33,9 +33,9 @@ def stitch(
     ],
     matcher: Annotated[str, typer.Option(help="What finds the map; see hf-stitch list matchers.")] = "lstsq",
     option: Matching = None,
-    rows: Annotated[
-        str, typer.Option(help="Which vectors are mapped: positions, flatten, mean, cls or last.")
-    ] = "positions",
+    pooling: Annotated[
+        str, typer.Option(help="Pooling: which vectors are mapped: none, flatten, mean, cls or last.")
+    ] = "none",
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
@@ -47,7 +47,7 @@ def stitch(
     """Join two networks by a fitted map, score the result beside its baselines, and save it."""
     output = Output(json)
     held_out = _test_size(test_size)
-    check_rows(rows)
+    check_pooling(pooling)
     fitted_by = matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, samples, seed)
@@ -57,7 +57,7 @@ def stitch(
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
     stitched = hf_stitch.stitch(
         networks[0], source_layer, networks[1], target_layer, fitted_by,
-        data=read, rows=rows, test_size=held_out, seed=seed,  # type: ignore[arg-type]
+        data=read, pooling=pooling, test_size=held_out, seed=seed,  # type: ignore[arg-type]
     )  # fmt: skip
     saved = save(stitched, out)
     output.say(stitched.evaluation or f"{target} has no head that could be scored")
@@ -97,12 +97,12 @@ def _test_size(size: float) -> float | int:
     return int(size)
 
 
-def check_rows(rows: str) -> None:
-    """Refuse what is no rows policy."""
+def check_pooling(pooling: str) -> None:
+    """Refuse what is no pooling."""
     from hf_stitch.representation import POOLINGS
 
-    if rows not in POOLINGS:
-        raise typer.BadParameter(f"must be one of {', '.join(POOLINGS)}, got {rows!r}", param_hint="--rows")
+    if pooling not in POOLINGS:
+        raise typer.BadParameter(f"must be one of {', '.join(POOLINGS)}, got {pooling!r}", param_hint="--pooling")
 
 
 def matcher_of(name: str, options: list[str]) -> Matcher:

@@ -9,7 +9,7 @@ import typer
 
 from hf_stitch.cli.options import AsJson, Data, DataDir, Seed, Split, Task, draw, read_samples
 from hf_stitch.cli.output import Output
-from hf_stitch.cli.stitch import Matching, check_rows, matcher_of, save
+from hf_stitch.cli.stitch import Matching, check_pooling, matcher_of, save
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter
@@ -46,7 +46,7 @@ def swap(
     anchor_split: Annotated[
         str | None, typer.Option(help="Split that the anchors are in. [default: --split; they are not scored then]")
     ] = None,
-    rows: Annotated[
+    pooling: Annotated[
         str | None, typer.Option(help="Which vector stands for a sample: mean, cls, last or flatten.")
     ] = None,
     matcher: Annotated[
@@ -64,8 +64,8 @@ def swap(
 ) -> None:
     """Give a trained head another encoder with no training, score the result beside its baselines, and save it."""
     output = Output(json)
-    if rows is not None:
-        check_rows(rows)
+    if pooling is not None:
+        check_pooling(pooling)
     given = {"--anchors": anchors, "--selection": selection, "--task": task}
     if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
         raise typer.BadParameter("is of a network that is no stitched model: --target-layer", param_hint=idle[0])
@@ -85,14 +85,14 @@ def swap(
     whole: StitchedModel | Adapter
     if target_layer is None:
         whole = _stitched(model)
-        known, chosen = _kept(whole, pool, new, layer, rows)
+        known, chosen = _kept(whole, pool, new, layer, pooling)
     else:
         whole = hf_stitch.load(model, task=task)
         chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
         known = AnchorSet.of(chosen)
     read = _without(read, known)
     swapped = hf_stitch.swap(
-        whole, encoder=new, layer=layer, anchors=chosen, target_layer=target_layer, rows=rows,  # type: ignore[arg-type]
+        whole, encoder=new, layer=layer, anchors=chosen, target_layer=target_layer, pooling=pooling,  # type: ignore[arg-type]
         matcher=found_by, data=draw(read, samples, seed, data), seed=seed,
     )  # fmt: skip
     saved = save(swapped, out)
@@ -114,13 +114,15 @@ def _stitched(name: str) -> StitchedModel:
     return StitchedModel.from_pretrained(name)
 
 
-def _kept(model: StitchedModel, pool: Samples, new: Adapter, layer: str, rows: Any) -> tuple[AnchorSet, Samples | None]:
+def _kept(
+    model: StitchedModel, pool: Samples, new: Adapter, layer: str, pooling: Any
+) -> tuple[AnchorSet, Samples | None]:
     """A stitched model's own anchors, and their samples, found by their ids; ``None`` where they are not needed."""
     from hf_stitch.relative import select_anchors
 
     if model.anchors is None:
         raise ValueError("this stitched model keeps no anchors: swap its target, with --target-layer")
-    if model.anchors.has(new, layer, rows or model.stitch.rows) and not model.has_changed("source"):
+    if model.anchors.has(new, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
         return model.anchors, None
     return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
 

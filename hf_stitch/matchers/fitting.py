@@ -9,7 +9,7 @@ import torch
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers import Matcher
-from hf_stitch.representation import RepresentationSpec, Representation, Pooling
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
@@ -24,7 +24,7 @@ def collect(
     target: Adapter,
     pairs: Iterable[tuple[str, str]],
     samples: Samples,
-    rows: Pooling = "positions",
+    pooling: Pooling = "none",
     *,
     target_samples: Samples | None = None,
     batch_size: int = 64,
@@ -37,7 +37,7 @@ def collect(
         target: The second.
         pairs: Pairs of layers (of the source, of the target).
         samples: Raw samples, the same for both.
-        rows: The rows policy.
+        pooling: The pooling.
         target_samples: Where the second network sees other samples, in the same order.
         batch_size: Samples per forward.
         progress: Show a progress bar.
@@ -59,7 +59,7 @@ def collect(
             for name, representation in representations.items():
                 _check_finite(representation, f"layer {name!r} of the {side}", batch)
         for pair in pairs:
-            for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], rows).items():
+            for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], pooling).items():
                 if part not in found[pair]:
                     found[pair][part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
                 found[pair][part].update(rows_x, rows_y)
@@ -67,7 +67,11 @@ def collect(
 
 
 def fit_layer(
-    matcher: Matcher, statistics: Statistics, source: RepresentationSpec, target: RepresentationSpec, rows: Pooling = "positions"
+    matcher: Matcher,
+    statistics: Statistics,
+    source: RepresentationSpec,
+    target: RepresentationSpec,
+    pooling: Pooling = "none",
 ) -> StitchingLayer:
     """The stitching layer that a closed-form matcher finds from the moments of its parts.
 
@@ -75,14 +79,14 @@ def fit_layer(
         ValueError: From the matcher, with the part that it could not fit.
     """
     maps: dict[str, Stitch] = {}
-    for part in part_widths(source, target, rows):
+    for part in part_widths(source, target, pooling):
         try:
             maps[part] = matcher.fit(statistics[part])  # type: ignore[attr-defined]
         except ValueError as error:
             what = "the map of positions" if part == "body" else "the map of prefix tokens (CLS, distillation)"
             raise ValueError(f"{what} from {source} to {target}: {error}") from error
     means = {part: moments.mean_y for part, moments in statistics.items()}
-    return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"), means).eval()
+    return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()
 
 
 def _check_finite(representation: Representation, what: str, batch: Batch) -> None:

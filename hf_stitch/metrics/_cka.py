@@ -30,7 +30,7 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
         x: ``(n, dx)``.
         y: ``(n, dy)``.
         debiased: Whether HSIC is estimated without bias (Song et al. 2012): for independent rows the value is
-            then near 0 at any width, and may be below it. The rows must be samples, not positions of few samples.
+            then near 0 at any width, and may be below it. The pooling must be samples, not positions of few samples.
 
     Returns:
         In [0, 1]; debiased in [-1, 1].

@@ -49,7 +49,7 @@ class Disagreement(MeanMetric):
     function = staticmethod(disagreement)
     values = staticmethod(_differ)
     statistic = "outputs"
-    is_distance = True
+    higher_is_better = False
     triangle_inequality = True
     invariances: Invariances = ("scaling",)
     equal_widths = True
@@ -109,7 +109,7 @@ class JensenShannon(MeanMetric):
     function = staticmethod(jensen_shannon)
     values = staticmethod(_divergences)
     statistic = "outputs"
-    is_distance = True
+    higher_is_better = False
     range = (0.0, math.log(2))
     differentiable = True
     equal_widths = True
@@ -166,7 +166,7 @@ class AccuracyDifference(MeanMetric):
     function = staticmethod(accuracy_difference)
     values = staticmethod(_advantages)
     statistic = "outputs"
-    is_distance = True
+    higher_is_better = False
     triangle_inequality = True
     invariances: Invariances = ("scaling",)
     equal_widths = True

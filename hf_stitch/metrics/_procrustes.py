@@ -58,7 +58,7 @@ class Procrustes(MomentsMetric):
     papers = (DING_2021,)
     function = staticmethod(procrustes)
     formula = staticmethod(_procrustes)
-    is_distance = True
+    higher_is_better = False
     triangle_inequality = True
     range = (0.0, math.sqrt(2))
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")

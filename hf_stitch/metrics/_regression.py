@@ -132,7 +132,7 @@ class DirectMatching(MomentsMetric):
     )
     function = staticmethod(direct_matching)
     formula = staticmethod(_direct_matching)
-    is_distance = True
+    higher_is_better = False
     range = (0.0, math.inf)
     symmetric = False
     differentiable = True

@@ -71,7 +71,7 @@ class ShapeDistance(MomentsMetric):
     papers = (WILLIAMS_2021,)
     function = staticmethod(shape_distance)
     formula = staticmethod(_shape_distance)
-    is_distance = True
+    higher_is_better = False
     triangle_inequality = True
     range = (0.0, math.pi / 2)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")

@@ -34,7 +34,7 @@ class Metric(ABC):
         statistic: What must be collected: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
             ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (rows of logits or
             probabilities, one per sample).
-        is_distance: Whether less is more alike, and 0 is equal; otherwise more is more alike.
+        higher_is_better: Whether a higher value means more similar; for a distance it is false, and 0 means equal.
         triangle_inequality: Whether, as a distance, it obeys it.
         range: Least and greatest value. Rounding may overstep it by 1e-12; it is not clamped.
         symmetric: Whether ``(x, y)`` and ``(y, x)`` score the same.
@@ -62,7 +62,7 @@ class Metric(ABC):
     papers: ClassVar[tuple[Paper, ...]] = ()
     function: ClassVar[Callable[..., Any]]
     statistic: Statistic
-    is_distance: bool = False
+    higher_is_better: bool = True
     triangle_inequality: bool = False
     range: tuple[float, float] = (0.0, 1.0)
     symmetric: bool = True

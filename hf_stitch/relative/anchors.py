@@ -33,17 +33,17 @@ class EncodedAnchors:
         values: ``(k, d)``, in the order of the anchors.
         reference: The encoder; its weights' hash tells it from others.
         layer: The layer.
-        rows: The rows policy that gives a sample one vector.
+        pooling: The pooling that gives a sample one vector.
     """
 
     values: Tensor
     reference: ModelReference
     layer: str
-    rows: Pooling
+    pooling: Pooling
 
     def __str__(self) -> str:
         """For example ``timm:resnet18 layer2.1 (mean)``."""
-        return f"{self.reference} {self.layer} ({self.rows})"
+        return f"{self.reference} {self.layer} ({self.pooling})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class AnchorSet:
         model: str | nn.Module | Adapter,
         layer: str,
         samples: Samples,
-        rows: Pooling = "mean",
+        pooling: Pooling = "mean",
         *,
         batch_size: int = 64,
         progress: bool = True,
@@ -110,7 +110,7 @@ class AnchorSet:
             model: The encoder: an adapter, a live module, or a name for :func:`hf_stitch.load`.
             layer: Its cut.
             samples: The anchors themselves, in their order.
-            rows: Which vector stands for a sample.
+            pooling: Which vector stands for a sample.
             batch_size: Samples per forward.
             progress: Show a progress bar.
 
@@ -122,20 +122,22 @@ class AnchorSet:
         self.check_same(samples)
         adapter = load(model)
         reference = adapter.pinned
-        if found := self._find(reference, layer, rows):
-            _check_says(found, _vectors(adapter, layer, rows, next(samples.batches(batch_size))))
+        if found := self._find(reference, layer, pooling):
+            _check_says(found, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
             return self
         batches = samples.batches(batch_size, "encoding anchors" if progress else None)
-        return self.add(torch.cat([_vectors(adapter, layer, rows, batch) for batch in batches]), reference, layer, rows)
+        return self.add(
+            torch.cat([_vectors(adapter, layer, pooling, batch) for batch in batches]), reference, layer, pooling
+        )
 
-    def add(self, values: Tensor, reference: ModelReference, layer: str, rows: Pooling = "mean") -> AnchorSet:
+    def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:
         """This set with representations that were made before.
 
         Args:
             values: ``(k, d)``, in the order of the anchors; copied.
             reference: The encoder, pinned by the hash of its weights (``adapter.pinned``).
             layer: The layer.
-            rows: The rows policy by which they were made.
+            pooling: The pooling by which they were made.
 
         Raises:
             ValueError: If their number is not that of the anchors, they repeat or are all equal, or this encoder's
@@ -143,12 +145,12 @@ class AnchorSet:
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need as many representations, got {len(values)}")
-        added = EncodedAnchors(values.detach().clone(), reference, layer, rows)
+        added = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
         try:
             check_anchors(values)
         except ValueError as error:
             raise ValueError(f"{added}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
-        if self._find(reference, layer, rows):
+        if self._find(reference, layer, pooling):
             raise ValueError(f"{added} is in this set already")
         return dataclasses.replace(self, encoded=(*self.encoded, added))
 
@@ -159,36 +161,36 @@ class AnchorSet:
             ValueError: If the anchors are not the same (:meth:`check_same`).
         """
         self.check_same(other)
-        added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.rows))
+        added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.pooling))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
-    def has(self, model: Adapter | ModelReference, layer: str, rows: Pooling = "mean") -> bool:
+    def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
         """Whether an encoder's representations are here; arguments as of :meth:`values`."""
-        return self._find(model.pinned if isinstance(model, Adapter) else model, layer, rows) is not None
+        return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
 
-    def values(self, model: Adapter | ModelReference, layer: str, rows: Pooling = "mean") -> Tensor:
+    def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
         """What an encoder says of the anchors, ``(k, d)``.
 
         Args:
             model: The encoder, or its pinned reference.
             layer: The layer.
-            rows: The rows policy.
+            pooling: The pooling.
 
         Raises:
             ValueError: If this set has not been encoded so; the message lists how it has been.
         """
         reference = model.pinned if isinstance(model, Adapter) else model
-        if found := self._find(reference, layer, rows):
+        if found := self._find(reference, layer, pooling):
             return found.values
         have = ", ".join(map(str, self.encoded)) or "nothing"
-        known = any(_same(each, reference, each.layer, each.rows) for each in self.encoded)
+        known = any(_same(each, reference, each.layer, each.pooling) for each in self.encoded)
         reason = "this encoder at another layer or by other rows" if known else "no encoder of these weights"
         raise ValueError(
-            f"the anchors are not encoded by {reference} at {layer!r} ({rows}); there is {reason}: {have}. Call encode"
+            f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call encode"
         )
 
-    def _find(self, reference: ModelReference, layer: str, rows: Pooling) -> EncodedAnchors | None:
-        return next((each for each in self.encoded if _same(each, reference, layer, rows)), None)
+    def _find(self, reference: ModelReference, layer: str, pooling: Pooling) -> EncodedAnchors | None:
+        return next((each for each in self.encoded if _same(each, reference, layer, pooling)), None)
 
     def check_same(self, other: Samples | AnchorSet) -> None:
         """Make sure that these are the anchors: the same samples, in the same order.
@@ -233,7 +235,9 @@ class AnchorSet:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
         save_file(tensors, folder / WEIGHTS)
-        encoded = [{"reference": e.reference.public.to_dict(), "layer": e.layer, "rows": e.rows} for e in self.encoded]
+        encoded = [
+            {"reference": e.reference.public.to_dict(), "layer": e.layer, "pooling": e.pooling} for e in self.encoded
+        ]
         config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -259,18 +263,18 @@ class AnchorSet:
             anchors = cls(tuple(config["ids"]), config["fingerprint"])
             for place, each in enumerate(config["encoded"]):
                 reference = ModelReference.from_dict(each["reference"])
-                anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["rows"])  # type: ignore[assignment]
+                anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error
         return anchors
 
 
-def _vectors(adapter: Adapter, layer: str, rows: Pooling, batch: Batch) -> Tensor:
+def _vectors(adapter: Adapter, layer: str, pooling: Pooling, batch: Batch) -> Tensor:
     """What an encoder says of some anchors, ``(n, d)``."""
-    vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(rows)
+    vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(pooling)
     if len(vectors) != len(batch.samples):
         raise ValueError(
-            f"an anchor is one vector, and rows={rows!r} gives layer {layer!r} {len(vectors)} for "
+            f"an anchor is one vector, and pooling={pooling!r} gives layer {layer!r} {len(vectors)} for "
             f"{len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
         )
     return vectors.cpu()
@@ -287,9 +291,9 @@ def _check_says(known: EncodedAnchors, vectors: Tensor) -> None:
         )
 
 
-def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, rows: Pooling) -> bool:
+def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, pooling: Pooling) -> bool:
     """Whether these are of that encoder, layer and policy; weights tell encoders apart wherever their hash is known."""
     have = encoded.reference
     pinned = have.weights_hash and reference.weights_hash
     alike = have.weights_hash == reference.weights_hash if pinned else have == reference
-    return alike and (encoded.layer, encoded.rows) == (layer, rows)
+    return alike and (encoded.layer, encoded.pooling) == (layer, pooling)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.representation import RepresentationSpec, Representation, Pooling
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.linear import LinearStitch
@@ -24,14 +24,14 @@ class StitchingLayer(nn.Module):
     the target's layout. Prefix tokens of the target (CLS, distillation) are no positions; a map of their own,
     ``prefix``, makes them all from the source's prefix tokens, or from the mean of its positions where it has none.
 
-    Which vectors ``body`` maps is the rows policy: every position (``positions``), a sample's positions side by side
+    Which vectors ``body`` maps is the pooling: every position (``none``), a sample's positions side by side
     (``flatten``), or one vector for a sample (``mean``, ``cls``, ``last``), which gives the target a single token, or a
     grid of one position.
 
     Args:
         source: Form of what comes in.
         target: Form of what goes out.
-        rows: The rows policy.
+        pooling: The pooling.
         body: The map of positions; :attr:`widths` says from and to which width.
         prefix: The map of prefix tokens; :attr:`prefix_widths` says which, ``None`` where the target has none.
         means: Mean of the target's rows by part (``body``, ``prefix``), kept for the baseline that answers with it;
@@ -43,7 +43,7 @@ class StitchingLayer(nn.Module):
     Example:
         >>> import torch
         >>> grid, tokens = RepresentationSpec("bchw", 8, (4, 4)), RepresentationSpec("bnd", 6, (2, 2), prefix_tokens=1)
-        >>> layer = StitchingLayer(grid, tokens, "positions", LinearStitch(8, 6), LinearStitch(8, 6))
+        >>> layer = StitchingLayer(grid, tokens, "none", LinearStitch(8, 6), LinearStitch(8, 6))
         >>> layer(Representation(torch.randn(3, 8, 4, 4), "bchw")).values.shape
         torch.Size([3, 5, 6])
     """
@@ -52,22 +52,22 @@ class StitchingLayer(nn.Module):
         self,
         source: RepresentationSpec,
         target: RepresentationSpec,
-        rows: Pooling,
+        pooling: Pooling,
         body: Stitch,
         prefix: Stitch | None = None,
         means: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Check that everything fits."""
         super().__init__()
-        check_forms(source, target, rows)
-        self.source, self.target, self.rows = source, target, rows
+        check_specs(source, target, pooling)
+        self.source, self.target, self.pooling = source, target, pooling
         self.body, self.prefix = body, prefix
         for part, stitch, widths in (("body", body, self.widths), ("prefix", prefix, self.prefix_widths)):
             if (stitch is None) != (widths is None) or (stitch and (stitch.in_features, stitch.out_features) != widths):
                 got = "none" if stitch is None else f"{stitch.in_features} -> {stitch.out_features}"
                 want = "none" if widths is None else f"{widths[0]} -> {widths[1]}"
                 raise ValueError(
-                    f"the {part} of a stitch from {source} to {target} ({rows}) must map {want}, got {got}"
+                    f"the {part} of a stitch from {source} to {target} ({pooling}) must map {want}, got {got}"
                 )
         for part in self.parts:
             mean = (means or {}).get(part)
@@ -78,12 +78,12 @@ class StitchingLayer(nn.Module):
     @property
     def widths(self) -> tuple[int, int]:
         """Widths that ``body`` maps from and to."""
-        return part_widths(self.source, self.target, self.rows)["body"]
+        return part_widths(self.source, self.target, self.pooling)["body"]
 
     @property
     def prefix_widths(self) -> tuple[int, int] | None:
         """Widths that ``prefix`` maps from and to; ``None`` where the target takes no prefix tokens."""
-        return part_widths(self.source, self.target, self.rows).get("prefix")
+        return part_widths(self.source, self.target, self.pooling).get("prefix")
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -93,38 +93,38 @@ class StitchingLayer(nn.Module):
     # -- running ----------------------------------------------------------------------------------------------------
     def forward(self, representation: Representation) -> Representation:
         """The target's representation; the context is left to the target, the mask of positions kept."""
-        got, batch = representation.form, representation.batch
+        got, batch = representation.spec, representation.batch
         if (got.layout, got.width, got.prefix_tokens) != (
             self.source.layout,
             self.source.width,
             self.source.prefix_tokens,
         ):
             raise ValueError(f"the stitch takes a representation of the form {self.source}, got {got}")
-        mapped = self._map("body", source_positions(representation, self.source, self.target, self.rows))
-        form = self.target
-        if form.layout == "bd":
+        mapped = self._map("body", source_positions(representation, self.source, self.target, self.pooling))
+        spec = self.target
+        if spec.layout == "bd":
             return Representation(mapped, "bd")
-        if self.rows == "flatten":
-            mapped = mapped.unflatten(1, (-1, form.width))
-        elif self.rows in POOLED:
+        if self.pooling == "flatten":
+            mapped = mapped.unflatten(1, (-1, spec.width))
+        elif self.pooling in POOLED:
             mapped = mapped[:, None]
-        if form.layout != "bnd":
-            assert form.grid is not None
-            grid = mapped.reshape(batch, *((1, 1) if self.rows in POOLED else form.grid), form.width)
-            return Representation(grid if form.layout == "bhwc" else grid.permute(0, 3, 1, 2).contiguous(), form.layout)
+        if spec.layout != "bnd":
+            assert spec.grid is not None
+            grid = mapped.reshape(batch, *((1, 1) if self.pooling in POOLED else spec.grid), spec.width)
+            return Representation(grid if spec.layout == "bhwc" else grid.permute(0, 3, 1, 2).contiguous(), spec.layout)
         if self.prefix is not None:
-            tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (form.prefix_tokens, form.width))
+            tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (spec.prefix_tokens, spec.width))
             mapped = torch.cat([tokens, mapped], 1)
         mask = representation.mask
-        if self.rows in POOLED and form.grid is None:
+        if self.pooling in POOLED and spec.grid is None:
             mask = torch.ones(batch, 1, dtype=torch.bool, device=mapped.device)
-        keeps = self.rows not in POOLED
+        keeps = self.pooling not in POOLED
         return Representation(
             mapped,
             "bnd",
             mask=mask,
-            prefix_tokens=form.prefix_tokens if keeps else 0,
-            grid=form.grid if keeps else None,
+            prefix_tokens=spec.prefix_tokens if keeps else 0,
+            grid=spec.grid if keeps else None,
         )
 
     def _map(self, part: str, values: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class StitchingLayer(nn.Module):
     def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:
         """The same place, other maps."""
         means = {part: getattr(self, f"{part}_mean") for part in self.parts}
-        return StitchingLayer(self.source, self.target, self.rows, body, prefix, means)
+        return StitchingLayer(self.source, self.target, self.pooling, body, prefix, means)
 
     def identity(self) -> StitchingLayer:
         """The baseline that changes no number: widths that differ are padded with zeros or cut."""
@@ -159,7 +159,7 @@ class StitchingLayer(nn.Module):
         return {
             "source": self.source.to_dict(),
             "target": self.target.to_dict(),
-            "rows": self.rows,
+            "pooling": self.pooling,
             "body": self.body.to_dict(),
             "prefix": None if self.prefix is None else self.prefix.to_dict(),
         }
@@ -171,55 +171,52 @@ class StitchingLayer(nn.Module):
         return cls(
             RepresentationSpec(**config["source"]),
             RepresentationSpec(**config["target"]),
-            config["rows"],
+            config["pooling"],
             Stitch.from_dict(config["body"]),
             Stitch.from_dict(prefix) if prefix else None,
         )
 
 
-def check_forms(source: RepresentationSpec, target: RepresentationSpec, rows: Pooling) -> None:
+def check_specs(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> None:
     """Refuse what the policy cannot join.
 
     Raises:
-        ValueError: Vectors and positions, or a grid and a text, under ``positions``; texts under ``flatten``.
+        ValueError: Vectors and positions, or a grid and a text, under ``none``; texts under ``flatten``.
     """
-    if rows in POOLED or (source.layout == target.layout == "bd"):
+    if pooling in POOLED or (source.layout == target.layout == "bd"):
         return
-    if rows == "flatten":
-        if any(form.layout == "bnd" and form.grid is None for form in (source, target)):
-            raise ValueError(
-                "rows policy 'flatten' needs samples of one length: texts have none; use 'positions' or 'mean'"
-            )
+    if pooling == "flatten":
+        if any(spec.layout == "bnd" and spec.grid is None for spec in (source, target)):
+            raise ValueError("pooling 'flatten' needs samples of one length: texts have none; use 'none' or 'mean'")
         return
     if "bd" in (source.layout, target.layout):
         raise ValueError(
-            f"rows policy 'positions' cannot join {source} and {target}: one of them is a vector; use 'mean' or "
-            "'flatten'"
+            f"pooling 'none' cannot join {source} and {target}: one of them is a vector; use 'mean' or 'flatten'"
         )
     if (source.grid is None) != (target.grid is None):
-        raise ValueError(
-            f"rows policy 'positions' cannot join {source} and {target}: only one of them forms a grid; use 'mean'"
-        )
+        raise ValueError(f"pooling 'none' cannot join {source} and {target}: only one of them forms a grid; use 'mean'")
 
 
-def part_widths(source: RepresentationSpec, target: RepresentationSpec, rows: Pooling) -> dict[str, tuple[int, int]]:
+def part_widths(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> dict[str, tuple[int, int]]:
     """The maps that a stitch consists of (``body``, and ``prefix`` if needed) and the widths each maps from and to."""
 
-    def width(form: RepresentationSpec) -> int:
-        return form.width * (form.grid[0] * form.grid[1] if rows == "flatten" and form.grid else 1)
+    def width(spec: RepresentationSpec) -> int:
+        return spec.width * (spec.grid[0] * spec.grid[1] if pooling == "flatten" and spec.grid else 1)
 
     parts = {"body": (width(source), width(target))}
-    if target.prefix_tokens and rows not in POOLED:
+    if target.prefix_tokens and pooling not in POOLED:
         parts["prefix"] = (source.width * max(source.prefix_tokens, 1), target.width * target.prefix_tokens)
     return parts
 
 
-def source_positions(representation: Representation, source: RepresentationSpec, target: RepresentationSpec, rows: Pooling) -> Tensor:
-    """What ``body`` maps: (batch, n, d) under ``positions``, (batch, d) otherwise; masked positions are there too."""
+def source_positions(
+    representation: Representation, source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling
+) -> Tensor:
+    """What ``body`` maps: (batch, n, d) under ``none``, (batch, d) otherwise; masked positions are there too."""
     if source.layout == "bd":
         return representation.values
-    if rows != "positions":
-        return representation.rows(rows)
+    if pooling != "none":
+        return representation.rows(pooling)
     return (representation.resize(target.grid) if target.grid else representation).positions()
 
 
@@ -228,20 +225,20 @@ def source_prefix(representation: Representation) -> Tensor:
     return representation.prefix().flatten(1) if representation.prefix_tokens else representation.rows("mean")
 
 
-def paired_rows(source: Representation, target: Representation, rows: Pooling) -> Pairs:
+def paired_rows(source: Representation, target: Representation, pooling: Pooling) -> Pairs:
     """The rows that a stitch is fitted on: for each part both sides' (n, d), row by row of the same sample and place.
 
     Raises:
-        ValueError: If the numbers of samples differ, or under ``positions`` the tokens of the two sides do not
+        ValueError: If the numbers of samples differ, or under ``none`` the tokens of the two sides do not
             correspond.
     """
     if source.batch != target.batch:
         raise ValueError(f"both sides must have the same samples, got {source.batch} and {target.batch}")
-    check_forms(source.form, target.form, rows)
-    x = source_positions(source, source.form, target.form, rows)
-    if rows == "positions" and source.layout != "bd":
-        source.check_padding_known(rows)
-        target.check_padding_known(rows)
+    check_specs(source.spec, target.spec, pooling)
+    x = source_positions(source, source.spec, target.spec, pooling)
+    if pooling == "none" and source.layout != "bd":
+        source.check_padding_known(pooling)
+        target.check_padding_known(pooling)
         y = target.positions()
         if x.shape[1] != y.shape[1] or (
             source.mask is not None
@@ -251,15 +248,15 @@ def paired_rows(source: Representation, target: Representation, rows: Pooling) -
             )
         ):
             raise ValueError(
-                f"rows policy 'positions' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} "
-                "or other masks: two tokenizers cut or pad the texts differently; use rows='mean', 'cls' or 'last'"
+                f"pooling 'none' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} "
+                "or other masks: two tokenizers cut or pad the texts differently; use pooling='mean', 'cls' or 'last'"
             )
         side = target if source.mask is None else source
         mask = None if side.mask is None else side.mask[:, side.prefix_tokens :].to(x.device)
         pairs = {"body": (x.flatten(0, 1), y.flatten(0, 1)) if mask is None else (x[mask], y[mask.to(y.device)])}
     else:
         # The single token of a pooled stitch stands where the target's head finds its CLS token.
-        pairs = {"body": (x, target.rows("cls" if rows in POOLED and target.prefix_tokens else rows))}
-    if target.prefix_tokens and rows not in POOLED:
+        pairs = {"body": (x, target.rows("cls" if pooling in POOLED and target.prefix_tokens else pooling))}
+    if target.prefix_tokens and pooling not in POOLED:
         pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))
     return pairs

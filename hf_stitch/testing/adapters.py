@@ -51,13 +51,13 @@ def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> None:
 
 
 def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], representation: Any, output: Any) -> None:
-    explanation = adapter.explain(layer)
+    explanation = adapter.verify_cut(layer)
     require(explanation.status == "verified", f"{layer} is listed and must be a cut: {explanation}")
-    form = adapter.form(layer)
-    got = representation.form
+    spec = adapter.spec(layer)
+    got = representation.spec
     require(
-        (got.layout, got.width, got.prefix_tokens) == (form.layout, form.width, form.prefix_tokens),
-        f"{layer}: form {form}, got {got}",
+        (got.layout, got.width, got.prefix_tokens) == (spec.layout, spec.width, spec.prefix_tokens),
+        f"{layer}: form {spec}, got {got}",
     )
     alone = adapter.encode(inputs, layer)[layer]
     require(torch.equal(alone.values, representation.values), f"{layer}: encoded alone and with others must agree")

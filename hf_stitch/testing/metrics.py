@@ -49,7 +49,7 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
         _check_unchanged(built, x, y, value)
     x, y, z = (_rows(built, 5, seed) for seed in (1, 2, 3))
     _check_degenerate(built, x, y)
-    if built.is_distance:
+    if not built.higher_is_better:
         _check_distance(built, x, y, z)
     if built.differentiable:
         _check_gradient(built, x[:24], y[:24])
@@ -91,7 +91,7 @@ def _check_declared(metric: Metric) -> None:
     require(low < high, f"range must be (least, greatest), got {metric.range}")
     unknown = set(metric.invariances) - set(_INVARIANCES)
     require(not unknown, f"invariances must be of {_INVARIANCES}, got {sorted(unknown)} too")
-    require(metric.is_distance or not metric.triangle_inequality, "only a distance obeys the triangle inequality")
+    require(not metric.higher_is_better or not metric.triangle_inequality, "only a distance obeys the triangle inequality")
     require_error(TypeError, lambda: type(metric)(no_such_option=1), "an unknown option")
 
 

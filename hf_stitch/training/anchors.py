@@ -163,7 +163,7 @@ def _embedding(model: StitchedModel, samples: Samples, batch_size: int) -> Calla
     def embed() -> list[Tensor]:
         device = model.device
         seen = (model.source(**{name: value.to(device) for name, value in batch.items()}) for batch in inputs)
-        return [source_positions(each, layer.source, layer.target, layer.rows) for each in seen]
+        return [source_positions(each, layer.source, layer.target, layer.pooling) for each in seen]
 
     return embed
 

@@ -45,18 +45,18 @@ class Dynamics(Result):
         steps: Optimizer steps that had been taken at each moment.
         epochs: Epochs that had passed; ``None`` where not known.
         metric: What the values are.
-        is_distance: Whether less is more alike.
+        higher_is_better: Whether a higher value means more similar.
         n: Number of samples.
-        rows: The rows policy.
+        pooling: The pooling.
     """
 
     values: Mapping[str, Array]
     steps: tuple[int, ...]
     epochs: tuple[float | None, ...]
     metric: str
-    is_distance: bool
+    higher_is_better: bool
     n: int
-    rows: Pooling | None
+    pooling: Pooling | None
 
     def __post_init__(self) -> None:
         """Refuse values that do not fit the moments."""
@@ -87,14 +87,14 @@ class Dynamics(Result):
         for layer in first.layers:
             grids = {step: said.grids[layer] for step, said in kept.items() if layer in said.grids}
             own = Activations(
-                {step: said.values[layer] for step, said in kept.items()}, first.ids, first.rows, first.mask, grids
+                {step: said.values[layer] for step, said in kept.items()}, first.ids, first.pooling, first.mask, grids
             )
             try:
-                values[layer] = Comparison([own], [score], rows=first.rows or "mean").run()[label]
+                values[layer] = Comparison([own], [score], pooling=first.pooling or "mean").run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r}, its recordings named by step: {error}") from error
         epochs = tuple(index.epochs[step] for step in steps)
-        return cls(values, tuple(steps), epochs, label, score.is_distance, len(first.ids), first.rows)
+        return cls(values, tuple(steps), epochs, label, score.higher_is_better, len(first.ids), first.pooling)
 
     # -- what follows -----------------------------------------------------------------------------------------------
     @property
@@ -132,7 +132,7 @@ class Dynamics(Result):
         """
         found = {}
         for layer, curve in self.to_final().items():
-            alike = curve <= threshold if self.is_distance else curve >= threshold
+            alike = curve >= threshold if self.higher_is_better else curve <= threshold
             moving = np.flatnonzero(~alike[:-1])
             found[layer] = self.times[int(moving[-1]) + 1 if len(moving) else 0]
         return found
@@ -159,7 +159,11 @@ class Dynamics(Result):
         from hf_stitch.plots import evolution
 
         return evolution(
-            self.values, self.times, unit=self.unit, label=self.metric, title=f"{self.n} samples, rows: {self.rows}"
+            self.values,
+            self.times,
+            unit=self.unit,
+            label=self.metric,
+            title=f"{self.n} samples, pooling: {self.pooling}",
         )
 
     def __rich__(self) -> Table:
@@ -171,7 +175,7 @@ class Dynamics(Result):
             f"{self.metric} with the last of {len(self.times)} moments, and the {self.unit} at which a layer settles"
         )
         table = Table("layer", "first", "middle", title=title, title_justify="left")
-        thresholds = () if self.is_distance else THRESHOLDS
+        thresholds = THRESHOLDS if self.higher_is_better else ()
         for threshold in thresholds:
             table.add_column(f"settles ({threshold})", justify="right")
         for layer, curve in self.to_final().items():
@@ -195,7 +199,7 @@ class DynamicsRecorder(ProbingCallback):
         layers: Names of modules of the network in training; default: its cuts.
         metric: What :meth:`result` compares by: a name of ``hf_stitch.registries.metrics``, or a metric.
         every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps; and before the first step.
-        rows: The rows policy.
+        pooling: The pooling.
         batch_size: Samples per forward.
         name: What errors call it.
 
@@ -222,14 +226,14 @@ class DynamicsRecorder(ProbingCallback):
         metric: str | Metric = "linear_cka",
         *,
         every: Every = "epoch",
-        rows: Pooling = "mean",
+        pooling: Pooling = "mean",
         batch_size: int = 64,
         name: str = "dynamics",
     ) -> None:
         super().__init__(name, every)
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
-        self.probe, self.folder = Probe(probe, rows, batch_size), Path(folder)
+        self.probe, self.folder = Probe(probe, pooling, batch_size), Path(folder)
         (self._metric,) = labelled([metric]).values()
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()
@@ -243,7 +247,7 @@ class DynamicsRecorder(ProbingCallback):
         return Dynamics.of(self.folder, self._metric)
 
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        self._watched = adapter.layers if self._layers is None else self._layers
+        self._watched = adapter.candidates if self._layers is None else self._layers
         if not self._watched:
             raise ValueError("there are no layers to record: name at least one by layers=")
         self.probe.rehearse(adapter, self._watched)
@@ -276,10 +280,10 @@ class DynamicsRecorder(ProbingCallback):
             return
         said = Activations.load(index.path(kept[-1]))
         check_same_order(self.probe.samples.ids, said.ids)
-        if tuple(said.layers) != self._watched or said.rows != self.probe.rows:
+        if tuple(said.layers) != self._watched or said.pooling != self.probe.pooling:
             raise ValueError(
-                f"{self.folder} holds recordings of the layers {', '.join(said.layers)} with rows={said.rows!r}; to go "
-                f"on, record the same, not {', '.join(self._watched)} with rows={self.probe.rows!r}"
+                f"{self.folder} holds recordings of the layers {', '.join(said.layers)} with pooling={said.pooling!r}; to go "
+                f"on, record the same, not {', '.join(self._watched)} with pooling={self.probe.pooling!r}"
             )
         if self._attached.is_world_process_zero():
             index.drop_after(step)

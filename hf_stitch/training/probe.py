@@ -18,7 +18,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import record
 from hf_stitch.data import Batch, Samples
 from hf_stitch.processes import Processes
-from hf_stitch.representation import POOLINGS, Representation, Pooling
+from hf_stitch.representation import POOLINGS, Pooling, Representation
 
 
 class Probe:
@@ -26,32 +26,32 @@ class Probe:
 
     Attributes:
         samples: Raw samples.
-        rows: The rows policy.
+        pooling: The pooling.
         batch_size: Samples per forward.
 
     Args:
         data: What :meth:`hf_stitch.Samples.of` takes; never the loader that training reads from.
-        rows: The rows policy.
+        pooling: The pooling.
         batch_size: Samples per forward.
 
     Raises:
         ValueError: If there are less than two samples, or the policy is unknown.
     """
 
-    def __init__(self, data: Any, rows: Pooling, batch_size: int) -> None:
+    def __init__(self, data: Any, pooling: Pooling, batch_size: int) -> None:
         self.samples = Samples.of(data)
         if len(self.samples) < 2:
             raise ValueError(f"a probe takes at least 2 samples, got {len(self.samples)}")
-        if rows not in POOLINGS:
-            raise ValueError(f"rows must be one of {', '.join(POOLINGS)}, got {rows!r}")
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.rows, self.batch_size = rows, batch_size
+        self.pooling, self.batch_size = pooling, batch_size
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:
         """What a network says of the samples; processes share them, and all get everything."""
         return record(
-            adapter, layers, self.samples, self.rows,
+            adapter, layers, self.samples, self.pooling,
             batch_size=self.batch_size, accelerator=processes.accelerator, progress=False,
         )  # fmt: skip
 
@@ -65,7 +65,7 @@ class Probe:
         batch = next(self.samples.batches(1))
         for name, representation in representations(adapter, batch, layers).items():
             try:
-                representation.rows(self.rows)
+                representation.rows(self.pooling)
             except ValueError as error:
                 raise ValueError(f"layer {name!r}: {error}") from error
 

@@ -45,7 +45,7 @@ class SimilarityCallback(ProbingCallback):
         layers: Names of modules of the network in training; default: its cuts.
         metrics: Names of ``hf_stitch.registries.metrics``, or metrics; of layers, not of outputs.
         every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps.
-        rows: The rows policy (:meth:`hf_stitch.Representation.rows`).
+        pooling: The pooling (:meth:`hf_stitch.Representation.rows`).
         batch_size: Samples per forward.
         name: The first part of every figure's name; default: ``similarity_to_start``, ``similarity_to_previous`` or
             ``similarity_to_reference``.
@@ -53,7 +53,7 @@ class SimilarityCallback(ProbingCallback):
     Raises:
         TypeError: If metrics are no list.
         ValueError: If the probe is too small, a metric is unknown or compares outputs, ``every`` is none of the three,
-            or activations are of other samples, of the same in another order, or by another rows policy.
+            or activations are of other samples, of the same in another order, or by another pooling.
 
     Example:
         >>> import torch, hf_stitch
@@ -72,20 +72,20 @@ class SimilarityCallback(ProbingCallback):
         metrics: Iterable[str | Metric] = ("linear_cka",),
         *,
         every: Every = "epoch",
-        rows: Pooling = "mean",
+        pooling: Pooling = "mean",
         batch_size: int = 64,
         name: str | None = None,
     ) -> None:
         own = reference if isinstance(reference, str) and reference in OWN else None
         super().__init__(name or f"similarity_to_{own or 'reference'}", every)
-        self.probe = Probe(probe, rows, batch_size)
+        self.probe = Probe(probe, pooling, batch_size)
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
         self._metrics = labelled(metrics)
         if isinstance(reference, Activations):
             check_same_order(self.probe.samples.ids, reference.ids)
-            if reference.rows not in (None, rows):
-                raise ValueError(f"the activations were recorded with rows={reference.rows!r}, not {rows!r}")
+            if reference.pooling not in (None, pooling):
+                raise ValueError(f"the activations were recorded with pooling={reference.pooling!r}, not {pooling!r}")
         self.matches: dict[str, dict[str, str]] = {}
         self._own = own
         self._given = reference
@@ -94,7 +94,7 @@ class SimilarityCallback(ProbingCallback):
         self._reference: Activations | None = None
 
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        self._watched = adapter.layers if self._layers is None else self._layers
+        self._watched = adapter.candidates if self._layers is None else self._layers
         if not self._watched:
             raise ValueError("there are no layers to watch: name at least one by layers=")
         self.probe.rehearse(adapter, self._watched)
@@ -106,7 +106,7 @@ class SimilarityCallback(ProbingCallback):
             other = load_on(given, processes.device)
             if other.model is adapter.model:
                 raise ValueError("the reference is the network in training itself: say reference='start'")
-            check_meet(adapter, other, self.probe.rows)
+            check_meet(adapter, other, self.probe.pooling)
             modules = dict(other.model.named_modules())
             layers = self._watched if modules.keys() >= set(self._watched) else other.layers
             given = self.probe.activations(other, layers, processes)
@@ -161,7 +161,7 @@ class SimilarityCallback(ProbingCallback):
             atlas = Comparison(
                 sides,
                 self._metrics.values(),
-                rows=self.probe.rows,
+                pooling=self.probe.pooling,
                 layers_a=layers,
                 layers_b=others,
                 processes=processes,

@@ -17,7 +17,7 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
-from hf_stitch.representation import Representation, Pooling
+from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
@@ -45,7 +45,7 @@ class StitchabilityCallback(ProbingCallback):
             reference must be cuts. Default: the cuts that both have.
         matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` that fits in closed form, or a matcher.
         every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps.
-        rows: The rows policy: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
+        pooling: The pooling: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
         test_size: Share or number of samples to score on; the others are fitted on.
         batch_size: Samples per forward.
         seed: Of the split.
@@ -76,7 +76,7 @@ class StitchabilityCallback(ProbingCallback):
         *,
         matcher: str | Matcher = "lstsq",
         every: Every = "epoch",
-        rows: Pooling = "positions",
+        pooling: Pooling = "none",
         test_size: float | int = 0.5,
         batch_size: int = 64,
         seed: int = 0,
@@ -89,7 +89,7 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError(f"matcher {self._matcher.name!r} is trained, and training would not wait for it")
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of names or pairs, got {layers!r}; write [{layers!r}]")
-        self._probe = Probe(data, rows, batch_size)
+        self._probe = Probe(data, pooling, batch_size)
         self._fit, self._test = self._probe.samples.split(test_size, seed)
         if self._probe.samples.labels is None:
             raise ValueError("accuracy needs labels, and these samples have none: Samples.of(data, label=…)")
@@ -105,7 +105,7 @@ class StitchabilityCallback(ProbingCallback):
         reference = load_on(self._given, processes.device)
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training itself: pass a frozen copy of it")
-        check_meet(adapter, reference, self._probe.rows)
+        check_meet(adapter, reference, self._probe.pooling)
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}
@@ -115,10 +115,10 @@ class StitchabilityCallback(ProbingCallback):
             found = reference.encode(reference.preprocess(batch.samples), targets)
             self._targets.append({name: _at_rest(said) for name, said in found.items()})
         for name, said in self._targets[0].items():
-            if said.form != reference.form(name):
+            if said.spec != reference.spec(name):
                 raise ValueError(
-                    f"the samples give layer {name!r} of the reference the form {said.form}, and it is cut for "
-                    f"{reference.form(name)}: load it with example_inputs of the size of the samples"
+                    f"the samples give layer {name!r} of the reference the form {said.spec}, and it is cut for "
+                    f"{reference.spec(name)}: load it with example_inputs of the size of the samples"
                 )
         for batch in self._share(self._test, processes):
             logits = logits_of(reference.forward(reference.preprocess(batch.samples)))
@@ -173,15 +173,15 @@ class StitchabilityCallback(ProbingCallback):
         """By pair its stitching layer, or why there is none."""
         statistics: dict[Pair, Statistics] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
-        forms: dict[str, Any] = {}
+        specs: dict[str, Any] = {}
         for batch, targets in zip(self._share(self._fit, processes), self._targets, strict=True):
             said = representations(adapter, batch, sources)
-            forms = {name: representation.form for name, representation in said.items()}
+            specs = {name: representation.spec for name, representation in said.items()}
             for pair in self._pairs:
                 source = said[pair[0]]
                 target = _at(targets[pair[1]], source.values.device)
                 try:
-                    for part, (x, y) in paired_rows(source, target, self._probe.rows).items():
+                    for part, (x, y) in paired_rows(source, target, self._probe.pooling).items():
                         if part not in statistics[pair]:
                             statistics[pair][part] = Moments(x.shape[1], y.shape[1], device=x.device)
                         statistics[pair][part].update(x, y)
@@ -196,8 +196,10 @@ class StitchabilityCallback(ProbingCallback):
                 if processes.accelerator is not None:
                     for moments in statistics[pair].values():
                         moments.all_reduce(processes.accelerator)
-                target_form = self._targets[0][pair[1]].form
-                found[pair] = fit_layer(self._matcher, statistics[pair], forms[pair[0]], target_form, self._probe.rows)
+                target_form = self._targets[0][pair[1]].spec
+                found[pair] = fit_layer(
+                    self._matcher, statistics[pair], specs[pair[0]], target_form, self._probe.pooling
+                )
             except ValueError as error:
                 found[pair] = error
         return found

@@ -98,7 +98,7 @@ class Stitches(nn.Module):
                 if said.shape != wanted.values.shape:
                     raise ValueError(
                         f"final features are {tuple(said.shape)} through the stitch and {tuple(wanted.values.shape)} "
-                        "in the target: they can be matched with rows='positions' or 'flatten' only; set "
+                        "in the target: they can be matched with pooling='none' or 'flatten' only; set "
                         "feature_steps=0"
                     )
         return logits.shape[-1]
@@ -135,7 +135,7 @@ class Stitches(nn.Module):
         return found
 
     def _rows(self, layer: StitchingLayer, mapped: Representation, seen: Seen) -> tuple[Tensor, Tensor] | None:
-        return None if seen.there is None else paired_rows(mapped, seen.there, layer.rows)["body"]
+        return None if seen.there is None else paired_rows(mapped, seen.there, layer.pooling)["body"]
 
 
 def _joined(representations: Sequence[Representation]) -> Representation:

@@ -18,7 +18,7 @@ from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order, paired_batches
 from hf_stitch.registry import registries
-from hf_stitch.representation import Representation, Pooling
+from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.workflows._evaluate import evaluate
@@ -34,7 +34,7 @@ def audit(
     target: Any = None,
     paired_data: Any = None,
     train: Any = None,
-    rows: Pooling | None = None,
+    pooling: Pooling | None = None,
     accurate: float = 0.8,
     batch_size: int = 64,
     seed: int = 0,
@@ -52,7 +52,7 @@ def audit(
     its whole 95% interval over samples, below .64. *Out*: above .64 and above the control; this tells the target's
     representations of ``data`` from those of ``train`` by the same score. Otherwise it cannot be told.
 
-    The moments are those of all rows; one row of each sample is scored, under ``positions`` one position drawn at
+    The moments are those of all rows; one row of each sample is scored, under ``none`` one position drawn at
     random (by the sample's id). The rows are those that the stitch maps: of others, such as means of positions, even a
     least-squares map of positions is no conditional mean.
 
@@ -64,7 +64,7 @@ def audit(
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
         paired_data: Where the target is to see other samples, with the same ids in the same order.
         train: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
-        rows: Another rows policy than the stitch's own.
+        pooling: Another pooling than the stitch's own.
         accurate: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
         batch_size: Samples per forward.
         seed: Of the bootstrap and of the rows drawn.
@@ -72,7 +72,7 @@ def audit(
         progress: Show progress bars.
 
     Raises:
-        ValueError: As :func:`hf_stitch.evaluate`; also if rows do not correspond under the policy, or there are too
+        ValueError: As :func:`hf_stitch.evaluate`; also if rows do not correspond under the pooling, or there are too
             few samples for moments of that width.
 
     Example:
@@ -91,13 +91,13 @@ def audit(
     whole, samples = whole_target(stitched, target), Samples.of(data)
     others = samples if paired_data is None else Samples.of(paired_data)
     check_same_order(samples, others)
-    policy = rows or stitched.stitch.rows
+    pooling = pooling or stitched.stitch.pooling
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
     options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress}
-    found = _collect(samples, others, partial(_stitched_rows, stitched, whole, policy), **options)
+    found = _collect(samples, others, partial(_stitched_rows, stitched, whole, pooling), **options)
     seen = None if train is None else Samples.of(train)
-    trained = {} if seen is None else _collect(seen, seen, partial(_target_rows, stitched, whole, policy), **options)
+    trained = {} if seen is None else _collect(seen, seen, partial(_target_rows, stitched, whole, pooling), **options)
     distributions = {
         part: compare_distributions(of_part, trained.get(part), resamples=resamples, seed=seed)
         for part, of_part in found.items()
@@ -106,7 +106,7 @@ def audit(
     audited = Audit(
         evaluate(stitched, samples, target=whole, paired_data=paired_data, resamples=resamples, **options),
         accurate,
-        policy,
+        pooling,
         {part: float(residual(_merged(of_part.moments))) for part, of_part in found.items()},
         distributions,
         None if seen is None else seen.fingerprint,
@@ -118,16 +118,16 @@ def audit(
 
 
 def _stitched_rows(
-    stitched: StitchedModel, whole: Adapter, rows: Pooling, raw: list[Any], other: list[Any]
+    stitched: StitchedModel, whole: Adapter, pooling: Pooling, raw: list[Any], other: list[Any]
 ) -> Parts:
     with evaluating(stitched):
         mapped = stitched.transfer(**stitched.preprocess(raw))
-    return _parts(mapped, _own(stitched, whole, other), rows, fitted=rows == stitched.stitch.rows)
+    return _parts(mapped, _own(stitched, whole, other), pooling, fitted=pooling == stitched.stitch.pooling)
 
 
-def _target_rows(stitched: StitchedModel, whole: Adapter, rows: Pooling, raw: list[Any], other: list[Any]) -> Parts:
+def _target_rows(stitched: StitchedModel, whole: Adapter, pooling: Pooling, raw: list[Any], other: list[Any]) -> Parts:
     real = _own(stitched, whole, other)
-    return _parts(real, real, rows, fitted=rows == stitched.stitch.rows)
+    return _parts(real, real, pooling, fitted=pooling == stitched.stitch.pooling)
 
 
 def _own(stitched: StitchedModel, whole: Adapter, raw: list[Any]) -> Representation:
@@ -136,11 +136,11 @@ def _own(stitched: StitchedModel, whole: Adapter, raw: list[Any]) -> Representat
     return whole.encode(whole.preprocess(raw), layer)[layer]
 
 
-def _parts(mapped: Representation, real: Representation, rows: Pooling, *, fitted: bool) -> Parts:
-    """Rows that correspond, with their samples; under the stitch's own policy, those that it was fitted on."""
-    pairs = paired_rows(mapped, real, rows) if fitted else {"body": (mapped.rows(rows), real.rows(rows))}
+def _parts(mapped: Representation, real: Representation, pooling: Pooling, *, fitted: bool) -> Parts:
+    """Rows that correspond, with their samples; under the stitch's own pooling, those that it was fitted on."""
+    pairs = paired_rows(mapped, real, pooling) if fitted else {"body": (mapped.rows(pooling), real.rows(pooling))}
     masked = real if mapped.mask is None else mapped
-    owners = {"body": masked.row_samples(rows).cpu(), "prefix": torch.arange(real.batch)}
+    owners = {"body": masked.row_samples(pooling).cpu(), "prefix": torch.arange(real.batch)}
     return {part: (x.double().cpu(), y.double().cpu(), owners[part]) for part, (x, y) in pairs.items()}
 
 
@@ -194,7 +194,7 @@ def _one_of_each(owners: Tensor, draws: np.ndarray) -> Tensor:
     """For each sample of a batch one of its rows, which stand together."""
     counts = torch.bincount(owners, minlength=len(draws))
     if not bool(counts.all()):
-        raise ValueError("a sample has no row under this rows policy: it is masked entirely")
+        raise ValueError("a sample has no row under this pooling: it is masked entirely")
     return counts.cumsum(0) - counts + (torch.from_numpy(draws) * counts).long()
 
 

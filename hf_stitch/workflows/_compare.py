@@ -14,7 +14,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.routes import Plan
+from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
@@ -31,7 +31,7 @@ Comparable = str | nn.Module | Adapter | Activations
 @overload
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: Pooling = "mean",
+    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
     align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[False] = False,
     resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas: ...  # fmt: skip
@@ -40,23 +40,23 @@ def compare(
 @overload
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: Pooling = "mean",
+    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
     align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[True],
     resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> Plan: ...  # fmt: skip
+) -> ComparisonPlan: ...  # fmt: skip
 
 
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), rows: Pooling = "mean",
+    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
     align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: bool = False,
     resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> SimilarityAtlas | Plan:  # fmt: skip
+) -> SimilarityAtlas | ComparisonPlan:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data.
 
     Each network runs once per batch; the same model on both sides runs once for both. Where several routes lead to the
     same value (co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is taken and named in
-    the atlas. Under ``positions`` grids of different sizes are brought to that of b's layer (bilinear), prefix tokens
+    the atlas. Under ``none`` grids of different sizes are brought to that of b's layer (bilinear), prefix tokens
     and masked positions are left out.
 
     Under ``accelerate launch`` every process takes a part of the samples and all get the same atlas; nothing is to be
@@ -70,8 +70,8 @@ def compare(
         layers_b: Layers of b.
         metrics: Names of ``hf_stitch.registries.metrics``, or metrics
             (``registries.metrics.build("linear_cka", debiased=True)``).
-        rows: The rows policy (:meth:`hf_stitch.Representation.rows`).
-        align: Which rows of texts correspond under ``positions``. ``tokens``: token i of both sides, which takes one
+        pooling: The pooling (:meth:`hf_stitch.Representation.rows`).
+        align: Which rows of texts correspond under ``none``. ``tokens``: token i of both sides, which takes one
             tokenizer. ``offsets``: the smallest pieces of text that both tokenizers cut out, each the mean of its
             tokens' vectors, without special tokens, white space and what only one side saw.
         paired_data: Where b is to see other samples (the same sentence in another language): as many, with the same ids in
@@ -102,26 +102,26 @@ def compare(
         >>> atlas["linear_cka"].shape, atlas.n, dict(atlas.routes)
         ((2, 2), 100, {'linear_cka': 'moments', 'procrustes': 'moments'})
     """
-    if rows not in POOLINGS:
-        raise ValueError(f"rows must be one of {', '.join(POOLINGS)}, got {rows!r}")
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     if align not in ALIGN:
         raise ValueError(f"align must be one of {', '.join(ALIGN)}, got {align!r}")
-    if align == "offsets" and rows != "positions":
-        raise ValueError(f"align='offsets' goes with rows='positions': under rows={rows!r} no token is a row")
+    if align == "offsets" and pooling != "none":
+        raise ValueError(f"align='offsets' goes with pooling='none': under pooling={pooling!r} no token is a row")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
-    sides = _sides(a, b, data, paired_data, rows, align, processes)
+    sides = _sides(a, b, data, paired_data, pooling, align, processes)
     if align == "offsets":
         sides = aligned(sides)
-    comparison = Comparison(sides, metrics, rows=rows, layers_a=layers_a, layers_b=layers_b, processes=processes)
+    comparison = Comparison(sides, metrics, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes)
     if plan:
         return comparison.plan()
     return comparison.run(batch_size=batch_size, folder=resume, recipe={"align": align}, progress=progress)
 
 
 def _sides(
-    a: Comparable, b: Comparable, data: Any, paired_data: Any, rows: Pooling, align: Align, processes: Processes
+    a: Comparable, b: Comparable, data: Any, paired_data: Any, pooling: Pooling, align: Align, processes: Processes
 ) -> tuple[Side, ...]:
     """Both sides, or the one that stands on both."""
     if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
@@ -130,24 +130,24 @@ def _sides(
         raise ValueError("b is saved activations, to which no data can be shown; leave paired_data out")
     reader = None if data is None else Reader(Samples.of(data))
     other = reader if paired_data is None else Reader(Samples.of(paired_data))
-    first = _side("a", a, reader, rows, processes)
+    first = _side("a", a, reader, pooling, processes)
     if (a is b or (isinstance(a, str) and a == b)) and paired_data is None:
         return (first,)
-    second = _side("b", b, other, rows, processes)
+    second = _side("b", b, other, pooling, processes)
     if isinstance(first, Network) and isinstance(second, Network):
         one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
         if one and paired_data is None:
             return (first,)
         # aligned tokenizers may differ, as where no token is a row
-        check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else rows)
+        check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else pooling)
     check_same_order(first.ids, second.ids)
     return first, second
 
 
-def _side(name: str, side: Comparable, reader: Reader | None, rows: Pooling, processes: Processes) -> Side:
+def _side(name: str, side: Comparable, reader: Reader | None, pooling: Pooling, processes: Processes) -> Side:
     if isinstance(side, Activations):
-        if side.rows not in (None, rows):
-            raise ValueError(f"the activations of {name} were recorded with rows={side.rows!r}, not {rows!r}")
+        if side.pooling not in (None, pooling):
+            raise ValueError(f"the activations of {name} were recorded with pooling={side.pooling!r}, not {pooling!r}")
         return side
     if reader is None:
         raise ValueError(f"{name} is a network and needs data to run on")

@@ -15,7 +15,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.provenance import versions
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
-from hf_stitch.representation import RepresentationSpec, Pooling
+from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 from hf_stitch.workflows._swap import as_space
 
@@ -29,7 +29,7 @@ def relative_model(
     anchors: Any,
     similarities: str | Similarity | Mapping[str, Any] | Sequence[Any] | None = "cosine",
     *,
-    rows: Pooling = "mean",
+    pooling: Pooling = "mean",
     num_labels: int | None = None,
     kind: Kind = "inductive",
     head: str | nn.Module | Adapter | None = None,
@@ -56,7 +56,7 @@ def relative_model(
             encoder at this layer. They are kept with the model.
         similarities: As of the projection. ``None``: the *absolute* model, for comparison, with the identity in place
             of the projection.
-        rows: Which vector stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
+        pooling: Which vector stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
         num_labels: Number of classes of a new head.
         kind: Of a new head.
         head: A :class:`~hf_stitch.artefacts.Head`, trained or not, or where one was saved; or any module that takes the
@@ -88,8 +88,8 @@ def relative_model(
     known = anchors if isinstance(anchors, AnchorSet) else None
     if known is None:
         samples = Samples.of(anchors)
-        known = AnchorSet.of(samples).encode(source, layer, samples, rows, batch_size=batch_size, progress=progress)
-    vectors = known.values(source, layer, rows)
+        known = AnchorSet.of(samples).encode(source, layer, samples, pooling, batch_size=batch_size, progress=progress)
+    vectors = known.values(source, layer, pooling)
     body: Stitch
     if similarities is None:
         if options:
@@ -103,10 +103,10 @@ def relative_model(
         task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
     with torch.no_grad():
         means = {"body": body(vectors).mean(0)}
-    joint = StitchingLayer(source.form(layer), RepresentationSpec("bd", width), rows, body, means=means)
-    recipe = {"anchors": known.fingerprint, "rows": rows, "samples": len(known), "versions": versions()}
+    joint = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
+    recipe = {"anchors": known.fingerprint, "pooling": pooling, "samples": len(known), "versions": versions()}
     if similarities is None:
-        recipe["space"] = as_space(source.pinned, layer, rows)
+        recipe["space"] = as_space(source.pinned, layer, pooling)
     model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
     model.parents = None  # the head that is trained is this model's own, and the one given would be taken for it
     model.anchors = known

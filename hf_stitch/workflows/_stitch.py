@@ -37,7 +37,7 @@ def stitch(
     *,
     data: Any,
     paired_data: Any = None,
-    rows: Pooling = "positions",
+    pooling: Pooling = "none",
     test_size: float | int = 0.2,
     test_data: Any = None,
     task: str | None = "auto",
@@ -61,7 +61,7 @@ def stitch(
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
         paired_data: Where the target is to see other samples (the same sentence in another language): as many, with the
             same ids in the same order.
-        rows: The rows policy: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
+        pooling: The pooling: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
         test_size: Share or number of samples held out.
         test_data: Held-out samples of their own, instead of a split.
         task: Which head the stitched model has; ``"auto"``: the target's. ``None``: none, and no scores.
@@ -89,16 +89,16 @@ def stitch(
     """
     a, b = load(source), load(target)
     fitted_by = registries.matchers.build(matcher, **options)
-    check_meet(a, b, rows)
+    check_meet(a, b, pooling)
     task = b.task if task == "auto" else task
     class_for(task)
-    if task == "text-generation" and rows in POOLED:
+    if task == "text-generation" and pooling in POOLED:
         raise ValueError(
-            f"rows={rows!r} gives the target one token for a text, and no next token could be predicted; use "
-            "rows='positions'"
+            f"pooling={pooling!r} gives the target one token for a text, and no next token could be predicted; use "
+            "pooling='none'"
         )
     samples, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
-    recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "rows": rows, "data": samples.fingerprint}
+    recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "pooling": pooling, "data": samples.fingerprint}
     if other is not None:
         if test_data is not None:
             raise ValueError("paired_data goes with a split of data: leave out test_data")
@@ -124,7 +124,7 @@ def stitch(
         source_layer = _most_alike(a, b, target_layer, train, other_train, batch_size, progress)
         recipe["source_layer"] = "auto"
     place = _rehearse(
-        a, source_layer, b, target_layer, train, other_train or train, rows, test if task in CLASSIFIES else None
+        a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
     )
     stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
     if isinstance(fitted_by, TrainedMatcher):
@@ -132,10 +132,10 @@ def stitch(
 
     pair = (source_layer, target_layer)
     statistics = collect(
-        a, b, [pair], train, rows, target_samples=other_train, batch_size=batch_size, progress=progress
+        a, b, [pair], train, pooling, target_samples=other_train, batch_size=batch_size, progress=progress
     )[pair]
     first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
-    stitched.stitch = fit_layer(first, statistics, a.form(source_layer), b.form(target_layer), rows)
+    stitched.stitch = fit_layer(first, statistics, a.spec(source_layer), b.spec(target_layer), pooling)
     if isinstance(fitted_by, TrainedMatcher):
         stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
     stitched.config.stitch = stitched.stitch.to_dict()
@@ -164,7 +164,7 @@ def _most_alike(
         samples,
         paired_data=target_samples,
         layers_b=[target_layer],
-        rows="mean",
+        pooling="mean",
         batch_size=batch_size,
         progress=progress,
     )
@@ -185,7 +185,7 @@ def _rehearse(
     target_layer: str,
     samples: Samples,
     target_samples: Samples,
-    rows: Pooling,
+    pooling: Pooling,
     labelled: Samples | None,
 ) -> StitchingLayer:
     """Take one sample all the way, so that what cannot work fails before all data are read.
@@ -197,27 +197,27 @@ def _rehearse(
         ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that
             cannot run on what the policy gives it; labels (of ``labelled``) that are no classes of the target.
     """
-    forms = source.form(source_layer), target.form(target_layer)
+    specs = source.spec(source_layer), target.spec(target_layer)
     first, twin = (next(iter(side.batches(1))) for side in (samples, target_samples))
     inputs = target.preprocess(twin.samples)
     x = source.encode(source.preprocess(first.samples), source_layer)[source_layer]
     y = target.encode(inputs, target_layer)[target_layer]
-    for side, name, found, form in (("source", source_layer, x, forms[0]), ("target", target_layer, y, forms[1])):
-        if found.form != form:
+    for side, name, found, spec in (("source", source_layer, x, specs[0]), ("target", target_layer, y, specs[1])):
+        if found.spec != spec:
             raise ValueError(
-                f"the samples give layer {name!r} of the {side} the form {found.form}, and the network is cut for "
-                f"{form}: load it with example_inputs of the size of the samples, or resize these"
+                f"the samples give layer {name!r} of the {side} the form {found.spec}, and the network is cut for "
+                f"{spec}: load it with example_inputs of the size of the samples, or resize these"
             )
-    paired_rows(x, y, rows)
-    maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*forms, rows).items()}
-    layer = StitchingLayer(*forms, rows, maps["body"], maps.get("prefix"))
+    paired_rows(x, y, pooling)
+    maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, pooling).items()}
+    layer = StitchingLayer(*specs, pooling, maps["body"], maps.get("prefix"))
     joined = layer(x)
     try:
         target.decode(joined.replace(values=joined.values.to(y.values.dtype)), target_layer)
     except Exception as error:
         raise ValueError(
-            f"the target cannot run from layer {target_layer!r} on what rows={rows!r} gives it "
-            f"({type(error).__name__}: {error}); use another rows policy or layer"
+            f"the target cannot run from layer {target_layer!r} on what pooling={pooling!r} gives it "
+            f"({type(error).__name__}: {error}); use another pooling or layer"
         ) from error
     if labelled is not None:
         check_labels(labelled, logits_of(target.forward(inputs)).shape[-1])

@@ -24,7 +24,7 @@ from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
-from hf_stitch.representation import RepresentationSpec, Pooling
+from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
@@ -45,7 +45,7 @@ def swap(
     anchors: Any = None,
     parallel: Any = None,
     target_layer: str | None = None,
-    rows: Pooling | None = None,
+    pooling: Pooling | None = None,
     matcher: str | Matcher | None = None,
     baselines: Sequence[str | Matcher] | None = None,
     data: Any = None,
@@ -76,7 +76,7 @@ def swap(
         parallel: Where the new encoder is to see other samples (the anchors' translations): as many, with the same ids
             in the same order; or a set of these.
         target_layer: Where a network that is no stitched model is cut.
-        rows: Which vector of the new encoder stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``. Default:
+        pooling: Which vector of the new encoder stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``. Default:
             that of the stitched model; ``mean`` for a network.
         matcher: What finds the map, where one is to be found: a name of ``hf_stitch.registries.matchers`` or a matcher.
         baselines: Other matchers, to be scored beside it. Default: direct translation by ``procrustes``.
@@ -115,7 +115,7 @@ def swap(
         True
     """
     if isinstance(encoder, StitchedModel):
-        if any(each is not None for each in (layer, anchors, parallel, target_layer, rows, matcher, baselines)):
+        if any(each is not None for each in (layer, anchors, parallel, target_layer, pooling, matcher, baselines)):
             raise TypeError("between two relative models everything is given: leave out all but data and paired_data")
         swapped = _between(model, encoder)
         return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
@@ -125,11 +125,13 @@ def swap(
         side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, parallel)
     )
     stitched = model if isinstance(model, StitchedModel) else None
-    new = _Encoder(load(encoder), layer, rows or (stitched.stitch.rows if stitched else "mean"), batch_size, progress)
+    new = _Encoder(
+        load(encoder), layer, pooling or (stitched.stitch.pooling if stitched else "mean"), batch_size, progress
+    )
     if stitched is not None:
         if target_layer is not None or task != "auto":
             raise TypeError("a stitched model is cut already and has its head: leave out target_layer and task")
-        space, form = _space(stitched), stitched.stitch.target
+        space, spec = _space(stitched), stitched.stitch.target
         if space is None and not (matcher is None and baselines is None):
             raise TypeError("a relative model needs no map from encoder to encoder: leave out matcher and baselines")
         own = _own(stitched.anchors, anchors)
@@ -142,9 +144,9 @@ def swap(
         if target_layer is None or anchors is None:
             raise TypeError("a network that is no stitched model needs target_layer=… (where it is cut) and anchors=…")
         original = load(model)
-        form = original.form(target_layer)
+        spec = original.spec(target_layer)
         task = _task(original, new, task)
-        space = (original.pinned, target_layer, _target_rows(form, new.rows))
+        space = (original.pinned, target_layer, _target_rows(spec, new.pooling))
         own = _own(None, anchors)
         if isinstance(anchors, Samples):
             own = own.encode(original, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
@@ -153,11 +155,11 @@ def swap(
     own, vectors = new.see(own, anchors, parallel)
     if entering is None:
         assert stitched is not None
-        joint, others = _relative(stitched.stitch, new.form, new.rows, vectors), {}
+        joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors), {}
     else:
-        joint = _fitted(matcher or MATCHER, new, form, vectors, entering)
+        joint = _fitted(matcher or MATCHER, new, spec, vectors, entering)
         names = BASELINES if baselines is None else baselines
-        others = {str(each): _fitted(each, new, form, vectors, entering) for each in names}
+        others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
     if stitched is not None:
         swapped = with_encoder(stitched, new.network, layer, joint)
     else:
@@ -220,10 +222,10 @@ def _between(model: Any, other: StitchedModel) -> StitchedModel:
         different = ", ".join(f"{key} {own[key]!r} and {its[key]!r}" for key in own if own[key] != its[key])
         raise ValueError(f"the two models project differently: {different}")
     anchors: Any = other.stitch.body.anchors
-    joint = _relative(model.stitch, other.stitch.source, other.stitch.rows, anchors)
+    joint = _relative(model.stitch, other.stitch.source, other.stitch.pooling, anchors)
     swapped = with_encoder(model, other, "", joint)
     swapped.anchors = model.anchors
-    swapped.config.recipe = {**(model.config.recipe or {}), "rows": other.stitch.rows, "versions": versions()}
+    swapped.config.recipe = {**(model.config.recipe or {}), "pooling": other.stitch.pooling, "versions": versions()}
     return swapped
 
 
@@ -233,41 +235,41 @@ class _Encoder:
 
     network: Adapter
     layer: str
-    rows: Pooling
+    pooling: Pooling
     batch_size: int
     progress: bool
 
     @property
-    def form(self) -> RepresentationSpec:
-        return self.network.form(self.layer)
+    def spec(self) -> RepresentationSpec:
+        return self.network.spec(self.layer)
 
     def see(self, own: AnchorSet, given: _Side, parallel: _Side) -> tuple[AnchorSet, Tensor]:
         """The model's anchors with what is known of them now, and what this encoder says of them or their parallels."""
         if parallel is not None:
             own.check_parallel(parallel)
             side = parallel if isinstance(parallel, AnchorSet) else self._encode(AnchorSet.of(parallel), parallel)
-            return own, side.values(self.network, self.layer, self.rows)
+            return own, side.values(self.network, self.layer, self.pooling)
         if isinstance(given, Samples):
             own = self._encode(own, given)
-        return own, own.values(self.network, self.layer, self.rows)
+        return own, own.values(self.network, self.layer, self.pooling)
 
     def _encode(self, anchors: AnchorSet, samples: Samples) -> AnchorSet:
         return anchors.encode(
-            self.network, self.layer, samples, self.rows, batch_size=self.batch_size, progress=self.progress
+            self.network, self.layer, samples, self.pooling, batch_size=self.batch_size, progress=self.progress
         )
 
 
 def _recipe(own: AnchorSet, parallel: _Side, new: _Encoder) -> dict[str, Any]:
     """What there is to say of any swap, as JSON values."""
-    recipe = {"rows": new.rows, "anchors": own.fingerprint, "samples": len(own)}
+    recipe = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
     if parallel is not None:
         recipe["parallel"] = parallel.fingerprint
     return {**recipe, "batch_size": new.batch_size, "versions": versions()}
 
 
-def as_space(reference: ModelReference, layer: str, rows: Pooling) -> dict[str, Any]:
+def as_space(reference: ModelReference, layer: str, pooling: Pooling) -> dict[str, Any]:
     """Whose representations enter a back half, as JSON values for its recipe."""
-    return {"reference": reference.public.to_dict(), "layer": layer, "rows": rows}
+    return {"reference": reference.public.to_dict(), "layer": layer, "pooling": pooling}
 
 
 def _space(model: StitchedModel) -> _Space | None:
@@ -284,13 +286,13 @@ def _space(model: StitchedModel) -> _Space | None:
             "this stitched model is no relative one, and does not record whose representations enter its back half: "
             "swap its target instead, swap(target, target_layer=…, …)"
         )
-    return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["rows"]
+    return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["pooling"]
 
 
 def _moved(model: StitchedModel, space: _Space) -> bool:
     """Whether the representations that enter a back half are those of the model's own front, trained since."""
     source: Any = model.config.source
-    its_own = as_space(*space) == {"reference": source["reference"], "layer": space[1], "rows": model.stitch.rows}
+    its_own = as_space(*space) == {"reference": source["reference"], "layer": space[1], "pooling": model.stitch.pooling}
     absolute = its_own and space[1] == source["cut"]["layer"] and isinstance(model.stitch.body, IdentityStitch)
     return absolute and model.has_changed("source")
 
@@ -299,7 +301,7 @@ def _space_now(model: StitchedModel) -> _Space:
     """The space of an absolute model's own front as it is now: a network of no name, pinned by its weights."""
     source: Any = model.config.source
     now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
-    return now, source["cut"]["layer"], model.stitch.rows
+    return now, source["cut"]["layer"], model.stitch.pooling
 
 
 @torch.no_grad()
@@ -318,7 +320,7 @@ def _seen_by(model: StitchedModel, anchors: _Side, batch_size: int, progress: bo
     with evaluating(model):
         for batch in anchors.batches(batch_size, "encoding anchors" if progress else None):
             inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
-            parts.append(source_positions(model.source(**inputs), layer.source, layer.target, layer.rows).cpu())
+            parts.append(source_positions(model.source(**inputs), layer.source, layer.target, layer.pooling).cpu())
     return torch.cat(parts)
 
 
@@ -342,7 +344,7 @@ def _task(target: Adapter, new: _Encoder, task: str | None) -> str | None:
     Raises:
         ValueError: If the two take other kinds of samples, or a vector for a sample does not do.
     """
-    check_meet(new.network, target, new.rows)
+    check_meet(new.network, target, new.pooling)
     task = target.task if task == "auto" else task
     class_for(task)
     if task == "text-generation":
@@ -353,36 +355,38 @@ def _task(target: Adapter, new: _Encoder, task: str | None) -> str | None:
     return task
 
 
-def _target_rows(form: RepresentationSpec, rows: Pooling) -> Pooling:
+def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:
     """Which vector of the target a pooled stitch stands in for: the single token is where a head finds its CLS token.
 
     Raises:
         ValueError: If the policy gives nothing for the target's prefix tokens.
     """
-    if rows == "flatten" and form.prefix_tokens:
-        raise ValueError("rows='flatten' gives the target's CLS token nothing: use 'mean' or 'cls'")
-    if rows not in POOLED:
-        return rows
-    if form.prefix_tokens:
+    if pooling == "flatten" and spec.prefix_tokens:
+        raise ValueError("pooling='flatten' gives the target's CLS token nothing: use 'mean' or 'cls'")
+    if pooling not in POOLED:
+        return pooling
+    if spec.prefix_tokens:
         return "cls"
-    return "mean" if form.layout != "bnd" or form.grid is not None else rows
+    return "mean" if spec.layout != "bnd" or spec.grid is not None else pooling
 
 
-def _relative(stitch: StitchingLayer, form: RepresentationSpec, rows: Pooling, vectors: Tensor) -> StitchingLayer:
+def _relative(stitch: StitchingLayer, spec: RepresentationSpec, pooling: Pooling, vectors: Tensor) -> StitchingLayer:
     """The same projection on the anchors as the new encoder represents them."""
     projection: Any = stitch.body
     mean: Any = stitch.body_mean
     body = projection.with_anchors(vectors)
-    return StitchingLayer(form, stitch.target, rows, body, means={"body": mean}).eval()
+    return StitchingLayer(spec, stitch.target, pooling, body, means={"body": mean}).eval()
 
 
-def _fitted(matcher: str | Matcher, new: _Encoder, form: RepresentationSpec, vectors: Tensor, entering: Tensor) -> StitchingLayer:
+def _fitted(
+    matcher: str | Matcher, new: _Encoder, spec: RepresentationSpec, vectors: Tensor, entering: Tensor
+) -> StitchingLayer:
     """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
     fitted_by = registries.matchers.build(matcher)
     if isinstance(fitted_by, TrainedMatcher):
         raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
     moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
-    return fit_layer(fitted_by, {"body": moments}, new.form, form, new.rows)
+    return fit_layer(fitted_by, {"body": moments}, new.spec, spec, new.pooling)
 
 
 @torch.no_grad()
@@ -401,7 +405,7 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
         output = swapped.head(entering)
     except Exception as error:
         raise ValueError(
-            f"the model cannot run on what rows={swapped.stitch.rows!r} gives it ({type(error).__name__}: {error}); "
-            "cut it at another layer, or use another rows policy"
+            f"the model cannot run on what pooling={swapped.stitch.pooling!r} gives it ({type(error).__name__}: {error}); "
+            "cut it at another layer, or use another pooling"
         ) from error
     check_labels(samples, logits_of(output).shape[-1])

@@ -101,7 +101,7 @@ def test_in_bf16_with_either_attention(name: str, attention: str) -> None:
     model: Any = make(name).to(torch.bfloat16)
     model.set_attn_implementation(attention)
     adapter = load(model, name)
-    assert adapter.explain(adapter.layers[0]).plan == "stubs"
+    assert adapter.verify_cut(adapter.layers[0]).plan == "stubs"
     exactness.check(adapter, adapter.layers)
     representation = adapter.encode(next(exactness.fresh(adapter)), adapter.layers[0])[adapter.layers[0]]
     assert representation.values.dtype == torch.bfloat16
@@ -333,7 +333,7 @@ def test_texts_for_a_decoder_too(model: Any, content: str, tokenizer: Any) -> No
     assert spans[1].tolist() == ([[0, 0]] if moved else []) + [[0, 1], [2, 3], [0, 0], [0, 0]] + [[0, 0]] * (not moved)
     check_adapter(adapter, inputs, adapter.preprocess(["a b", "c d e f"]))
     layer = adapter.layers[0]
-    assert len(adapter.encode(inputs, layer)[layer].rows("positions")) == (8 if moved else 7)
+    assert len(adapter.encode(inputs, layer)[layer].rows("none")) == (8 if moved else 7)
 
 
 def test_bart_makes_the_same_of_texts_itself(tokenizer: Any) -> None:
@@ -373,5 +373,5 @@ def test_a_feature_extractor_of_another_size_is_given_images_of_that() -> None:
 def test_a_wav2vec2_returns_what_its_encoder_reads_so_that_the_encoder_has_no_cuts() -> None:
     adapter = hf_stitch.load(make("speech wav2vec2"))
     assert adapter.layers == ("feature_extractor.conv_layers.0", "feature_extractor.conv_layers.1")
-    assert "bypasses" in adapter.explain("encoder.layers.1").reason
+    assert "bypasses" in adapter.verify_cut("encoder.layers.1").reason
     assert hf_stitch.load(make("speech wav2vec2, letters")).layers[0] == "wav2vec2.encoder.layers.0"

@@ -35,7 +35,7 @@ def test_images_of_another_size_than_the_native_one(name: str) -> None:
     for layer in adapter.layers[::3]:
         with torch.no_grad():
             representation = adapter.encode(x, layer)[layer]
-            assert representation.grid == tuple(2 * side for side in adapter.form(layer).grid)
+            assert representation.grid == tuple(2 * side for side in adapter.spec(layer).grid)
             assert same(adapter.decode(representation, layer), adapter.forward(x))
 
 
@@ -53,7 +53,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
+    ("name", "spec"),
     [
         ("bert", "bnd 32"),
         ("hf-vit", "bnd 32 4x4 +1"),
@@ -64,16 +64,16 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
         ("user-code", "bchw 8 30x30"),
     ],
 )
-def test_forms(name: str, form: str) -> None:
+def test_forms(name: str, spec: str) -> None:
     adapter = hf_stitch.load(make(name), example_inputs=None if name in TEXT else images(2))
-    assert str(adapter.form(adapter.layers[0])) == form
+    assert str(adapter.spec(adapter.layers[0])) == spec
 
 
 def test_square_grids_with_as_many_channels_as_positions_tell_their_layout_by_the_kind_of_layers() -> None:
     first = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Flatten()
     )
-    assert hf_stitch.load(first, example_inputs=images(2, size=8)).form("0").layout == "bchw"
+    assert hf_stitch.load(first, example_inputs=images(2, size=8)).spec("0").layout == "bchw"
 
 
 @pytest.mark.parametrize("name", ["bert", "timm-vit", "timm-resnet"])

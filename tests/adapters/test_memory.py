@@ -37,7 +37,7 @@ def test_no_peak_of_memory_beyond_the_model_and_what_was_asked_for(layers: int) 
     asked = adapter.candidates[:: layers // 4]
     with torch.no_grad():
         for layer in asked:
-            adapter.explain(layer)
+            adapter.verify_cut(layer)
         representations = adapter.encode(inputs, asked)
         forward = peak(lambda: adapter.forward(inputs))
         encode = peak(lambda: adapter.encode(inputs, asked))

@@ -66,16 +66,16 @@ class Latents(nn.Module):
         return self.blocks((self.latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
 
 
-def forms(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
+def specs(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
     """The forms at the cuts, all or one, for a batch of two of a size."""
     adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, *size))
-    return {name: str(adapter.form(name)) for name in ([layer] if layer else adapter.layers)}
+    return {name: str(adapter.spec(name)) for name in ([layer] if layer else adapter.layers)}
 
 
 def of_vit(name: str, **options: Any) -> str:
     model = timm.create_model(name, patch_size=8, depth=2, embed_dim=48, num_classes=5, **options)
     height, width = model.patch_embed.img_size
-    return forms(model, 3, height, width)["blocks.0"]
+    return specs(model, 3, height, width)["blocks.0"]
 
 
 # -- the grid that tokens form -----------------------------------------------------------------------------------------
@@ -97,19 +97,19 @@ def test_a_class_token_is_no_row() -> None:
 def test_patches_are_a_grid_however_they_are_made(how: str, size: tuple[int, int], before: int) -> None:
     h, w = (n // 8 for n in size)
     want = f"bnd 16 {h}x{w}" + (f" +{before}" if before else "")
-    assert forms(Patches(how, before), 3, *size)["blocks.0"] == want
+    assert specs(Patches(how, before), 3, *size)["blocks.0"] == want
 
 
 def test_a_width_as_large_as_the_number_of_patches_is_not_mistaken_for_it() -> None:
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=(16, 64), patch_size=8, depth=2, embed_dim=16, num_heads=4
     )
-    assert forms(model, 3, 16, 64)["blocks.0"] == "bnd 16 2x8 +1"
+    assert specs(model, 3, 16, 64)["blocks.0"] == "bnd 16 2x8 +1"
 
 
 @pytest.mark.parametrize("latents", [20, 25])
 def test_latents_are_no_grid_even_where_there_is_one_or_they_are_a_square(latents: int) -> None:
-    assert forms(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
+    assert specs(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
 def test_patches_in_another_order_than_that_of_reading_are_no_grid() -> None:
@@ -120,24 +120,24 @@ def test_patches_in_another_order_than_that_of_reading_are_no_grid() -> None:
             x = self.proj(x).flatten(2).transpose(1, 2).reshape(len(x), 2, 2, 2, 2, 16)
             return self.blocks(x.permute(0, 1, 3, 2, 4, 5).reshape(len(x), 16, 16)).mean(1)
 
-    assert forms(Windows("conv"), 3, 32, 32)["blocks.0"] == "bnd 16"
+    assert specs(Windows("conv"), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
 def test_tokens_behind_the_patches_are_no_prefix() -> None:
-    assert forms(Patches("conv", 1, 3), 3, 32, 32)["blocks.0"] == "bnd 16"
+    assert specs(Patches("conv", 1, 3), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
 def test_a_grid_that_shrinks_is_told_at_each_size() -> None:
     config = hf.PvtConfig(image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 40, 64])
     adapter = hf_stitch.load(hf.PvtForImageClassification(config).eval())
-    got = [str(adapter.form(f"pvt.encoder.block.{stage}.0")) for stage in range(4)]
+    got = [str(adapter.spec(f"pvt.encoder.block.{stage}.0")) for stage in range(4)]
     assert got == ["bnd 8 16x16", "bnd 16 8x8", "bnd 40 4x4", "bnd 64 2x2 +1"]
 
 
 # -- where channels are ------------------------------------------------------------------------------------------------
 def test_what_a_layer_passes_on_keeps_its_axes() -> None:
     net = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Conv1d(4, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(96, 2))
-    assert forms(net, 3, 20) == {"0": "bnd 4", "1": "bnd 4", "2": "bnd 6", "3": "bnd 6", "4": "bd 96"}
+    assert specs(net, 3, 20) == {"0": "bnd 4", "1": "bnd 4", "2": "bnd 6", "3": "bnd 6", "4": "bd 96"}
 
 
 @pytest.mark.parametrize(("channels", "size"), [(16, (16, 20)), (8, (24, 20)), (16, (16, 16)), (20, (16, 16))])
@@ -153,7 +153,7 @@ def test_channels_are_where_the_layers_around_have_them(channels: int, size: tup
         nn.Conv2d(channels, channels, 3, padding=1), between(), nn.Dropout(), nn.AdaptiveAvgPool2d(1),
     )  # fmt: skip
     want = f"bchw {channels} {size[0]}x{size[1]}"
-    assert {form for name, form in forms(net, 3, *size).items() if name != "5"} == {want}
+    assert {spec for name, spec in specs(net, 3, *size).items() if name != "5"} == {want}
 
 
 def test_channels_last_of_a_cube_are_told_by_the_next_layer() -> None:
@@ -167,7 +167,7 @@ def test_channels_last_of_a_cube_are_told_by_the_next_layer() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.norm(self.blocks(self.stem(x).permute(0, 2, 3, 1)))
 
-    got = {layer: forms(Last(), 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
+    got = {layer: specs(Last(), 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
     assert got == {"stem": "bchw 16 16x16", "blocks.0": "bhwc 16 16x16", "blocks.3": "bhwc 16 16x16"}
 
 
@@ -177,9 +177,9 @@ def test_where_no_layer_tells_the_proportions_of_the_image_do_or_the_layer_is_re
             return x * 2 + x.mean(1, keepdim=True)
 
     net = nn.Sequential(Weighted(), Weighted(), Weighted())
-    assert forms(net, 3, 16, 20)["1"] == "bchw 3 16x20"
+    assert specs(net, 3, 16, 20)["1"] == "bchw 3 16x20"
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 16, 16, 16))
-    assert "nothing tells where its channels are" in adapter.explain("1").reason
+    assert "nothing tells where its channels are" in adapter.verify_cut("1").reason
 
 
 # -- which positions of a text are real --------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_where_padding_went_nobody_knows_rows_are_refused() -> None:
             with pytest.raises(ValueError, match="would count padding"):
                 said.rows(policy)
     with pytest.raises(ValueError, match="would count padding"):
-        said.row_samples("positions")
+        said.row_samples("none")
     assert read(Reader(merge=2), 9, 9, masked=False).rows().shape == (10, 16)
 
 
@@ -311,4 +311,4 @@ def test_a_number_for_each_token_is_no_representation() -> None:
 
     adapter = hf_stitch.load(Scores(), example_inputs={"ids": torch.randint(1, 50, (2, 6))})
     assert set(adapter.layers) == {"embedding", "score"}
-    assert "a number for each token and no vectors" in adapter.explain("blocks.0").reason
+    assert "a number for each token and no vectors" in adapter.verify_cut("blocks.0").reason

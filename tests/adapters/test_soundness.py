@@ -65,12 +65,12 @@ HIDDEN: dict[str, Callable[..., Any]] = {
 def test_what_a_head_learns_of_the_input_by_another_way_is_found(how: str) -> None:
     adapter = hf_stitch.load(Net(HIDDEN[how]), example_inputs=torch.randn(2, 8))
     assert not any(layer.startswith("blocks") for layer in adapter.layers)
-    assert "cannot be cut" in str(adapter.explain("blocks.1"))
+    assert "cannot be cut" in str(adapter.verify_cut("blocks.1"))
 
 
 def test_control_flow_that_depends_on_the_data_is_named() -> None:
     adapter = hf_stitch.load(Net(HIDDEN["a branch on the stem"]), example_inputs=torch.randn(2, 8))
-    assert "depends on values before the cut (it reads them by" in str(adapter.explain("blocks.1"))
+    assert "depends on values before the cut (it reads them by" in str(adapter.verify_cut("blocks.1"))
 
 
 def test_shapes_of_what_precedes_may_be_read() -> None:
@@ -265,7 +265,7 @@ def test_nested_tensors_are_named() -> None:
 
     example = {"ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6)}
     adapter = hf_stitch.load(Masked().eval(), example_inputs=example)
-    assert "enable_nested_tensor=False" in str(adapter.explain("encoder.layers.0"))
+    assert "enable_nested_tensor=False" in str(adapter.verify_cut("encoder.layers.0"))
 
 
 def test_a_forward_without_gradient_is_named() -> None:
@@ -430,4 +430,4 @@ def test_what_a_forward_keeps_of_its_first_input_is_not_that_of_the_survey() -> 
 
 def test_a_network_that_fails_on_one_sample_is_told_not_raised() -> None:
     adapter = hf_stitch.load(Net(lambda net, x, stem, y: net.head(y).squeeze()[:, 0]), example_inputs=torch.randn(2, 8))
-    assert "too many indices" in str(adapter.explain("blocks.1"))
+    assert "too many indices" in str(adapter.verify_cut("blocks.1"))

@@ -43,7 +43,7 @@ def test_a_bypass_is_refused_by_name_also_through_zero_weights(gate: float) -> N
 
 def test_a_layer_inside_a_residual_branch_is_refused_and_what_bypasses_it_named() -> None:
     adapter = hf_stitch.load(make("timm-resnet"), example_inputs=images(2))
-    explanation = adapter.explain("layer2.0.conv1")
+    explanation = adapter.verify_cut("layer2.0.conv1")
     assert explanation.status == "refused"
     assert "layer1.0" in str(explanation)
     assert "bypasses" in str(explanation)
@@ -99,7 +99,7 @@ def test_the_content_of_padding_does_not_matter() -> None:
     inputs = texts(3, 8, "right")
     other = {**inputs, "input_ids": torch.where(inputs["attention_mask"].bool(), inputs["input_ids"], 7)}
     with torch.no_grad():
-        a, b = (adapter.encode(x, adapter.layers[1])[adapter.layers[1]].rows("positions") for x in (inputs, other))
+        a, b = (adapter.encode(x, adapter.layers[1])[adapter.layers[1]].rows("none") for x in (inputs, other))
     assert torch.equal(a, b)
 
 
@@ -286,14 +286,14 @@ def test_state_that_one_forward_leaves_for_the_next_does_not_pass_for_a_cut() ->
 
     for kind in (Stateful, Hidden):
         adapter = hf_stitch.load(kind(), example_inputs=torch.randn(2, 8))
-        assert adapter.explain("blocks.0").status == "refused"
+        assert adapter.verify_cut("blocks.0").status == "refused"
 
 
 @pytest.mark.parametrize("size", [(64, 48), (48, 64), (40, 40)])
 def test_channels_are_told_from_height_by_the_layers_not_by_the_shape(size: tuple[int, int]) -> None:
     adapter = hf_stitch.load(make("timm-resnet"), example_inputs=torch.randn(2, 3, *size))
-    assert adapter.form("layer1.0").layout == "bchw"
-    assert adapter.form("layer1.0").width == 64
+    assert adapter.spec("layer1.0").layout == "bchw"
+    assert adapter.spec("layer1.0").width == 64
 
 
 def test_a_first_axis_that_is_not_the_batch_is_refused() -> None:
@@ -315,12 +315,12 @@ def test_channels_before_length_are_positions_with_channels_and_sequences_form_n
     conv = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 6, 3), nn.Flatten())
     adapter, x = hf_stitch.load(conv, example_inputs=torch.randn(2, 3, 20)), torch.randn(5, 3, 20)
     representation = adapter.encode(x, "0")["0"]
-    assert representation.form == adapter.form("0") == RepresentationSpec("bnd", 4)
+    assert representation.spec == adapter.spec("0") == RepresentationSpec("bnd", 4)
     assert torch.equal(representation.values, conv[0](x).transpose(1, 2))
     assert torch.equal(adapter.decode(representation, "0"), conv(x))
     assert torch.equal(adapter.back("0")(adapter.front("0")(input=x)), conv(x))
     sequence = nn.Sequential(Block(), Block(), nn.Flatten())
-    assert hf_stitch.load(sequence, example_inputs=torch.randn(2, 9, 8)).form("0").grid is None
+    assert hf_stitch.load(sequence, example_inputs=torch.randn(2, 9, 8)).spec("0").grid is None
 
 
 def test_tokens_before_samples_are_put_in_order() -> None:
@@ -392,7 +392,7 @@ def test_a_model_that_refuses_nan_is_told_not_raised() -> None:
             return self.blocks[2](y)
 
     adapter = hf_stitch.load(Strict(), example_inputs=torch.randn(2, 8))
-    assert "non-finite" in str(adapter.explain("blocks.0")) or adapter.explain("blocks.0").status == "refused"
+    assert "non-finite" in str(adapter.verify_cut("blocks.0")) or adapter.verify_cut("blocks.0").status == "refused"
     assert isinstance(adapter.layers, tuple)
 
 

@@ -36,7 +36,7 @@ GRID, TOKENS = RepresentationSpec("bchw", 6, (2, 2)), RepresentationSpec("bnd", 
 def layer(seed: int, body: Any = LinearStitch, **options: Any) -> StitchingLayer:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return StitchingLayer(GRID, TOKENS, "positions", body(6, 4, **options), LinearStitch(6, 4))
+        return StitchingLayer(GRID, TOKENS, "none", body(6, 4, **options), LinearStitch(6, 4))
 
 
 def text_of(shown: Any) -> str:
@@ -57,7 +57,7 @@ def test_every_map_is_interpolated_as_a_map(weight: float) -> None:
 
 
 def test_stitches_of_other_places_are_not_interpolated() -> None:
-    other = StitchingLayer(GRID, RepresentationSpec("bchw", 4, (2, 2)), "positions", LinearStitch(6, 4))
+    other = StitchingLayer(GRID, RepresentationSpec("bchw", 4, (2, 2)), "none", LinearStitch(6, 4))
     with pytest.raises(ValueError, match=r"of one place.*target is bnd 4 2x2 \+1 and bchw 4 2x2"):
         interpolate(layer(0), other, 0.5)
 
@@ -114,7 +114,10 @@ def test_connectivity_refuses(place: Any) -> None:
 def test_the_smallest_entries_become_zero() -> None:
     weight = torch.tensor([[0.5, -1e-5, 2.0], [0.0, -3.0, 1e-4]])
     full = StitchingLayer(
-        RepresentationSpec("bd", 3), RepresentationSpec("bd", 2), "positions", LinearStitch.of(weight=weight, bias=torch.zeros(2))
+        RepresentationSpec("bd", 3),
+        RepresentationSpec("bd", 2),
+        "none",
+        LinearStitch.of(weight=weight, bias=torch.zeros(2)),
     )
     assert zero_share(full) == pytest.approx(1 / 6)
     thin = sparsify(full)
@@ -173,10 +176,10 @@ def test_pruning_refuses(options: dict[str, float], message: str) -> None:
 def test_one_pass_gives_the_stitches_of_a_pass_for_each_rank(place: Any) -> None:
     ranks = reduced_ranks(place.stitched, place.train, progress=False)
     assert list(ranks) == [1, 2, 4, 8]
-    form = place.stitched.stitch.source
+    spec = place.stitched.stitch.source
     statistics = collect(place.source, place.target, [("0", "0")], place.train, progress=False)["0", "0"]
     for rank, found in ranks.items():
-        alone = fit_layer(registries.matchers.build("low_rank", rank=rank), statistics, form, form)
+        alone = fit_layer(registries.matchers.build("low_rank", rank=rank), statistics, spec, spec)
         torch.testing.assert_close(found.body.matrix(), alone.body.matrix())
     torch.testing.assert_close(ranks[8].body.matrix(), place.stitched.stitch.body.weight, rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match="ranks must be from 1 to 8, the smaller width of the stitch, got 9"):

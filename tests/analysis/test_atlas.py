@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch import Adapter, NotACutError, compare
-from hf_stitch.analysis import Plan, SimilarityAtlas
+from hf_stitch.analysis import ComparisonPlan, SimilarityAtlas
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison import comparing as comparing_module
 from hf_stitch.analysis.extraction import record
@@ -85,11 +85,11 @@ def points() -> Tensor:
     return torch.randn(N, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def captured(adapter: Adapter, samples: Any, rows: Any, grid: Any = None) -> dict[str, Tensor]:
+def captured(adapter: Adapter, samples: Any, pooling: Any, grid: Any = None) -> dict[str, Tensor]:
     """The rows of every cut, all samples at once."""
     with torch.no_grad():
         found = adapter.encode(adapter.preprocess(list(samples)), adapter.layers)
-    return {name: (r.resize(grid) if grid else r).rows(rows) for name, r in found.items()}
+    return {name: (r.resize(grid) if grid else r).rows(pooling) for name, r in found.items()}
 
 
 def expected(metric: Any, x: dict[str, Tensor], y: dict[str, Tensor]) -> np.ndarray:
@@ -102,11 +102,11 @@ METRICS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", ["mean", "flatten"])
-def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: Tensor, rows: Any) -> None:
-    metrics = [m for m in METRICS if rows == "mean" or m != "linear_regression"]
-    atlas = compare(cnn, vit, images, metrics=metrics, rows=rows, batch_size=16, progress=False)
-    x, y = captured(cnn, images, rows), captured(vit, images, rows)
+@pytest.mark.parametrize("pooling", ["mean", "flatten"])
+def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
+    metrics = [m for m in METRICS if pooling == "mean" or m != "linear_regression"]
+    atlas = compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=16, progress=False)
+    x, y = captured(cnn, images, pooling), captured(vit, images, pooling)
     assert atlas.layers_a == cnn.layers and atlas.layers_b == vit.layers and atlas.n == N
     for metric, values in zip(map(registries.metrics.build, metrics), atlas.values.values(), strict=True):
         np.testing.assert_allclose(values, expected(metric, x, y), rtol=1e-9, atol=1e-9, err_msg=metric.name)
@@ -114,12 +114,12 @@ def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: T
 
 def test_positions_are_brought_to_the_grid_of_b(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     metrics = ["linear_cka", "procrustes"]
-    atlas = compare(vit, cnn, images, metrics=metrics, rows="positions", batch_size=16, progress=False)
-    grids = {name: cnn.form(name).grid for name in cnn.layers}
+    atlas = compare(vit, cnn, images, metrics=metrics, pooling="none", batch_size=16, progress=False)
+    grids = {name: cnn.spec(name).grid for name in cnn.layers}
     assert len(set(grids.values())) > 2
     for place, (layer, grid) in enumerate(grids.items()):
-        x = captured(vit, images, "positions", grid)
-        y = {layer: captured(cnn, images, "positions")[layer]}
+        x = captured(vit, images, "none", grid)
+        y = {layer: captured(cnn, images, "none")[layer]}
         for name in metrics:
             got = atlas[name][:, [place]]
             np.testing.assert_allclose(got, expected(registries.metrics.build(name), x, y), rtol=1e-9, atol=1e-9)
@@ -127,21 +127,23 @@ def test_positions_are_brought_to_the_grid_of_b(cnn: Adapter, vit: Adapter, imag
 
 def test_texts_by_token_and_by_mean(texts: list[str]) -> None:
     a, b, other = bert(0), bert(1), bert(2, order=1)
-    for rows in ("positions", "mean"):
-        atlas = compare(a, b, texts, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+    for rows in ("none", "mean"):
+        atlas = compare(a, b, texts, pooling=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
         x, y = captured(a, texts, rows), captured(b, texts, rows)
         np.testing.assert_allclose(
             atlas["linear_cka"], expected(registries.metrics.build("linear_cka"), x, y), rtol=1e-9
         )
     assert compare(a, other, texts, progress=False)["linear_cka"].shape == (2, 2)
     with pytest.raises(ValueError, match="tokenizers differ"):
-        compare(a, other, texts, rows="positions", progress=False)
+        compare(a, other, texts, pooling="none", progress=False)
 
 
-@pytest.mark.parametrize("rows", ["mean", "positions"])
-def test_batching_changes_nothing(cnn: Adapter, vit: Adapter, images: Tensor, rows: Any) -> None:
-    metrics = ["linear_cka", "procrustes"] if rows == "positions" else ["linear_cka", DEBIASED, MINIBATCH, "mutual_knn"]
-    found = [compare(cnn, vit, images, metrics=metrics, rows=rows, batch_size=s, progress=False) for s in (1, 7, 64)]
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_batching_changes_nothing(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
+    metrics = ["linear_cka", "procrustes"] if pooling == "none" else ["linear_cka", DEBIASED, MINIBATCH, "mutual_knn"]
+    found = [
+        compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=s, progress=False) for s in (1, 7, 64)
+    ]
     for other in found[1:]:
         for name, values in found[0].values.items():
             np.testing.assert_allclose(other[name], values, rtol=1e-9, atol=1e-9)
@@ -158,9 +160,9 @@ def test_padding_and_shuffling_change_nothing() -> None:
         held = {k: torch.where(mask[..., None], v, fill)[order].double() for k, v in values[number].items()}
         return Activations(held, [ids[i] for i in order], mask=mask[order])
 
-    for rows in ("positions", "mean", "last"):
-        plain = compare(side(0, 0.0, torch.arange(N)), side(1, 0.0, torch.arange(N)), rows=rows, progress=False)  # type: ignore[call-overload]
-        odd = compare(side(0, 1e9, order), side(1, float("nan"), order), rows=rows, progress=False)  # type: ignore[call-overload]
+    for rows in ("none", "mean", "last"):
+        plain = compare(side(0, 0.0, torch.arange(N)), side(1, 0.0, torch.arange(N)), pooling=rows, progress=False)  # type: ignore[call-overload]
+        odd = compare(side(0, 1e9, order), side(1, float("nan"), order), pooling=rows, progress=False)  # type: ignore[call-overload]
         np.testing.assert_allclose(odd["linear_cka"], plain["linear_cka"], atol=1e-10)
 
 
@@ -214,8 +216,8 @@ def test_routes_follow_cost_and_memory(monkeypatch: Any) -> None:
 
 
 def test_a_network_and_itself(vit: Adapter, cnn: Adapter, images: Tensor) -> None:
-    for adapter, rows in ((vit, "positions"), (cnn, "mean")):
-        atlas = compare(adapter, adapter, images, metrics=["linear_cka", "rsa"], rows=rows, progress=False)  # type: ignore[call-overload]
+    for adapter, rows in ((vit, "none"), (cnn, "mean")):
+        atlas = compare(adapter, adapter, images, metrics=["linear_cka", "rsa"], pooling=rows, progress=False)  # type: ignore[call-overload]
         for values in atlas.values.values():
             np.testing.assert_allclose(np.diag(values), 1, atol=1e-12)
             np.testing.assert_array_equal(values, values.T)
@@ -247,7 +249,7 @@ def test_identical_tensors_are_taken_once(points: Tensor, monkeypatch: Any) -> N
 
 def test_a_plan_says_what_it_takes(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     plan = compare(cnn, vit, images, metrics=["linear_cka", "rsa"], plan=True)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, ComparisonPlan)
     assert [(r.metric, r.name, r.chosen) for r in plan.routes][-1] == ("rsa", "features", True)
     assert sum(r.chosen for r in plan.routes) == 2 and plan.seconds > 0
     text = str(plan)
@@ -258,7 +260,7 @@ def test_an_atlas_is_saved_shown_and_read(cnn: Adapter, vit: Adapter, images: Te
     atlas = compare(cnn, vit, images, metrics=["linear_cka", "procrustes"], progress=False)
     atlas.save(tmp_path / "run" / "atlas.json")
     again = SimilarityAtlas.load(tmp_path / "run" / "atlas.json")
-    for field in ("layers_a", "layers_b", "n", "rows", "routes", "distances", "recipe"):
+    for field in ("layers_a", "layers_b", "n", "pooling", "routes", "distances", "recipe"):
         assert getattr(again, field) == getattr(atlas, field), field
     assert all(np.array_equal(again[name], atlas[name]) for name in ("linear_cka", "procrustes"))
     assert again.recipe["a"]["reference"]["weights_hash"] == cnn.pinned.weights_hash
@@ -282,27 +284,27 @@ def test_an_atlas_is_saved_shown_and_read(cnn: Adapter, vit: Adapter, images: Te
 
 
 @pytest.mark.parametrize("name", ["saved.npz", "saved.safetensors", "saved"])
-@pytest.mark.parametrize("rows", ["mean", "positions"])
+@pytest.mark.parametrize("pooling", ["mean", "none"])
 def test_saved_activations_stand_for_a_network(
-    cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path, name: str, rows: Any
+    cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path, name: str, pooling: Any
 ) -> None:
-    live = compare(vit, cnn, images, rows=rows, progress=False)
+    live = compare(vit, cnn, images, pooling=pooling, progress=False)
     saved = []
     for number, adapter in enumerate((vit, cnn)):
         (tmp_path / str(number)).mkdir()
-        record(adapter, None, images, rows, batch_size=16, progress=False).save(tmp_path / str(number) / name)
+        record(adapter, None, images, pooling, batch_size=16, progress=False).save(tmp_path / str(number) / name)
         saved.append(Activations.load(tmp_path / str(number) / name))
     for a, b, data in ((saved[0], cnn, images), (vit, saved[1], images), (saved[0], saved[1], None)):
-        atlas = compare(a, b, data, rows=rows, progress=False)
+        atlas = compare(a, b, data, pooling=pooling, progress=False)
         np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
     assert atlas.recipe["a"] == {"activations": saved[0].fingerprint}
 
 
 def test_recorded_texts_keep_their_mask(texts: list[str]) -> None:
     a, b = bert(0), bert(1)
-    live = compare(a, b, texts, rows="positions", progress=False)
-    saved = record(a, None, texts, "positions", batch_size=8, progress=False)
-    atlas = compare(saved, b, texts, rows="positions", progress=False)
+    live = compare(a, b, texts, pooling="none", progress=False)
+    saved = record(a, None, texts, "none", batch_size=8, progress=False)
+    atlas = compare(saved, b, texts, pooling="none", progress=False)
     np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
 
 
@@ -350,7 +352,7 @@ def test_bad_input_is_refused_before_anything_is_lost(
             compare(*args, progress=False, **options)
 
     a = mlp(0)
-    saved = Activations({"l": torch.randn(N, 3)}, range(N), rows="mean")
+    saved = Activations({"l": torch.randn(N, 3)}, range(N), pooling="mean")
     refused("is empty", a, a, points[:0])
     refused("at least 2 samples, got 1", a, a, points[:1])
     refused(r"linear_cka\(debiased=True\) takes at least 4 samples, got 3", a, a, points[:3], metrics=[DEBIASED])
@@ -368,13 +370,13 @@ def test_bad_input_is_refused_before_anything_is_lost(
     assert compare(wide, wide, metrics=[registries.metrics.build("cca", ridge=0.1)], progress=False).n == N
     refused("a is a network and needs data", a, saved)
     refused("leave data out", saved, saved, points)
-    refused("recorded with rows='mean', not 'cls'", saved, saved, rows="cls")
+    refused("recorded with pooling='mean', not 'cls'", saved, saved, pooling="cls")
     refused(r"They hold different samples \(60 and 61\)", a, saved, points[:60])
     refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
-    refused("must be one of positions", a, a, points, rows="average")
+    refused("must be one of none", a, a, points, pooling="average")
     refused("must be at least 1, got 0", a, a, points, batch_size=0)
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
-    refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, rows="positions")
+    refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, pooling="none")
     refused("compares outputs, not layers", a, a, points, metrics=["disagreement"])
     refused("asked for twice", a, a, points, metrics=["rsa", "rsa"])
     refused("at least one metric", a, a, points, metrics=[])
@@ -401,9 +403,9 @@ def test_what_only_the_data_show_is_named(points: Tensor) -> None:
     mask = torch.ones(N, 4, dtype=torch.bool)
     mask[40] = False
     masked = Activations({"l": torch.randn(N, 4, 3)}, ids, mask=mask)
-    for rows in ("mean", "positions"):
+    for rows in ("mean", "none"):
         with pytest.raises(ValueError, match="sample 's40' is masked entirely at layer 'l'"):
-            compare(masked, masked, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+            compare(masked, masked, pooling=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
     none = Activations({"l": torch.randn(N, 4, 3)}, ids, mask=torch.zeros(N, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="sample 's0' is masked entirely at layer 'l'"):
         compare(none, none, progress=False)
@@ -427,7 +429,7 @@ def test_features_keep_their_order_where_it_matters(cnn: Adapter, images: Tensor
     layer = [cnn.layers[0]]
     for metric in ("paired_cosine", MINIBATCH):
         atlas = compare(
-            cnn, kept, images, layers_a=layer, layers_b=layer, metrics=[metric], rows="flatten", progress=False
+            cnn, kept, images, layers_a=layer, layers_b=layer, metrics=[metric], pooling="flatten", progress=False
         )
         np.testing.assert_allclose(next(iter(atlas.values.values())), 1, rtol=1e-9)
 
@@ -440,7 +442,7 @@ def test_products_that_overflow_are_named() -> None:
 
 def test_positions_are_no_independent_samples(vit: Adapter, images: Tensor) -> None:
     with pytest.warns(UserWarning, match="takes rows for independent samples"):
-        compare(vit, vit, images, metrics=[DEBIASED], rows="positions", progress=False)
+        compare(vit, vit, images, metrics=[DEBIASED], pooling="none", progress=False)
 
 
 def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
@@ -468,12 +470,14 @@ def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
 def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> None:
     bert = net("bert")
     words = texts[:10]
-    recorded = record(bert, ["bert.pooler", "bert.encoder.layer.0"], words, "positions", progress=False)
+    recorded = record(bert, ["bert.pooler", "bert.encoder.layer.0"], words, "none", progress=False)
     real = bert.preprocess(words)["attention_mask"].bool()
     assert recorded.mask is not None and torch.equal(recorded.mask, real)
 
 
 def test_data_that_no_one_is_shown_are_refused() -> None:
     saved = Activations({"l": torch.randn(9, 3)}, range(9))
-    with pytest.raises(ValueError, match="b is saved activations, to which no data can be shown; leave paired_data out"):
+    with pytest.raises(
+        ValueError, match="b is saved activations, to which no data can be shown; leave paired_data out"
+    ):
         compare(saved, saved, paired_data=torch.randn(9, 3))

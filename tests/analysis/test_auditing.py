@@ -63,8 +63,8 @@ def test_the_card_says_the_verdict(place: Any, tmp_path: Path) -> None:
 def test_the_residual_is_the_metric_of_the_rows(direct: Audit, place: Any) -> None:
     images = torch.stack([s for batch in place.test.batches(400) for s in batch.samples])
     with torch.no_grad():
-        mapped = place.stitched.transfer(input=images).rows("positions")
-        real = place.target.encode(images, "0")["0"].rows("positions")
+        mapped = place.stitched.transfer(input=images).rows("none")
+        real = place.target.encode(images, "0")["0"].rows("none")
     assert direct.residual["body"] == pytest.approx(float(direct_matching(mapped.double(), real.double())), rel=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_order_and_batches_of_the_samples_change_nothing(direct: Audit, place: A
 
 
 def test_another_rows_policy_is_recorded(place: Any) -> None:
-    assert audit(place.stitched, place, rows="mean").rows == "mean"
+    assert audit(place.stitched, place, pooling="mean").pooling == "mean"
 
 
 def test_the_target_may_see_other_samples(direct: Audit, place: Any) -> None:
@@ -106,8 +106,8 @@ def test_the_target_may_see_other_samples(direct: Audit, place: Any) -> None:
     moved = Samples.of(images[order], label=place.test.labels, id=place.test.ids)
     other = audit(place.stitched, place, paired_data=moved)
     with torch.no_grad():
-        mapped = place.stitched.transfer(input=images).rows("positions")
-        real = place.target.encode(images[order], "0")["0"].rows("positions")
+        mapped = place.stitched.transfer(input=images).rows("none")
+        real = place.target.encode(images[order], "0")["0"].rows("none")
     assert other.evaluation == hf_stitch.evaluate(
         place.stitched, place.test, paired_data=moved, resamples=200, progress=False
     )
@@ -195,7 +195,7 @@ def test_verdicts_on_trained_networks(tiny10: Any) -> None:
     statistics = collect(a, b, pairs, train, batch_size=200, progress=False)
     verdicts = {}
     for pair in pairs:
-        layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.form(pair[0]), b.form(pair[1]))
+        layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
         stitched = join(a, pair[0], layer, b, pair[1], task=b.task)
         verdicts[pair] = hf_stitch.audit(stitched, test, train=train, resamples=200, progress=False)
     assert verdicts["bn1", "bn1"].verdict == verdicts["bn8", "bn8"].verdict == "accurate and in distribution"

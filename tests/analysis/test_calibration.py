@@ -110,7 +110,7 @@ def test_null_values_are_those_of_samples_rearranged(name: str, options: dict[st
     assert null.observed == pytest.approx(exact[0], rel=1e-10, abs=1e-12)
     assert distances.min(1).max() < 1e-10
     assert null.chance == pytest.approx(np.mean(exact), abs=4 * np.std(exact) / np.sqrt(300))
-    sign = -1 if registries.metrics.get(name).is_distance else 1
+    sign = 1 if registries.metrics.get(name).higher_is_better else -1
     share = np.mean(sign * (np.array(exact) - exact[0]) >= -1e-10)
     assert null.p_value == pytest.approx(share, abs=4 * np.sqrt(share / 300) + 1 / 301)
 

@@ -21,33 +21,33 @@ def pairs_of(right: dict[tuple[str, str], bool]) -> dict[tuple[str, str], np.nda
 
 def test_axes_are_rows_and_columns() -> None:
     values = np.array([[0.9, 0.2, 0.1], [0.8, 0.7, 0.1], [0.1, 0.3, 0.2]])
-    found = identify_layers(values, is_distance=False, layers=["l", "m", "n"])
+    found = identify_layers(values, higher_is_better=True, layers=["l", "m", "n"])
     assert found.hits["a"].tolist() == [[True, False, False]]
     assert found.hits["b"].tolist() == [[True, True, True]]
     assert (found["a"].value, found["b"].value, found.chance) == (pytest.approx(1 / 3), 1.0, pytest.approx(1 / 3))
-    reverse = identify_layers(1 - values, is_distance=True)
+    reverse = identify_layers(1 - values, higher_is_better=False)
     assert all((reverse.hits[axis] == found.hits[axis]).all() for axis in found.hits)
 
 
 def test_ties_are_misses() -> None:
-    found = identify_layers(np.ones((4, 4)), is_distance=False)
+    found = identify_layers(np.ones((4, 4)), higher_is_better=True)
     assert found["a"].value == found["b"].value == 0
     almost = np.ones((4, 4)) + 1e-9 * np.eye(4)
-    assert identify_layers(almost, is_distance=False)["a"].value == 1
+    assert identify_layers(almost, higher_is_better=True)["a"].value == 1
 
 
 def test_guessing_is_at_chance() -> None:
     g = np.random.default_rng(0)
     networks = [f"net{i}" for i in range(12)]
     values = {pair: g.random((8, 8)) for pair in itertools.combinations(networks, 2)}
-    found = identify_layers(values, is_distance=False)
+    found = identify_layers(values, higher_is_better=True)
     for axis in ("a", "b"):
         assert found[axis].low < found.chance == 1 / 8 < found[axis].high
         assert found[axis].high - found[axis].low < 0.15
 
 
 def test_where_every_pair_agrees_the_interval_is_wilsons() -> None:
-    found = identify_layers(pairs_of(dict.fromkeys(itertools.combinations(NAMES, 2), True)), is_distance=False)
+    found = identify_layers(pairs_of(dict.fromkeys(itertools.combinations(NAMES, 2), True)), higher_is_better=True)
     wilson = stats.binomtest(18, 18).proportion_ci(0.95, method="wilson")
     assert (found["a"].low, found["a"].high) == (pytest.approx(wilson.low), pytest.approx(1))
 
@@ -56,7 +56,7 @@ def test_pairs_that_share_a_network_are_no_new_evidence() -> None:
     """One network of ten is unlike the others: nine pairs of 45 fail together."""
     networks = [f"net{i}" for i in range(10)]
     values = pairs_of({(a, b): a != "net0" for a, b in itertools.combinations(networks, 2)})
-    found = identify_layers(values, is_distance=False)["a"]
+    found = identify_layers(values, higher_is_better=True)["a"]
     wilson = stats.binomtest(36 * 3, 45 * 3).proportion_ci(0.95, method="wilson")
     # With ten networks of Dirichlet weights, that of net0 has the distribution Beta(1, 9): the interval follows.
     heavy = stats.beta(1, 9).ppf(0.975)
@@ -66,16 +66,16 @@ def test_pairs_that_share_a_network_are_no_new_evidence() -> None:
 
 def test_networks_may_be_compared_with_themselves_but_not_both() -> None:
     intra = pairs_of({(name, name): name != "p" for name in NAMES})
-    found = identify_layers(intra, is_distance=False)["a"]
+    found = identify_layers(intra, higher_is_better=True)["a"]
     assert found.value == 0.75
     assert found.low < 0.5
     with pytest.raises(ValueError, match="a network with itself are another question"):
-        identify_layers({**intra, ("p", "q"): np.eye(3)}, is_distance=False)
+        identify_layers({**intra, ("p", "q"): np.eye(3)}, higher_is_better=True)
 
 
 def test_results_are_records_and_tables() -> None:
     values = pairs_of({("p", "q"): True, ("p", "r"): False})
-    found = identify_layers(values, is_distance=False, layers=["l", "m", "n"])
+    found = identify_layers(values, higher_is_better=True, layers=["l", "m", "n"])
     table = found.to_pandas()
     assert len(table) == 2 * 2 * 3
     assert table.groupby(["axis", "b"])["hit"].mean().to_dict() == {
@@ -109,4 +109,4 @@ def test_results_are_records_and_tables() -> None:
 )
 def test_refuses(values: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        identify_layers(values, is_distance=False, **options)
+        identify_layers(values, higher_is_better=True, **options)

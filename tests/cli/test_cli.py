@@ -95,13 +95,13 @@ def test_layers_are_those_of_the_adapter(folders: dict[str, Path]) -> None:
     assert record["task"] == "image-classification"
     assert [e["layer"] for e in record["layers"]] == list(adapter.layers)
     first = record["layers"][0]
-    assert first["form"] == {"layout": "bnd", "width": 64, "grid": [4, 4], "prefix_tokens": 1}
+    assert first["spec"] == {"layout": "bnd", "width": 64, "grid": [4, 4], "prefix_tokens": 1}
     assert first["status"] == "verified"
     assert 0 < first["cost"] < record["layers"][-1]["cost"] <= 1
 
 
 def test_layers_in_a_table(folders: dict[str, Path]) -> None:
-    result = run("layers", folders["cnn"], "--verify")
+    result = run("layers", folders["cnn"])
     assert result.exit_code == 0
     (line,) = [line for line in result.stdout.splitlines() if "layer2.0" in line]
     assert all(word in line for word in ("bchw", "32", "4×4", "verified", "stubs"))
@@ -225,7 +225,7 @@ def test_stitch_tells_how_many_samples_there_are(folders: dict[str, Path], tmp_p
         (("--matcher", "ridge", "--option", "rigde=1"), "did you mean 'ridge'"),
         (("--matcher", "low_rank"), "needs the option 'rank'"),
         (("--option", "rank"), "write key=value"),
-        (("--rows", "all"), "must be one of positions"),
+        (("--pooling", "all"), "must be one of none"),
         (("--test-size", "1.5"), "a share is below 1"),
     ],
 )
@@ -260,13 +260,13 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
     assert record["recipe"]["matcher"]["name"] == "inverse_relative"
     assert record["recipe"]["samples"] == 90
     again = recorded(
-        "swap", record["saved"]["model"], folders["vit"], "--layer", "vit.layers.3", "--rows", "cls",
+        "swap", record["saved"]["model"], folders["vit"], "--layer", "vit.layers.3", "--pooling", "cls",
         "--matcher", "ridge", "--option", "ridge=0.1", *DIGITS[:4], "--samples", "60", "--out", tmp_path / "two",
     )  # fmt: skip
     assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
     # What the set knows needs no samples, and is not scored on the anchors either.
     back = recorded(
-        "swap", again["saved"]["model"], folders["cnn"], "--layer", "layer4.0", "--rows", "mean", *DIGITS[:4],
+        "swap", again["saved"]["model"], folders["cnn"], "--layer", "layer4.0", "--pooling", "mean", *DIGITS[:4],
         "--out", tmp_path / "three",
     )  # fmt: skip
     assert back["evaluation"]["n"] == everything - 90

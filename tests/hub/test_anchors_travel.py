@@ -29,7 +29,7 @@ for name, model in (
     ("inverse", hf_stitch.Stitcher.from_pretrained("alice/inverse").attach()),
     ("inverse-model", hf_stitch.StitchedModel.from_pretrained("alice/inverse-model")),
 ):
-    swapped = hf_stitch.swap(model, encoder="alice/vit-2", layer="vit.layers.2", rows="cls")
+    swapped = hf_stitch.swap(model, encoder="alice/vit-2", layer="vit.layers.2", pooling="cls")
     with torch.no_grad():
         found[name] = model(**inputs).logits
         found[f"{name} swapped"] = swapped(**inputs).logits
@@ -54,7 +54,7 @@ def folder(hub: Hub, images: Any, tmp_path: Path) -> Path:
     for name, model in (("relative", relative), ("inverse", inverse)):
         model.stitcher.push_to_hub(f"alice/{name}")
         model.push_to_hub(f"alice/{name}-model")
-        swapped = hf_stitch.swap(model, encoder=other, layer=last, rows="cls")
+        swapped = hf_stitch.swap(model, encoder=other, layer=last, pooling="cls")
         with torch.no_grad():
             for which, made in ((name, model), (f"{name} swapped", swapped)):
                 expected[which] = made(**inputs).logits

@@ -54,7 +54,7 @@ def test_an_artefact_of_a_version_says_what_it_said(version: str) -> None:
         ("model", "config.json", ("target", "plan")),
         ("model", "config.json", ("target", "cut")),
         ("model", "config.json", ("source", "interface")),
-        ("model", "config.json", ("source", "cut", "form")),
+        ("model", "config.json", ("source", "cut", "spec")),
     ],
 )
 def test_what_a_newer_version_adds_is_named(

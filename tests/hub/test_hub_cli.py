@@ -76,8 +76,8 @@ def test_pulled_over_another_artefact_it_is_the_one_that_was_asked_for(hub: Hub,
 
 
 def test_info_of_a_map_that_keeps_no_widths_and_of_scores_that_lack(hub: Hub, tmp_path: Path) -> None:
-    form, end = RepresentationSpec("bnd", 8), ModelReference("alice/a", "torch")
-    layer = StitchingLayer(form, RepresentationSpec("bnd", 6), "positions", RelativeProjection(8, 6))
+    spec, end = RepresentationSpec("bnd", 8), ModelReference("alice/a", "torch")
+    layer = StitchingLayer(spec, RepresentationSpec("bnd", 6), "none", RelativeProjection(8, 6))
     Stitcher(layer, end, "x", end, "y").save_pretrained(tmp_path)
     assert "relative, 8 → 6" in run("info", tmp_path).stdout
     record = json.loads((NEWEST / "model" / "config.json").read_text())

@@ -110,7 +110,7 @@ class MeanGap(MomentsMetric):
     name = "mean_gap"
     function = staticmethod(mean_gap)
     formula = staticmethod(lambda moments: (moments.mean_x - moments.mean_y).norm())
-    is_distance = True
+    higher_is_better = False
     triangle_inequality = True
     range = (0.0, float("inf"))
     equal_widths = True
@@ -150,7 +150,7 @@ def _in_place(x: Any, y: Any) -> Any:
         ({"statistic": "rows"}, "statistic must be one of"),
         ({"name": "gap"}, "function must be called 'gap'"),
         ({"formula": staticmethod(lambda moments: moments.mean_x.norm())}, "streamed in batches"),
-        ({"is_distance": False}, "only a distance"),
+        ({"higher_is_better": True}, "only a distance"),
         ({"equal_widths": False}, "."),
         ({"function": staticmethod(_of_float32)}, "0-d float64"),
         ({"function": staticmethod(_without_checks)}, "must raise ValueError|error on"),

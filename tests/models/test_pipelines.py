@@ -138,7 +138,9 @@ def test_a_timm_network_within_transformers_has_its_processor_saved(pictures: An
 
 def test_texts(net: Any, texts: Any, tmp_path: Path) -> None:
     a, b = net("bert"), net("roberta", 1)
-    model = hf_stitch.stitch(a, LAYERS["bert"], b, LAYERS["roberta"], "ridge", data=texts, progress=False, rows="mean")
+    model = hf_stitch.stitch(
+        a, LAYERS["bert"], b, LAYERS["roberta"], "ridge", data=texts, progress=False, pooling="mean"
+    )
     model.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == a.processor.get_vocab()
     run = pipeline("text-classification", model=str(tmp_path), top_k=None)

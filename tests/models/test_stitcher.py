@@ -50,10 +50,10 @@ def test_saved_loaded_and_attached_it_is_the_same_model(
     a, b = net(pair[0]), net(pair[1], 1)
     if (
         not registries.matchers.get(matcher).unequal_widths
-        and a.form(LAYERS[pair[0]]).width != b.form(LAYERS[pair[1]]).width
+        and a.spec(LAYERS[pair[0]]).width != b.spec(LAYERS[pair[1]]).width
     ):
         pytest.skip(f"{matcher} takes equal widths")
-    options = {**OPTIONS.get(matcher, {}), "rows": "mean" if pair[0] == "roberta" else "positions"}
+    options = {**OPTIONS.get(matcher, {}), "pooling": "mean" if pair[0] == "roberta" else "none"}
     model = stitched(
         a,
         b,

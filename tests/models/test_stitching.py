@@ -55,9 +55,9 @@ def test_a_network_stitched_to_itself_by_identity_is_itself(
     ("source", "target", "options"),
     [
         ("cnn", "vit", {}),
-        ("cnn", "vit", {"rows": "mean"}),
+        ("cnn", "vit", {"pooling": "mean"}),
         ("vit", "cnn", {}),
-        ("vit", "cnn", {"rows": "flatten"}),
+        ("vit", "cnn", {"pooling": "flatten"}),
         ("vit", "deit", {"matcher": "procrustes"}),
         ("swin", "convnext", {"matcher": "low_rank", "rank": 3}),
         ("deit", "swin", {}),
@@ -108,7 +108,7 @@ def test_the_fit_is_that_of_all_training_rows_at_once(net: Any, images: Any) -> 
     assert whole.n == parts.n == 80 * 64
     for name in ("mean_x", "mean_y", "sxx", "sxy", "syy"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
-    layer = fit_layer(registries.matchers.build("ridge"), {"body": whole}, a.form(layers[0]), b.form(layers[1]))
+    layer = fit_layer(registries.matchers.build("ridge"), {"body": whole}, a.spec(layers[0]), b.spec(layers[1]))
     assert torch.equal(layer.body_mean, whole.mean_y.float())
 
 
@@ -118,7 +118,7 @@ def test_it_reports_where_it_comes_from(net: Any, images: Any) -> None:
     assert isinstance(model, StitchedModelForImageClassification)
     recipe = model.config.recipe
     assert recipe["matcher"] == {"name": "ridge", "ridge": 2.0}
-    assert (recipe["rows"], recipe["samples"], recipe["test_size"], recipe["seed"]) == ("positions", 60, 0.25, 3)
+    assert (recipe["pooling"], recipe["samples"], recipe["test_size"], recipe["seed"]) == ("none", 60, 0.25, 3)
     assert recipe["data"] == hf_stitch.Samples.of(images).fingerprint
     assert model.config.target["reference"]["weights_hash"] == weights_hash(b.model)
     assert model.config.num_labels == b.model.config.num_labels
@@ -270,14 +270,14 @@ def test_images_of_another_size_than_the_network_is_cut_for(net: Any, images: An
 
 @pytest.mark.usefixtures("uncollected")
 def test_one_token_for_a_target_that_needs_two(net: Any, images: Any) -> None:
-    message = r"cannot run from layer 'blocks\.1' on what rows='mean' gives it \(IndexError: .*use another rows policy"
+    message = r"cannot run from layer 'blocks\.1' on what pooling='mean' gives it \(IndexError: .*use another pooling"
     with pytest.raises(ValueError, match=message):
-        stitched(net("cnn"), net("deit", 1), images, (LAYERS["cnn"], LAYERS["deit"]), rows="mean")
+        stitched(net("cnn"), net("deit", 1), images, (LAYERS["cnn"], LAYERS["deit"]), pooling="mean")
 
 
 @pytest.mark.usefixtures("uncollected")
 def test_forms_that_do_not_join(net: Any, images: Any) -> None:
-    refused(ValueError, "rows policy must be one of", net, images, rows="tokens")
+    refused(ValueError, "pooling must be one of", net, images, pooling="tokens")
 
 
 def test_inputs_that_are_missing_or_labels_without_a_head(net: Any, images: Any) -> None:
@@ -307,7 +307,9 @@ def test_a_pooled_stitch_into_a_network_with_a_cls_token_speaks_where_its_head_l
         )
     ).eval()
     images = [{"image": image, "label": i % 4} for i, image in enumerate(torch.randn(120, 3, 32, 32))]
-    stitched = hf_stitch.stitch(model, "vit.layers.1", model, "vit.layers.1", data=images, rows="cls", progress=False)
+    stitched = hf_stitch.stitch(
+        model, "vit.layers.1", model, "vit.layers.1", data=images, pooling="cls", progress=False
+    )
     assert stitched.evaluation["agreement"].value == 1
     target = hf_stitch.load(model)
     with torch.no_grad():
@@ -325,10 +327,10 @@ def test_what_belongs_to_a_user_or_a_machine_is_not_recorded(tmp_path: Path) -> 
     ).save_pretrained(tmp_path / "parent")
     with pytest.warns(UserWarning, match="has no Tokenizer"):
         adapter = hf_stitch.load(str(tmp_path / "parent"), token="hf_secret", cache_dir=str(tmp_path / "cache"))
-    layer, form = adapter.layers[0], adapter.form(adapter.layers[0])
-    width = form.width
+    layer, spec = adapter.layers[0], adapter.spec(adapter.layers[0])
+    width = spec.width
     stitched = join(
-        adapter, layer, StitchingLayer(form, form, "positions", IdentityStitch(width, width)), adapter, layer, task=None
+        adapter, layer, StitchingLayer(spec, spec, "none", IdentityStitch(width, width)), adapter, layer, task=None
     )
     stitched.save_pretrained(tmp_path / "model")
     stitched.stitcher.save_pretrained(tmp_path / "stitcher")

@@ -314,7 +314,7 @@ class Unread:
         ({"parallel": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "all 20 anchors have the same representation"),
         ({}, "not encoded by .* no encoder of these weights"),
         ({"anchors": RELATIVE.anchors, "encoder": A, "layer": "1"}, "this encoder at another layer or by other rows"),
-        ({"encoder": A, "rows": "cls"}, "this encoder at another layer or by other rows"),
+        ({"encoder": A, "pooling": "cls"}, "this encoder at another layer or by other rows"),
         ({"anchors": ANCHORS, "layer": "9"}, "does not exist"),
         ({"anchors": ANCHORS, "matcher": "lstsq"}, "needs no map"),
         ({"anchors": ANCHORS, "target_layer": "2"}, "leave out target_layer"),
@@ -370,12 +370,12 @@ def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
     model = hf_stitch.relative_model(net("cnn"), "layer4.0", anchors, num_labels=5, progress=False)
     assert model.task == "image-classification"
     swapped = hf_stitch.swap(
-        model, encoder=net("vit"), layer="vit.layers.2", rows="cls", anchors=anchors, data=images, progress=False
+        model, encoder=net("vit"), layer="vit.layers.2", pooling="cls", anchors=anchors, data=images, progress=False
     )
-    assert swapped.stitch.rows == "cls"
+    assert swapped.stitch.pooling == "cls"
     swapped = hf_stitch.swap(
         net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"), layer="bert.encoder.layer.2",
-        rows="cls", anchors=Samples.of(texts), data=texts, progress=False,
+        pooling="cls", anchors=Samples.of(texts), data=texts, progress=False,
     )  # fmt: skip
     assert swapped.evaluation.scores.keys() >= {"stitched", "procrustes"}
     swapped = hf_stitch.swap(
@@ -390,11 +390,11 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
     a, b = net("cnn"), net("deit")
     known = AnchorSet.of(anchors).encode(a, "layer4.0", anchors).encode(b, "blocks.2", anchors, "cls")
     model = hf_stitch.relative_model(a, "layer4.0", known, num_labels=5, progress=False)
-    expected = hf_stitch.swap(model, encoder=b, layer="blocks.2", rows="cls")
+    expected = hf_stitch.swap(model, encoder=b, layer="blocks.2", pooling="cls")
     inputs = model.preprocess([sample["image"] for sample in images[:5]])
     model.save_pretrained(tmp_path)
     again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
-    swapped = hf_stitch.swap(again, encoder=b, layer="blocks.2", rows="cls")
+    swapped = hf_stitch.swap(again, encoder=b, layer="blocks.2", pooling="cls")
     assert torch.equal(swapped(**inputs).logits, expected(**inputs).logits)
     (tmp_path / "anchors.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"no anchors\.safetensors"):

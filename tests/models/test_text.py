@@ -22,32 +22,32 @@ def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any)
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize(
-    ("source", "target", "rows"),
+    ("source", "target", "pooling"),
     [
         ("roberta", "bert", "mean"),
         ("roberta", "bert", "cls"),
         ("bert", "roberta", "last"),
-        ("gpt2", "llama", "positions"),
-        ("t5", "bert", "positions"),
+        ("gpt2", "llama", "none"),
+        ("t5", "bert", "none"),
     ],
 )
 def test_it_gives_what_encoding_stitching_and_decoding_give(
-    source: str, target: str, rows: str, padding: str, net: Any, inputs: Any, texts: Any
+    source: str, target: str, pooling: str, padding: str, net: Any, inputs: Any, texts: Any
 ) -> None:
     a, b, layers = net(source), net(target, 1), (LAYERS[source], LAYERS[target])
-    model = stitched(a, b, texts, layers, rows=rows)
+    model = stitched(a, b, texts, layers, pooling=pooling)
     batch = inputs(a, padding)
     with torch.no_grad():
         expected = b.decode(model.stitch(a.encode(batch, layers[0])[layers[0]]), layers[1]).logits
         assert torch.equal(model(**batch).logits, expected)
 
 
-@pytest.mark.parametrize(("source", "target", "rows"), [("roberta", "bert", "mean"), ("gpt2", "llama", "positions")])
+@pytest.mark.parametrize(("source", "target", "pooling"), [("roberta", "bert", "mean"), ("gpt2", "llama", "none")])
 def test_what_padding_holds_and_how_long_it_is_changes_nothing(
-    source: str, target: str, rows: str, net: Any, inputs: Any, texts: Any
+    source: str, target: str, pooling: str, net: Any, inputs: Any, texts: Any
 ) -> None:
     a = net(source)
-    model = stitched(a, net(target, 1), texts, (LAYERS[source], LAYERS[target]), rows=rows)
+    model = stitched(a, net(target, 1), texts, (LAYERS[source], LAYERS[target]), pooling=pooling)
     batch = inputs(a)
     mask = batch["attention_mask"].bool()
     other = {**batch, "input_ids": batch["input_ids"].masked_fill(~mask, 9)}
@@ -56,7 +56,7 @@ def test_what_padding_holds_and_how_long_it_is_changes_nothing(
         other, longer["input_ids"][:, -3:] = batch, a.interface.pad_id
     with torch.no_grad():
         expected, got, long = (model(**given).logits for given in (batch, other, longer))
-    if rows == "positions":
+    if pooling == "none":
         expected, got, long = expected[mask], got[mask], long[:, :-3][mask]
     assert torch.equal(got, expected)
     torch.testing.assert_close(long, expected, rtol=1e-5, atol=1e-6)
@@ -64,7 +64,7 @@ def test_what_padding_holds_and_how_long_it_is_changes_nothing(
 
 def test_a_classifier_of_texts(net: Any, inputs: Any, texts: Any) -> None:
     a, b = net("roberta"), net("bert", 1)
-    model = stitched(a, b, texts, ROBERTA_BERT, rows="mean")
+    model = stitched(a, b, texts, ROBERTA_BERT, pooling="mean")
     assert isinstance(model, StitchedModelForSequenceClassification)
     assert (model.config.num_labels, model.main_input_name) == (3, "input_ids")
     batch, labels = inputs(a), torch.tensor([0, 1, 2, 0, 1])
@@ -90,7 +90,7 @@ def test_a_language_model(net: Any, inputs: Any, texts: Any) -> None:
 
 def test_the_processor_is_the_source_s(net: Any, texts: Any) -> None:
     a, samples = net("roberta"), [sample["text"] for sample in texts[:4]]
-    model = stitched(a, net("bert", 1), texts, ROBERTA_BERT, rows="mean")
+    model = stitched(a, net("bert", 1), texts, ROBERTA_BERT, pooling="mean")
     for name, value in a.preprocess(samples).items():
         assert torch.equal(model.preprocess(samples)[name], value)
 
@@ -105,7 +105,7 @@ def test_it_exports(net: Any, inputs: Any, texts: Any) -> None:
 
 
 def test_tokens_of_two_tokenizers_do_not_correspond(net: Any, texts: Any) -> None:
-    with pytest.raises(ValueError, match=r"two tokenizers differ.* use rows='mean', 'cls' or 'last'"):
+    with pytest.raises(ValueError, match=r"two tokenizers differ.* use pooling='mean', 'cls' or 'last'"):
         stitched(net("roberta"), net("bert", 1), texts, ROBERTA_BERT)
 
 
@@ -117,14 +117,14 @@ def test_tokenizers_that_pad_on_different_sides_are_refused(net: Any, texts: Any
 
 
 def test_a_language_model_takes_no_pooled_stitch(net: Any, texts: Any) -> None:
-    with pytest.raises(ValueError, match="no next token could be predicted; use rows='positions'"):
-        stitched(net("gpt2"), net("llama", 1), texts, GPT2_LLAMA, rows="mean")
+    with pytest.raises(ValueError, match="no next token could be predicted; use pooling='none'"):
+        stitched(net("gpt2"), net("llama", 1), texts, GPT2_LLAMA, pooling="mean")
 
 
 def test_texts_in_two_languages_meet_by_their_ids(net: Any, texts: Any) -> None:
     a, b = net("roberta"), net("bert", 1)
     other = [sample["text"].upper() for sample in texts]
-    model = stitched(a, b, texts, ROBERTA_BERT, rows="mean", paired_data=other)
+    model = stitched(a, b, texts, ROBERTA_BERT, pooling="mean", paired_data=other)
     assert model.stitch.body.fitted["n"] == 64
     with pytest.raises(ValueError, match=r"differ first at place 79: id 79 and no more samples"):
-        stitched(a, b, texts, ROBERTA_BERT, rows="mean", paired_data=other[:-1])
+        stitched(a, b, texts, ROBERTA_BERT, pooling="mean", paired_data=other[:-1])

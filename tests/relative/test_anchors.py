@@ -279,20 +279,22 @@ def test_several_rows_of_a_sample_are_no_anchor() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     images = Samples.of(torch.randn(4, 3, 8, 8))
-    with pytest.raises(ValueError, match="rows='positions' gives layer '1' 144 for 4 samples"):
-        AnchorSet.of(images).encode(a, "1", images, "positions")
+    with pytest.raises(ValueError, match="pooling='none' gives layer '1' 144 for 4 samples"):
+        AnchorSet.of(images).encode(a, "1", images, "none")
 
 
 def test_a_set_is_read_as_it_was_written(chosen: Samples, tmp_path: Path) -> None:
     a, b = encoder(), encoder(1)
     anchors = AnchorSet.of(chosen).encode(a, "1", chosen).encode(b, "3", chosen)
-    anchors = anchors.add(torch.randn(12, 7).bfloat16(), ModelReference(str(tmp_path), "timm", weights_hash="sha256:1"), "x")
+    anchors = anchors.add(
+        torch.randn(12, 7).bfloat16(), ModelReference(str(tmp_path), "timm", weights_hash="sha256:1"), "x"
+    )
     anchors.save_pretrained(tmp_path / "set")
     again = AnchorSet.from_pretrained(tmp_path / "set")
     assert (again.ids, again.fingerprint) == (anchors.ids, anchors.fingerprint)
     for one, other in zip(again.encoded, anchors.encoded, strict=True):
         assert torch.equal(one.values, other.values) and one.values.dtype == other.values.dtype
-        assert (one.layer, one.rows) == (other.layer, other.rows)
+        assert (one.layer, one.pooling) == (other.layer, other.pooling)
     assert torch.equal(again.values(b, "3"), anchors.values(b, "3"))
     assert str(tmp_path) not in (tmp_path / "set" / "anchors.json").read_text()
     AnchorSet.of(chosen).save_pretrained(tmp_path / "empty")

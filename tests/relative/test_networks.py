@@ -38,7 +38,7 @@ def test_a_relative_head_takes_another_encoder(encoders: tuple[hf_stitch.Adapter
     exchanged = projection.with_anchors(anchors.values(encoders[1], "2"))
     models = []
     for encoder, body in zip(encoders, (projection, exchanged), strict=True):
-        layer = StitchingLayer(encoder.form("2"), head.form("0"), "mean", body)
+        layer = StitchingLayer(encoder.spec("2"), head.spec("0"), "mean", body)
         models.append(join(encoder, "2", layer, head, "0", task=None))
     x = torch.randn(7, 4)
     torch.testing.assert_close(models[1](input=x), models[0](input=x), rtol=1e-4, atol=1e-5)
@@ -61,7 +61,7 @@ def test_relative_cosine_sees_no_difference_between_them(encoders: tuple[hf_stit
         metrics=["relative_cosine"],
         layers_a=["2"],
         layers_b=["2"],
-        rows="mean",
+        pooling="mean",
         progress=False,
     )
     assert atlas["relative_cosine"][0, 0] == pytest.approx(1, abs=1e-6)

@@ -10,52 +10,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_stitch.registry import UnknownNameError
-from hf_stitch.representation import RepresentationSpec, Representation
+from hf_stitch.representation import Representation, RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 
-CNN, VIT, DEIT = RepresentationSpec("bchw", 6, (4, 4)), RepresentationSpec("bnd", 5, (2, 3), 1), RepresentationSpec("bnd", 5, (2, 3), 2)
+CNN, VIT, DEIT = (
+    RepresentationSpec("bchw", 6, (4, 4)),
+    RepresentationSpec("bnd", 5, (2, 3), 1),
+    RepresentationSpec("bnd", 5, (2, 3), 2),
+)
 SWIN, TEXT, VECTOR = RepresentationSpec("bhwc", 4, (2, 2)), RepresentationSpec("bnd", 5), RepresentationSpec("bd", 7)
 
 
-def sample(form: RepresentationSpec, batch: int = 3, mask: torch.Tensor | None = None) -> Representation:
+def sample(spec: RepresentationSpec, batch: int = 3, mask: torch.Tensor | None = None) -> Representation:
     """A random representation of a form; texts have six tokens."""
-    positions = form.grid[0] * form.grid[1] if form.grid else 6
+    positions = spec.grid[0] * spec.grid[1] if spec.grid else 6
     shape = {
-        "bd": (form.width,),
-        "bnd": (form.prefix_tokens + positions, form.width),
-        "bchw": (form.width, *(form.grid or ())),
-        "bhwc": (*(form.grid or ()), form.width),
-    }[form.layout]
-    grid = form.grid if form.layout == "bnd" else None
-    return Representation(torch.randn(batch, *shape), form.layout, mask, form.prefix_tokens, grid)
+        "bd": (spec.width,),
+        "bnd": (spec.prefix_tokens + positions, spec.width),
+        "bchw": (spec.width, *(spec.grid or ())),
+        "bhwc": (*(spec.grid or ()), spec.width),
+    }[spec.layout]
+    grid = spec.grid if spec.layout == "bnd" else None
+    return Representation(torch.randn(batch, *shape), spec.layout, mask, spec.prefix_tokens, grid)
 
 
-def layer_of(source: RepresentationSpec, target: RepresentationSpec, rows: str = "positions") -> StitchingLayer:
-    widths = part_widths(source, target, rows)
+def layer_of(source: RepresentationSpec, target: RepresentationSpec, pooling: str = "none") -> StitchingLayer:
+    widths = part_widths(source, target, pooling)
     maps = {part: LinearStitch(*width) for part, width in widths.items()}
-    return StitchingLayer(source, target, rows, maps["body"], maps.get("prefix"))
+    return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"))
 
 
 JOINED = [
-    *((source, target, "positions") for source in (CNN, VIT, DEIT, SWIN) for target in (CNN, VIT, DEIT, SWIN)),
+    *((source, target, "none") for source in (CNN, VIT, DEIT, SWIN) for target in (CNN, VIT, DEIT, SWIN)),
     *((source, target, "flatten") for source in (CNN, VIT, SWIN, VECTOR) for target in (CNN, DEIT, SWIN, VECTOR)),
-    (TEXT, TEXT, "positions"),
-    (VECTOR, VECTOR, "positions"),
+    (TEXT, TEXT, "none"),
+    (VECTOR, VECTOR, "none"),
 ]
 
 
-@pytest.mark.parametrize(("source", "target", "rows"), JOINED, ids=lambda value: str(value))
-def test_what_comes_out_has_the_form_of_the_target(source: RepresentationSpec, target: RepresentationSpec, rows: str) -> None:
-    assert layer_of(source, target, rows)(sample(source)).form == target
+@pytest.mark.parametrize(("source", "target", "pooling"), JOINED, ids=lambda value: str(value))
+def test_what_comes_out_has_the_form_of_the_target(
+    source: RepresentationSpec, target: RepresentationSpec, pooling: str
+) -> None:
+    assert layer_of(source, target, pooling)(sample(source)).spec == target
 
 
-@pytest.mark.parametrize("rows", ["mean", "cls", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("target", [CNN, VIT, SWIN, TEXT, VECTOR], ids=str)
-def test_a_pooled_stitch_gives_one_position(rows: str, target: RepresentationSpec) -> None:
+def test_a_pooled_stitch_gives_one_position(pooling: str, target: RepresentationSpec) -> None:
     for source in (VIT, TEXT, VECTOR):
         representation = sample(source)
-        out = layer_of(source, target, rows)(representation)
+        out = layer_of(source, target, pooling)(representation)
         assert out.layout == target.layout
         assert out.rows("flatten").shape == (3, target.width)
         assert out.prefix_tokens == 0
@@ -66,8 +72,8 @@ def test_a_pooled_stitch_gives_one_position(rows: str, target: RepresentationSpe
 def test_every_position_is_mapped_by_the_same_map() -> None:
     layer = layer_of(CNN, SWIN)
     representation = sample(CNN)
-    expected = layer.body(representation.resize((2, 2)).rows("positions"))
-    torch.testing.assert_close(layer(representation).rows("positions"), expected)
+    expected = layer.body(representation.resize((2, 2)).rows("none"))
+    torch.testing.assert_close(layer(representation).rows("none"), expected)
 
 
 def test_prefix_tokens_come_from_prefix_tokens_or_else_from_the_mean() -> None:
@@ -86,24 +92,22 @@ def test_the_mask_is_kept_and_padding_mapped() -> None:
     torch.testing.assert_close(out.values, layer.body(representation.values))
 
 
-@pytest.mark.parametrize("form", [CNN, VIT, DEIT, SWIN, TEXT, VECTOR], ids=str)
+@pytest.mark.parametrize("spec", [CNN, VIT, DEIT, SWIN, TEXT, VECTOR], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_identity_to_the_same_form_changes_no_bit(form: RepresentationSpec, dtype: torch.dtype) -> None:
-    representation = sample(form)
+def test_identity_to_the_same_form_changes_no_bit(spec: RepresentationSpec, dtype: torch.dtype) -> None:
+    representation = sample(spec)
     representation = representation.replace(values=representation.values.to(dtype))
-    out = layer_of(form, form).identity()(representation)
+    out = layer_of(spec, spec).identity()(representation)
     assert out.values.dtype == dtype
     assert torch.equal(out.values, representation.values)
 
 
 def test_mean_only_ignores_what_comes_in() -> None:
     means = {"body": torch.arange(5.0), "prefix": torch.arange(10.0)}
-    widths = part_widths(CNN, DEIT, "positions")
-    layer = StitchingLayer(
-        CNN, DEIT, "positions", LinearStitch(*widths["body"]), LinearStitch(*widths["prefix"]), means
-    )
+    widths = part_widths(CNN, DEIT, "none")
+    layer = StitchingLayer(CNN, DEIT, "none", LinearStitch(*widths["body"]), LinearStitch(*widths["prefix"]), means)
     out = layer.mean_only()(sample(CNN))
-    assert torch.equal(out.rows("positions"), torch.arange(5.0).expand(18, 5))
+    assert torch.equal(out.rows("none"), torch.arange(5.0).expand(18, 5))
     assert torch.equal(out.prefix(), torch.arange(10.0).view(2, 5).expand(3, 2, 5))
 
 
@@ -120,10 +124,12 @@ def test_state_and_config_are_the_whole_layer() -> None:
 # -- what it is fitted on ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("source", "target", "rows"), JOINED, ids=lambda value: str(value))
-def test_rows_pair_up_in_the_widths_of_the_maps(source: RepresentationSpec, target: RepresentationSpec, rows: str) -> None:
-    pairs = paired_rows(sample(source), sample(target), rows)
-    assert {part: (x.shape[1], y.shape[1]) for part, (x, y) in pairs.items()} == part_widths(source, target, rows)
+@pytest.mark.parametrize(("source", "target", "pooling"), JOINED, ids=lambda value: str(value))
+def test_rows_pair_up_in_the_widths_of_the_maps(
+    source: RepresentationSpec, target: RepresentationSpec, pooling: str
+) -> None:
+    pairs = paired_rows(sample(source), sample(target), pooling)
+    assert {part: (x.shape[1], y.shape[1]) for part, (x, y) in pairs.items()} == part_widths(source, target, pooling)
     for x, y in pairs.values():
         assert len(x) == len(y)
 
@@ -132,14 +138,14 @@ def test_rows_pair_up_in_the_widths_of_the_maps(source: RepresentationSpec, targ
 def test_the_fitted_rows_are_those_that_the_layer_maps(source: RepresentationSpec, target: RepresentationSpec) -> None:
     """Where the target's rows are the map of the source's, the layer gives the target's representation."""
     layer, x = layer_of(source, target), sample(source)
-    for part, (rows_x, rows_y) in paired_rows(x, layer(x), "positions").items():
+    for part, (rows_x, rows_y) in paired_rows(x, layer(x), "none").items():
         torch.testing.assert_close(getattr(layer, part)(rows_x), rows_y)
 
 
 def test_masked_positions_are_not_fitted_on() -> None:
     mask = torch.tensor([[True] * 6, [False, False, *[True] * 4]])
     x, y = sample(TEXT, 2, mask), sample(TEXT, 2, mask)
-    (rows_x, rows_y) = paired_rows(x, y, "positions")["body"]
+    (rows_x, rows_y) = paired_rows(x, y, "none")["body"]
     assert torch.equal(rows_x, x.values[mask])
     assert torch.equal(rows_y, y.values[mask])
 
@@ -149,7 +155,7 @@ def test_a_mask_of_one_side_alone_holds_for_both(unmasked: str) -> None:
     mask = torch.tensor([[True] * 6, [True, *[False] * 5]])
     x = sample(TEXT, 2, None if unmasked == "source" else mask)
     y = sample(TEXT, 2, None if unmasked == "target" else mask)
-    (rows_x, rows_y) = paired_rows(x, y, "positions")["body"]
+    (rows_x, rows_y) = paired_rows(x, y, "none")["body"]
     assert torch.equal(rows_x, x.values[mask])
     assert torch.equal(rows_y, y.values[mask])
 
@@ -157,55 +163,57 @@ def test_a_mask_of_one_side_alone_holds_for_both(unmasked: str) -> None:
 @pytest.mark.parametrize("other", [[[True] * 6] * 2, [[True] * 6, [*[False] * 5, True]]], ids=["longer", "other side"])
 def test_tokens_that_do_not_correspond_are_refused(other: list[list[bool]]) -> None:
     mask, other = torch.tensor([[True] * 6, [True, *[False] * 5]]), torch.tensor(other)
-    with pytest.raises(ValueError, match="cut or pad the texts differently; use rows='mean', 'cls' or 'last'"):
-        paired_rows(sample(TEXT, 2, mask), sample(TEXT, 2, other), "positions")
+    with pytest.raises(ValueError, match="cut or pad the texts differently; use pooling='mean', 'cls' or 'last'"):
+        paired_rows(sample(TEXT, 2, mask), sample(TEXT, 2, other), "none")
     longer = Representation(torch.randn(2, 8, 5), "bnd")
     with pytest.raises(ValueError, match="to have the same tokens, got 6 and 8"):
-        paired_rows(sample(TEXT, 2, other), longer, "positions")
+        paired_rows(sample(TEXT, 2, other), longer, "none")
 
 
 def test_batches_of_different_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="both sides must have the same samples, got 2 and 3"):
-        paired_rows(sample(CNN, 2), sample(VIT, 3), "positions")
+        paired_rows(sample(CNN, 2), sample(VIT, 3), "none")
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "rows", "message"),
+    ("source", "target", "pooling", "message"),
     [
-        (CNN, TEXT, "positions", "only one of them forms a grid; use 'mean'"),
-        (TEXT, VIT, "positions", "only one of them forms a grid; use 'mean'"),
-        (CNN, VECTOR, "positions", "one of them is a vector; use 'mean' or 'flatten'"),
-        (VECTOR, TEXT, "positions", "one of them is a vector"),
-        (TEXT, TEXT, "flatten", "texts have none; use 'positions' or 'mean'"),
+        (CNN, TEXT, "none", "only one of them forms a grid; use 'mean'"),
+        (TEXT, VIT, "none", "only one of them forms a grid; use 'mean'"),
+        (CNN, VECTOR, "none", "one of them is a vector; use 'mean' or 'flatten'"),
+        (VECTOR, TEXT, "none", "one of them is a vector"),
+        (TEXT, TEXT, "flatten", "texts have none; use 'none' or 'mean'"),
         (TEXT, VECTOR, "flatten", "texts have none"),
         (VECTOR, TEXT, "flatten", "texts have none"),
     ],
 )
-def test_forms_that_a_policy_cannot_join_are_refused(source: RepresentationSpec, target: RepresentationSpec, rows: str, message: str) -> None:
+def test_forms_that_a_policy_cannot_join_are_refused(
+    source: RepresentationSpec, target: RepresentationSpec, pooling: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        StitchingLayer(source, target, rows, IdentityStitch(source.width, target.width))
+        StitchingLayer(source, target, pooling, IdentityStitch(source.width, target.width))
     with pytest.raises(ValueError, match=message):
-        paired_rows(sample(source), sample(target), rows)
+        paired_rows(sample(source), sample(target), pooling)
 
 
 def test_maps_of_other_widths_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"the body of a stitch from bchw 6 4x4 to bhwc 4 2x2 .* must map 6 -> 4, got 6 -> 5"
     ):
-        StitchingLayer(CNN, SWIN, "positions", LinearStitch(6, 5))
+        StitchingLayer(CNN, SWIN, "none", LinearStitch(6, 5))
     with pytest.raises(ValueError, match=r"the prefix of .* must map 6 -> 5, got none"):
-        StitchingLayer(CNN, VIT, "positions", LinearStitch(6, 5))
+        StitchingLayer(CNN, VIT, "none", LinearStitch(6, 5))
     with pytest.raises(ValueError, match=r"the prefix of .* must map none, got 6 -> 5"):
-        StitchingLayer(CNN, SWIN, "positions", LinearStitch(6, 4), LinearStitch(6, 5))
+        StitchingLayer(CNN, SWIN, "none", LinearStitch(6, 4), LinearStitch(6, 5))
 
 
-@pytest.mark.parametrize("form", [SWIN, TEXT, VECTOR, RepresentationSpec("bchw", 7, (4, 4)), DEIT], ids=str)
-def test_a_representation_of_another_form_is_refused(form: RepresentationSpec) -> None:
+@pytest.mark.parametrize("spec", [SWIN, TEXT, VECTOR, RepresentationSpec("bchw", 7, (4, 4)), DEIT], ids=str)
+def test_a_representation_of_another_form_is_refused(spec: RepresentationSpec) -> None:
     with pytest.raises(ValueError, match="the stitch takes a representation of the form bchw 6 4x4, got"):
-        layer_of(CNN, VIT)(sample(form))
+        layer_of(CNN, VIT)(sample(spec))
 
 
 def test_an_unknown_type_of_stitch_is_refused() -> None:

@@ -354,7 +354,7 @@ def test_training_twice_starts_twice(tmp_path: Path) -> None:
 
 # -- dynamics ----------------------------------------------------------------------------------------------------------
 def test_dynamics_are_what_compare_says_of_each_two(tmp_path: Path) -> None:
-    recorder = DynamicsRecorder(PROBE, tmp_path, rows="positions", metric="procrustes")
+    recorder = DynamicsRecorder(PROBE, tmp_path, pooling="none", metric="procrustes")
     adapters = [adapter(net(seed)) for seed in range(3)]
     model = net()
     own = adapter(model)
@@ -362,11 +362,11 @@ def test_dynamics_are_what_compare_says_of_each_two(tmp_path: Path) -> None:
         model.load_state_dict(other.model.state_dict())
         recorder.measure(own, step=step)
     found = recorder.result()
-    assert (found.unit, found.times, found.is_distance) == ("step", (0, 1, 2), True)
+    assert (found.unit, found.times, found.higher_is_better) == ("step", (0, 1, 2), False)
     for i, a in enumerate(adapters):
         for j, b in enumerate(adapters):
             atlas = hf_stitch.compare(
-                a, b, PROBE, layers_a=["blocks.1"], layers_b=["blocks.1"], metrics=["procrustes"], rows="positions",
+                a, b, PROBE, layers_a=["blocks.1"], layers_b=["blocks.1"], metrics=["procrustes"], pooling="none",
                 progress=False,
             )  # fmt: skip
             assert found.values["blocks.1"][i, j] == pytest.approx(atlas["procrustes"][0, 0], abs=1e-6)
@@ -419,7 +419,7 @@ def test_dynamics_save_and_show(tmp_path: Path) -> None:
         ({"every": 0}, "every must be"),
         ({"every": True}, "every must be"),
         ({"every": 2.5}, "every must be"),
-        ({"rows": "pixels"}, "rows must be"),
+        ({"pooling": "pixels"}, "pooling must be"),
         ({"batch_size": 0}, "batch_size"),
         ({"name": "a/b"}, "slashes"),
     ],
@@ -434,8 +434,8 @@ def test_activations_of_other_samples_are_refused(reference: hf_stitch.Adapter) 
     turned = hf_stitch.Activations(saved.values, saved.ids[::-1], "mean")
     with pytest.raises(ValueError, match="another order"):
         SimilarityCallback(turned, PROBE)
-    with pytest.raises(ValueError, match="rows='mean', not 'cls'"):
-        SimilarityCallback(saved, PROBE, rows="cls")
+    with pytest.raises(ValueError, match="pooling='mean', not 'cls'"):
+        SimilarityCallback(saved, PROBE, pooling="cls")
 
 
 def test_what_does_not_go_with_the_model_is_refused_when_attached(tmp_path: Path) -> None:

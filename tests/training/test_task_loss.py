@@ -447,12 +447,19 @@ def test_resuming_with_another_validation_is_refused(tmp_path: Path) -> None:
 
 # -- texts ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("labels", ["hard", "target"])
-@pytest.mark.parametrize(("source", "target", "rows"), [("roberta", "bert", "mean"), ("gpt2", "llama", "positions")])
+@pytest.mark.parametrize(("source", "target", "pooling"), [("roberta", "bert", "mean"), ("gpt2", "llama", "none")])
 def test_texts_kept_in_files_or_computed_anew(
-    source: str, target: str, rows: str, labels: str, net: Any, texts: Any
+    source: str, target: str, pooling: str, labels: str, net: Any, texts: Any
 ) -> None:
     model = hf_stitch.stitch(
-        net(source), LAYERS[source], net(target, 1), LAYERS[target], "ridge", data=texts, rows=rows, progress=False
+        net(source),
+        LAYERS[source],
+        net(target, 1),
+        LAYERS[target],
+        "ridge",
+        data=texts,
+        pooling=pooling,
+        progress=False,
     )
     training = matcher(labels=labels, batch_size=20, steps=8, schedule="cosine")
     kept = training.fit(model, texts, progress=False)
@@ -557,7 +564,7 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
     labels = [9 if place == 5 and "label 9" in message else 0 for place in range(40)]
     data = Samples.of(torch.randn(40, 3, SIZE, SIZE, dtype=torch.float64), label=labels)
     training = matcher(**REHEARSED[message])
-    options: dict[str, Any] = {"task": "image-classification", "rows": "mean", "progress": False}
+    options: dict[str, Any] = {"task": "image-classification", "pooling": "mean", "progress": False}
     model = hf_stitch.stitch(a, "c2", b, "c2", "ridge", data=data.select(range(6, 40)), **options).to(torch.float64)
     monkeypatch.setattr("hf_stitch.workflows._stitch.collect", None)
     monkeypatch.setattr("hf_stitch.training.task_loss.Prepared", None)
@@ -571,7 +578,7 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
 
 
 def test_a_last_batch_of_one_row_goes_without_its_metrics() -> None:
-    options: dict[str, Any] = {"rows": "mean", "matcher": "ridge"}
+    options: dict[str, Any] = {"pooling": "mean", "matcher": "ridge"}
     training = matcher(penalties={"linear_cka": -1.0}, labels="target", steps=12)
     with_tail = training.fit(stitched(**options), samples(33), progress=False)
     assert bool(weights(with_tail).isfinite().all())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.representation import RepresentationSpec, Representation
+from hf_stitch.representation import Representation, RepresentationSpec
 
 Padding = Literal["masked", "behind", "absent", "unknown"]
 """Which positions at a cut are padding.
@@ -32,7 +32,7 @@ class Cut:
     Attributes:
         layer: Name of the module whose output is the representation.
         path: Where in its output the representation is.
-        form: Layout, width, grid and prefix tokens there.
+        spec: Layout, width, grid and prefix tokens there.
         dtype: dtype of the representation.
         cost: Share of the network's floating-point operations up to here.
         axes: Which axes of the tensor there are those of the form's layout, in its order: (1, 0, 2) for tokens before
@@ -42,7 +42,7 @@ class Cut:
 
     layer: str
     path: tree.Path
-    form: RepresentationSpec
+    spec: RepresentationSpec
     dtype: str
     cost: float
     axes: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Cut:
     def from_dict(cls, config: Mapping[str, Any]) -> Cut:
         """Read :meth:`to_dict`."""
         lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
-        return cls(**{**config, **lists, "form": RepresentationSpec(**config["form"])})
+        return cls(**{**config, **lists, "spec": RepresentationSpec(**config["spec"])})
 
     @property
     def around(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Cut:
             ValueError: If it comes from another network, without a context, and this place has no tokens to tell the
                 length of the text by.
         """
-        tokens = interface.modality == "text" and self.form.layout == "bnd"
+        tokens = interface.modality == "text" and self.spec.layout == "bnd"
         if tokens and self.padding != "masked" and not representation.context:
             raise ValueError(
                 f"at {self.layer!r} this network has no tokens, so that no blank context can be made for a "
@@ -90,10 +90,10 @@ class Cut:
         mask, padding_unknown = self._real(values, inputs, interface)
         return Representation(
             values,
-            self.form.layout,
+            self.spec.layout,
             mask=mask,
-            prefix_tokens=self.form.prefix_tokens,
-            grid=self.form.grid if self.form.layout == "bnd" else None,
+            prefix_tokens=self.spec.prefix_tokens,
+            grid=self.spec.grid if self.spec.layout == "bnd" else None,
             context=interface.erase(inputs),
             padding_unknown=padding_unknown,
         )
@@ -106,7 +106,7 @@ class Cut:
         if self.padding in ("absent", "unknown"):
             return None, self.padding == "unknown" and mask is not None
         batch, tokens = inputs[interface.content[0]].shape[:2]
-        before, behind = self.form.prefix_tokens, values.shape[1] - self.form.prefix_tokens - tokens
+        before, behind = self.spec.prefix_tokens, values.shape[1] - self.spec.prefix_tokens - tokens
         if behind < 0 or (behind and self.padding == "masked"):  # the network did what it did not when it was watched
             return None, mask is not None or behind > 0
         if mask is None and not behind:

@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
-from hf_stitch.adapters.cutting.plan import Plan, came_out, fill
+from hf_stitch.adapters.cutting.plan import CutPlan, came_out, fill
 from hf_stitch.adapters.cutting.surgery import Slot, exchange
 from hf_stitch.representation import Representation
 
@@ -27,7 +27,7 @@ class Front(nn.Module):
         interface: How the network takes its input.
     """
 
-    def __init__(self, model: nn.Module, cut: Cut, plan: Plan, interface: Interface) -> None:
+    def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
         """Cut off what follows."""
         super().__init__()
         self._slot = Slot()
@@ -64,7 +64,7 @@ class Back(nn.Module):
         interface: How the network takes its input.
     """
 
-    def __init__(self, model: nn.Module, cut: Cut, plan: Plan, interface: Interface) -> None:
+    def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
         """Cut off what precedes."""
         super().__init__()
         self._slot = Slot()
@@ -105,7 +105,7 @@ def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> No
             )
 
 
-def _prepare(model: nn.Module, cut: Cut, plan: Plan) -> None:
+def _prepare(model: nn.Module, cut: Cut, plan: CutPlan) -> None:
     """What must be done before modules are exchanged for good.
 
     Transformers installs its hooks while every module is there, so that stand-ins have them too; and what is around the

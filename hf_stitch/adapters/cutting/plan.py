@@ -16,7 +16,7 @@ from hf_stitch.representation import Representation
 
 
 @dataclass(frozen=True)
-class Plan:
+class CutPlan:
     """How either part of a network runs without the other.
 
     Attributes:
@@ -42,7 +42,7 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, config: Mapping[str, Any]) -> CutPlan:
         """Read :meth:`to_dict`."""
         return cls(**config)
 
@@ -82,7 +82,7 @@ def run_before(
     model: nn.Module,
     run: Callable[[Mapping[str, Any]], Any],
     cut: Cut,
-    plan: Plan,
+    plan: CutPlan,
     interface: Interface,
     inputs: Mapping[str, Any],
 ) -> Representation:
@@ -104,7 +104,7 @@ def run_after(
     model: nn.Module,
     run: Callable[[Mapping[str, Any]], Any],
     cut: Cut,
-    plan: Plan,
+    plan: CutPlan,
     interface: Interface,
     representation: Representation,
     flow: Flow | None = None,

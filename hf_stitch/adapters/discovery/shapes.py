@@ -20,7 +20,7 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import NotACutError, Padding
 from hf_stitch.adapters.discovery.operations import Arrangement, Fold, Join
 from hf_stitch.adapters.discovery.trace import Call, Seen, Trace
-from hf_stitch.representation import RepresentationSpec, Layout
+from hf_stitch.representation import Layout, RepresentationSpec
 
 Whole = TypeVar("Whole")
 
@@ -42,12 +42,12 @@ class Axes:
     """What the axes of a tensor are.
 
     Attributes:
-        form: Layout, width, grid and prefix tokens.
+        spec: Layout, width, grid and prefix tokens.
         order: Which of its axes are those of the layout, in its order; empty if they are in order.
         padding: What is known of padding among its positions.
     """
 
-    form: RepresentationSpec
+    spec: RepresentationSpec
     order: tuple[int, ...]
     padding: Padding
 
@@ -92,12 +92,16 @@ class Shapes:
         if len(shape) == 4:
             layout = self._grid_layout(call, seen, what)
             h, channels = (2, 1) if layout == "bchw" else (1, 3)
-            form = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
-            return Axes(form, moved, "unknown" if self.modality == "text" else "absent")
+            spec = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
+            return Axes(spec, moved, "unknown" if self.modality == "text" else "absent")
         if self.modality == "image":
             prefix, grid, behind = _joined(shape[1], self._arranged(call), self._grid) or (0, None, 0)
-            form = RepresentationSpec("bnd", shape[2]) if grid is None or behind else RepresentationSpec("bnd", shape[2], grid, prefix)
-            return Axes(form, moved, "absent")
+            spec = (
+                RepresentationSpec("bnd", shape[2])
+                if grid is None or behind
+                else RepresentationSpec("bnd", shape[2], grid, prefix)
+            )
+            return Axes(spec, moved, "absent")
         prefix, padding = self._tokens(name, path, order[1])
         return Axes(RepresentationSpec("bnd", shape[2], prefix_tokens=prefix), moved, padding)
 

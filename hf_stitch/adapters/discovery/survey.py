@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import Plan
+from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import Outline, outline
 from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
@@ -51,7 +51,7 @@ class Survey:
         self._probes = Probes(interface, example)
         self._verifier = Verifier(model, run, self._probes)
         self._cuts: dict[str, Cut] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, CutPlan] = {}
         self._refused: dict[str, str] = {}
 
     # -- what ran ------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Survey:
         return Cut(
             layer,
             path,
-            axes.form,
+            axes.spec,
             str(seen.dtype).removeprefix("torch."),
             call.flops / self.trace.flops if self.trace.flops else 0.0,
             axes.order,
@@ -237,7 +237,7 @@ class Survey:
         )
 
     # -- how the rest runs alone ------------------------------------------------------------------------------------
-    def plan(self, layer: str) -> Plan:
+    def plan(self, layer: str) -> CutPlan:
         """The verified plan for what follows a cut.
 
         Raises:
@@ -255,7 +255,7 @@ class Survey:
                 raise
         return self._plans[layer]
 
-    def _found(self, cut: Cut) -> Plan:
+    def _found(self, cut: Cut) -> CutPlan:
         for plan in self._proposals(cut):
             if self._verifier.holds(cut, plan):
                 return plan
@@ -265,18 +265,18 @@ class Survey:
         """``verified``, ``refused`` or ``pending``."""
         return "verified" if layer in self._plans else "refused" if layer in self._refused else "pending"
 
-    def _proposals(self, cut: Cut) -> Iterator[Plan]:
+    def _proposals(self, cut: Cut) -> Iterator[CutPlan]:
         """Plans from the cheapest to the one that leaves out the least."""
         read = None
         while read != self._verifier.read:  # what the first tries found to be looked into stays
             read = set(self._verifier.read)
             stubs, entry = self._stubs(cut)
             after = dict(self._after(cut))
-            yield Plan("stubs", stubs, entry, after=after, records=self._records)
+            yield CutPlan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
         for kept in (after, {}):  # a front half that keeps everything is a last resort
-            yield Plan("stubs", stubs, entry, materialise=True, after=kept, records=self._records)
-            yield Plan("full", sources, entry, after=kept, records=self._records)
+            yield CutPlan("stubs", stubs, entry, materialise=True, after=kept, records=self._records)
+            yield CutPlan("full", sources, entry, after=kept, records=self._records)
 
     @property
     def _records(self) -> bool:

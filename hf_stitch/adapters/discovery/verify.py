@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
 from hf_stitch.adapters.cutting.flow import Flow, ValuesReadError
-from hf_stitch.adapters.cutting.plan import Plan, run_after, run_before
+from hf_stitch.adapters.cutting.plan import CutPlan, run_after, run_before
 from hf_stitch.adapters.cutting.surgery import StubReadError
 from hf_stitch.adapters.discovery.probes import Probes, copied
 from hf_stitch.representation import Representation
@@ -50,7 +50,7 @@ class Verifier:
         """What the model's own code said to plans for a cut: that it reads values before it, or what it said last."""
         return self._reading.get(cut.layer) or self._failure.get(cut.layer, "")
 
-    def holds(self, cut: Cut, plan: Plan) -> bool:
+    def holds(self, cut: Cut, plan: CutPlan) -> bool:
         """Whether both parts give what the whole model gives.
 
         The whole model runs on all probes first, then the one part on all and the other on all: state that one forward
@@ -103,7 +103,7 @@ class Verifier:
             )
         return captured[0], output
 
-    def _follows(self, cut: Cut, plan: Plan, representation: Representation, output: Any) -> bool:
+    def _follows(self, cut: Cut, plan: CutPlan, representation: Representation, output: Any) -> bool:
         """Whether the model's output follows from the representation, and from nothing else of the content."""
         after = run_after(self.model, self.run, cut, plan, self.interface, representation)
         if not same(after, output):

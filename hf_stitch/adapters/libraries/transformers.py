@@ -111,6 +111,7 @@ class TransformersAdapter(Adapter):
             OSError: From transformers, for an unknown id, revision or folder.
         """
         import transformers
+
         assert reference.id is not None
         place = reference.id
         options.setdefault("trust_remote_code", False)

@@ -30,7 +30,7 @@ class SimilarityAtlas(Result):
         layers_a: What the rows are called.
         layers_b: What the columns are called.
         n: Number of samples.
-        rows: The rows policy.
+        pooling: The pooling.
         routes: By metric, what it was computed from: ``moments``, ``grams``, ``features`` or ``minibatches``.
         distances: Those of the metrics of which less is more alike.
         recipe: What it takes to do it again: both sides with hashes, data, metrics with options, batch size, versions.
@@ -40,7 +40,7 @@ class SimilarityAtlas(Result):
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
     n: int
-    rows: Pooling
+    pooling: Pooling
     routes: Mapping[str, str]
     distances: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class SimilarityAtlas(Result):
         name = metric or next(iter(self.values))
         marked = np.zeros(self[name].shape, bool)
         marked[np.arange(len(self.layers_a)), self._best(name, "a")] = True
-        title = f"{self.n} samples, rows: {self.rows}"
+        title = f"{self.n} samples, pooling: {self.pooling}"
         return heatmap(self[name], self.layers_a, self.layers_b, title=title, label=name, marked=marked)
 
     def __rich__(self) -> Table:
@@ -111,7 +111,7 @@ class SimilarityAtlas(Result):
         from rich.text import Text
 
         table = Table("layer of a", title=f"Best matches among {len(self.layers_b)} layers of b", title_justify="left")
-        table.caption = f"{self.n} samples, rows: {self.rows}"
+        table.caption = f"{self.n} samples, pooling: {self.pooling}"
         best = {metric: self._best(metric, "a") for metric in self.values}
         for metric in self.values:
             table.add_column(Text(f"{metric} ({self.routes[metric]})"))

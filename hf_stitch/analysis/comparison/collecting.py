@@ -85,7 +85,7 @@ class Collector:
         self._routes = {label: routes[label][name] for label, name in taken.items()}
         self._statistics: dict[str, LayerStatistic] = {}
         self._kept: dict[str, dict[Key, Any]] = {}
-        rows = None if watch.policy == "positions" else n
+        rows = None if watch.pooling == "none" else n
         for route in self._routes.values():
             if (name := _name(route)) not in self._statistics:
                 self._statistics[name] = _statistic(route, group, watch, folder, rows)

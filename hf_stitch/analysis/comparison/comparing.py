@@ -16,7 +16,7 @@ import torch
 
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
-from hf_stitch.analysis.comparison.routes import Plan, available_memory, routes_of, speed, taken_routes
+from hf_stitch.analysis.comparison.routes import ComparisonPlan, available_memory, routes_of, speed, taken_routes
 from hf_stitch.analysis.comparison.sides import Side
 from hf_stitch.analysis.comparison.watch import Watch
 from hf_stitch.metrics import Metric
@@ -38,11 +38,11 @@ class Comparison:
         metrics: Names of metrics, or metrics.
         layers_a: Layers of a; ``None``: all that it offers.
         layers_b: Layers of b.
-        rows: The rows policy.
+        pooling: The pooling.
         processes: Those that share the samples.
 
     Raises:
-        ValueError: If layers cannot be compared under the policy, or samples are too few for a metric.
+        ValueError: If layers cannot be compared under the pooling, or samples are too few for a metric.
     """
 
     @torch.no_grad()
@@ -51,25 +51,25 @@ class Comparison:
         sides: Sequence[Side],
         metrics: Iterable[str | Metric],
         *,
-        rows: Pooling,
+        pooling: Pooling,
         layers_a: Iterable[str] | None = None,
         layers_b: Iterable[str] | None = None,
         processes: Processes | None = None,
     ) -> None:
-        self._sides, self._rows, self._metrics = sides, rows, labelled(metrics)
+        self._sides, self._rows, self._metrics = sides, pooling, labelled(metrics)
         self._processes = processes or Processes.of(None)
         ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
-        self._watch = Watch(sides, layers_a, layers_b, rows, ordered)
+        self._watch = Watch(sides, layers_a, layers_b, pooling, ordered)
         _check(self._metrics, self._watch, self._processes)
         self._available = available_memory(self._watch.device)
         self._routes = routes_of(self._metrics, self._watch, self._available)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ComparisonPlan:
         """What it would take."""
         watch = self._watch
         forwards = watch.seconds * watch.n / self._processes.count
         layers = (len(watch.layers_a), len(watch.layers_b))
-        return Plan(self._routes, layers, watch.n, forwards, speed(), self._available)
+        return ComparisonPlan(self._routes, layers, watch.n, forwards, speed(), self._available)
 
     @torch.no_grad()
     def run(
@@ -109,7 +109,7 @@ class Comparison:
                 collector.all_reduce(processes.accelerator)
                 for label in self._metrics:
                     values[label][:, collector.group.places] = collector.values(label)
-        distances = tuple(label for label, metric in self._metrics.items() if metric.is_distance)
+        distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         return SimilarityAtlas(values, watch.layers_a, watch.layers_b, watch.n, self._rows, taken, distances, recipe)
 
     def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,18 +152,18 @@ def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> 
     start, stop = processes.part(watch.n)
     for label, metric in scores.items():
         least = metric.min_rows("x", 1)
-        if metric.minibatched and watch.policy != "positions" and stop - start < least:
+        if metric.minibatched and watch.pooling != "none" and stop - start < least:
             raise ValueError(
                 f"{label} takes at least {least} samples in each process, and {processes.count} processes share "
                 f"{watch.n}"
             )
-        if watch.policy == "positions" and metric.independent_rows:
+        if watch.pooling == "none" and metric.independent_rows:
             warnings.warn(
                 f"{label} takes rows for independent samples, and positions of one sample are not: two networks that "
-                "have nothing in common can score .7. Use rows='mean' or 'flatten'",
+                "have nothing in common can score .7. Use pooling='mean' or 'flatten'",
                 stacklevel=4,
             )
-        if watch.policy != "positions":
+        if watch.pooling != "none":
             _check_count(label, metric, watch)
         widths = {watch.width(key) for group in watch.groups for key in group.keys}
         if metric.equal_widths and len(widths) > 1:

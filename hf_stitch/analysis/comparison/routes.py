@@ -43,7 +43,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Plan(Result):
+class ComparisonPlan(Result):
     """What a comparison will take: ``compare(…, plan=True)``.
 
     Attributes:
@@ -147,7 +147,7 @@ def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
             needs = ", ".join(f"{route.name} {_bytes(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
                 f"no route to {metric} fits into memory: it may take {_bytes(available)}, and they take {needs}; name "
-                "fewer layers, use rows='mean', or a metric that is computed from minibatches"
+                "fewer layers, use pooling='mean', or a metric that is computed from minibatches"
             )
     return taken
 

@@ -67,7 +67,7 @@ class Network:
     @property
     def layers(self) -> Sequence[str]:
         """The cuts of the network."""
-        return self.adapter.layers
+        return self.adapter.candidates
 
     def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
         """Run the network once."""

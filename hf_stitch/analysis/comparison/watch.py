@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import See
 from hf_stitch.analysis.comparison.sides import Side
-from hf_stitch.representation import RepresentationSpec, Representation, Pooling
-from hf_stitch.stitches.layer import check_forms
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.stitches.layer import check_specs
 
 Grid = tuple[int, int] | None
 
@@ -82,12 +82,12 @@ class Watch:
         sides: Both sides, or the one that stands on both.
         layers_a: Layers of a; ``None``: all that it offers.
         layers_b: Layers of b.
-        rows: The rows policy.
-        ordered: Whether the features of flattened rows must be in the order of positions at every layer; in that of
+        pooling: The pooling.
+        ordered: Whether the features of flattened pooling must be in the order of positions at every layer; in that of
             memory they need not be moved.
 
     Raises:
-        ValueError: If there are less than 2 samples, no layers, or layers that cannot be compared under the policy.
+        ValueError: If there are less than 2 samples, no layers, or layers that cannot be compared under the pooling.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Watch:
         sides: Sequence[Side],
         layers_a: Iterable[str] | None,
         layers_b: Iterable[str] | None,
-        rows: Pooling,
+        pooling: Pooling,
         ordered: bool = True,
     ) -> None:
-        self.sides, self.policy, self._ordered = sides, rows, ordered
+        self.sides, self.pooling, self._ordered = sides, pooling, ordered
         self.n = len(sides[0].ids)
         if self.n < PROBE:
             raise ValueError(f"a comparison takes at least {PROBE} samples, got {self.n}")
@@ -136,8 +136,8 @@ class Watch:
         def see_as(number: int) -> See:
             def see(name: str, representation: Representation) -> None:
                 self._check_masks(representation, name, start)
-                if self.policy == "positions" and number not in owners:
-                    owners[number] = representation.row_samples("positions").cpu()
+                if self.pooling == "none" and number not in owners:
+                    owners[number] = representation.row_samples("none").cpu()
                 for grid in self._grids[number, name]:
                     key, resized = (number, name, grid), representation if grid is None else representation.resize(grid)
                     rows = self._rows(resized)
@@ -154,8 +154,8 @@ class Watch:
             uneven = len({counts[key] for key in group.keys}) > 1
             if uneven or any(not torch.equal(tokens[0], other) for other in tokens):
                 raise ValueError(
-                    "rows policy 'positions' needs both sides to have the same tokens, and a sample of the batch from "
-                    f"{self.sides[0].ids[start]!r} on has not; use rows='mean', 'cls' or 'last'"
+                    "pooling 'none' needs both sides to have the same tokens, and a sample of the batch from "
+                    f"{self.sides[0].ids[start]!r} on has not; use pooling='mean', 'cls' or 'last'"
                 )
 
     def _keep(self, key: Key, rows: Tensor) -> bool:
@@ -163,9 +163,9 @@ class Watch:
         return all_finite(rows)
 
     def _rows(self, representation: Representation) -> Tensor:
-        if self.policy == "flatten" and representation.layout == "bchw" and not self._ordered:
+        if self.pooling == "flatten" and representation.layout == "bchw" and not self._ordered:
             return representation.values.flatten(1)
-        return representation.rows(self.policy)
+        return representation.rows(self.pooling)
 
     def width(self, key: Key) -> int:
         """How wide a matrix is."""
@@ -185,10 +185,10 @@ class Watch:
         for place, b in enumerate(self.layers_b):
             for a in self.layers_a:
                 try:
-                    check_forms(look_a.forms[a], look_b.forms[b], self.policy)
+                    check_specs(look_a.specs[a], look_b.specs[b], self.pooling)
                 except ValueError as error:
                     raise ValueError(f"layer {a!r} of a and layer {b!r} of b: {error}") from error
-            by_grid.setdefault(look_b.forms[b].grid if self.policy == "positions" else None, []).append(place)
+            by_grid.setdefault(look_b.specs[b].grid if self.pooling == "none" else None, []).append(place)
         groups = []
         for grid, places in by_grid.items():
             of_a = [(0, look_a.first[name], grid) for name in self.layers_a]
@@ -214,7 +214,7 @@ class Watch:
         finite = rows.isfinite().all(1)
         if bool(finite.all()):
             raise ValueError(f"products of layer {name!r} overflow {rows.dtype}; run the network in a wider dtype")
-        place = int(representation.row_samples(self.policy)[int(finite.logical_not().nonzero()[0])])
+        place = int(representation.row_samples(self.pooling)[int(finite.logical_not().nonzero()[0])])
         raise ValueError(
             f"layer {name!r} is NaN or infinite for sample {self.sides[0].ids[start + place]!r}; leave it out, or run "
             "the network in a wider dtype"
@@ -243,21 +243,21 @@ class _Look:
 
     Attributes:
         first: For each layer the first that returns the very same tensor.
-        forms: Of each layer.
+        specs: Of each layer.
     """
 
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
-        self.forms: dict[str, RepresentationSpec] = {}
+        self.specs: dict[str, RepresentationSpec] = {}
         self._said: dict[str, Representation] = {}
         tensors: dict[Any, tuple[str, Tensor]] = {}  # they are held, so that no other takes their place in memory
 
         def see(name: str, representation: Representation) -> None:
             values = representation.values
             version = None if values.is_inference() else values._version
-            what = (values.data_ptr(), representation.form, values.stride(), values.dtype, version)
+            what = (values.data_ptr(), representation.spec, values.stride(), values.dtype, version)
             self.first[name] = tensors.setdefault(what, (name, values))[0]
-            self.forms[name] = representation.form
+            self.specs[name] = representation.spec
             if self.first[name] == name:
                 self._said[name] = representation.replace(values=values.clone())
 
