@@ -123,7 +123,7 @@ def _modules(adapter: Adapter, inputs: Tensor) -> list[str]:
             adapter.spec(name)
             named.append(name)
     order: list[str] = []
-    adapter.observe(inputs, named, lambda name, _: order.append(name))
+    adapter.run_with_callback(inputs, named, lambda name, _: order.append(name))
     return order
 
 
@@ -207,7 +207,7 @@ def _reference(
                 exact = taken.double() - taken.double().mean(0)
                 found[name] = (exact @ exact.T).fill_diagonal_(0)
 
-            adapter.observe(adapter.preprocess(list(part)), layers, see)
+            adapter.run_with_callback(adapter.preprocess(list(part)), layers, see)
             grams += [found[name] for name in layers]
         k, n = torch.stack(grams), len(part)
         ends = k.sum(2)

@@ -49,8 +49,8 @@ def _stitched(a: Adapter, source_layer: str, b: Adapter, target_layer: str, data
 def _ours(models: list[StitchedModel], data: Samples, batch: int) -> float:
     """Seconds of a step."""
     times: list[float] = []
-    TaskLoss(steps=STEPS, batch_size=batch).fit(
-        models, data, progress=False, observe=lambda step, layers: times.append(time.perf_counter())
+    TaskLoss(max_steps=STEPS, batch_size=batch).fit(
+        models, data, progress=False, callback=lambda step, layers: times.append(time.perf_counter())
     )
     return statistics.median(b - a for a, b in zip(times[SKIPPED:], times[SKIPPED + 1 :], strict=False))
 

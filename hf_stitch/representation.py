@@ -7,7 +7,7 @@ n x d matrix that matchers and metrics work on, by a named pooling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -294,3 +294,23 @@ def _check_none_empty(mask: Tensor) -> None:
     empty = ~mask.any(1)
     if bool(empty.any()):
         raise ValueError(f"sample {int(empty.nonzero()[0])} of the batch is masked entirely: it has no real token")
+
+
+def concatenate(batches: Sequence[Tensor]) -> Tensor:
+    """Concatenate batches of activations or of masks; shorter texts are padded with zeros.
+
+    Args:
+        batches: Each ``(batch, ...)`` or ``(batch, tokens, ...)``; only the number of tokens may differ.
+
+    Returns:
+        ``(sum of the batches, ...)``.
+
+    Example:
+        >>> concatenate([torch.ones(1, 2, 3), torch.ones(2, 4, 3)]).shape
+        torch.Size([3, 4, 3])
+    """
+    if len({batch.shape[1:] for batch in batches}) > 1:
+        longest = max(batch.shape[1] for batch in batches)
+        trailing = [0, 0] * (batches[0].dim() - 2)
+        batches = [functional.pad(batch, [*trailing, 0, longest - batch.shape[1]]) for batch in batches]
+    return torch.cat(list(batches))

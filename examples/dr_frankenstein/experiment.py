@@ -18,8 +18,8 @@ from rich.text import Text
 import hf_stitch
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.training import TaskLoss
-from hf_stitch.training.course import Schedule
 from hf_stitch.training.prepared import Augment
+from hf_stitch.training.schedule import Schedule
 
 
 @dataclass(frozen=True)

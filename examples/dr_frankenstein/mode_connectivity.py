@@ -30,7 +30,7 @@ def main() -> None:
     parser = tiny10.parser(__doc__)
     parser.add_argument("--layers", nargs="+", help="other layers to stitch at")
     arguments = parser.parse_args()
-    preset, threshold = PRESETS[arguments.preset], THRESHOLD[arguments.preset]
+    preset, min_relative_accuracy = PRESETS[arguments.preset], THRESHOLD[arguments.preset]
     source, target, *_ = tiny10.loaded(arguments, preset).values()
     train, test = preset.samples("cifar10", arguments.data_dir)
     matchers = [registries.matchers.build("random", seed=seed) for seed in range(STARTS[arguments.preset])]
@@ -42,7 +42,7 @@ def main() -> None:
         named = {str(seed): end for seed, end in enumerate(ends)}
         try:
             found[layer] = mode_connectivity(
-                starts[0], named, test, threshold=threshold, weights=[0.25, 0.5, 0.75], target=target,
+                starts[0], named, test, min_relative_accuracy=min_relative_accuracy, weights=[0.25, 0.5, 0.75], target=target,
                 batch_size=tiny10.BATCH,
             )  # fmt: skip
         except ValueError as error:  # fewer than two are good enough to be joined

@@ -17,7 +17,7 @@ from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
-from hf_stitch.training.loop import Observe
+from hf_stitch.training.loop import StepCallback
 from hf_stitch.workflows._stitch import join
 
 BATCH = 500
@@ -60,11 +60,11 @@ def trained(
     target: hf_stitch.Adapter,
     train: hf_stitch.Samples,
     preset: Preset,
-    observe: Observe | None = None,
+    callback: StepCallback | None = None,
 ) -> list[StitchingLayer]:
     """Stitches trained from their starts, all at once, in bfloat16 with weights in float32."""
     precision = "no" if matcher.objective.metrics else "bf16"  # metrics of rows want all digits
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
     return matcher.fit(
-        list(starts), train, target=target, augment=preset.augmentation, accelerator=accelerator, observe=observe
+        list(starts), train, target=target, augment=preset.augmentation, accelerator=accelerator, callback=callback
     )

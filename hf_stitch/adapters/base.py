@@ -30,7 +30,7 @@ MOST_KINDS = 8
 """Kinds of input, beside the native one, whose cuts are remembered."""
 
 
-See = Callable[[str, Representation], None]
+LayerCallback = Callable[[str, Representation], None]
 """Is told the name of a layer and what the network says there."""
 
 
@@ -288,10 +288,10 @@ class Adapter(ABC):
         def keep(name: str, representation: Representation) -> None:
             found[name] = representation.replace(values=representation.values.clone())
 
-        self.observe(inputs, names, keep)
+        self.run_with_callback(inputs, names, keep)
         return {name: found[name] for name in names}
 
-    def observe(self, inputs: Any, layers: Iterable[str], see: See) -> None:
+    def run_with_callback(self, inputs: Any, layers: Iterable[str], callback: LayerCallback) -> None:
         """Run the network once, up to the deepest of some layers, and tell what it says at each as it comes.
 
         To be looked at, a layer need not be a cut: any module will do that runs once and returns vectors, tokens or a
@@ -300,7 +300,7 @@ class Adapter(ABC):
         Args:
             inputs: The model's inputs: a mapping of arguments, or the one tensor.
             layers: Names of modules.
-            see: Told of each layer. What follows in the network may overwrite the values: it copies what it keeps.
+            callback: Told of each layer. What follows in the network may overwrite the values: it copies what it keeps.
 
         Raises:
             NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.
@@ -309,7 +309,7 @@ class Adapter(ABC):
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
             >>> a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-            >>> a.observe(torch.randn(5, 4), ["0", "1"], lambda name, seen: print(name, *seen.values.shape))
+            >>> a.run_with_callback(torch.randn(5, 4), ["0", "1"], lambda name, seen: print(name, *seen.values.shape))
             0 5 8
             1 5 8
         """
@@ -326,7 +326,7 @@ class Adapter(ABC):
                     raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; look at another one")
                 waiting.remove(cut.layer)
                 values = tree.get(output, cut.path)
-                see(cut.layer, cut.represent(values, arguments, self.interface))
+                callback(cut.layer, cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not to_the_end:
                     raise CutReached
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.adapters.base import See
+from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
 from hf_stitch.registry import did_you_mean
 from hf_stitch.representation import POOLINGS, Pooling, Representation
@@ -84,7 +84,7 @@ class Activations:
             digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return f"sha256:{digest.hexdigest()}"
 
-    def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
+    def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Tell what was said of some samples."""
         for name in layers:
             if name not in self.values:
@@ -96,7 +96,7 @@ class Activations:
             values = self.values[name][start:stop]
             tokens = values.dim() == 3
             mask = self.mask[start:stop] if tokens and self.mask is not None and name not in self.grids else None
-            see(name, Representation(values, "bnd" if tokens else "bd", mask=mask, grid=self.grids.get(name)))
+            callback(name, Representation(values, "bnd" if tokens else "bd", mask=mask, grid=self.grids.get(name)))
 
     def describe(self) -> dict[str, Any]:
         """The fingerprint."""

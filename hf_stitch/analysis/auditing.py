@@ -23,7 +23,7 @@ class Audit(Result):
 
     Attributes:
         evaluation: The scores beside their baselines.
-        accurate: Share of the target's accuracy from which the stitch counts as accurate.
+        min_relative_accuracy: Share of the target's accuracy from which the stitch counts as accurate.
         pooling: The pooling of the residual and of the distributions.
         residual: ``‖T f − g‖² / ‖g‖²`` over all rows at the target's cut (Balogh and Jelasity 2025, direct matching,
             structural; squared and relative as in their code) by part of the stitching layer: 0 the target's own
@@ -37,7 +37,7 @@ class Audit(Result):
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
 
     evaluation: Evaluation
-    accurate: float
+    min_relative_accuracy: float
     pooling: Pooling
     residual: Mapping[str, float]
     distributions: Mapping[str, Distribution]
@@ -59,8 +59,8 @@ class Audit(Result):
         scores = {who: row[self.figure] for who, row in self.evaluation.scores.items()}
         own, rivals = scores["stitched"], [scores[who].value for who in ("mean only", "chance")]
         if self.figure == "relative_perplexity":
-            return own.value <= 1 / self.accurate and own.high < min(rivals)
-        return own.value >= self.accurate and own.low > max(rivals)
+            return own.value <= 1 / self.min_relative_accuracy and own.high < min(rivals)
+        return own.value >= self.min_relative_accuracy and own.low > max(rivals)
 
     @property
     def in_distribution(self) -> bool | None:

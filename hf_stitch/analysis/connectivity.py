@@ -29,7 +29,7 @@ class ModeConnectivity(Result):
     """What :func:`mode_connectivity` found.
 
     Attributes:
-        threshold: Relative accuracy that a stitch needs to be an end.
+        min_relative_accuracy: Relative accuracy that a stitch needs to be an end.
         n: Number of held-out samples.
         data: Fingerprint of these.
         left_out: Name -> relative accuracy of the stitches below the threshold.
@@ -40,7 +40,7 @@ class ModeConnectivity(Result):
             that begins at 0.01 on a thousand samples is no sign of a barrier.
     """
 
-    threshold: float
+    min_relative_accuracy: float
     n: int
     data: str
     left_out: Mapping[str, Score]
@@ -68,7 +68,7 @@ class ModeConnectivity(Result):
         table = Table(
             "first", "second", "ends", "least on the path", "barrier",
             title=f"linear mode connectivity, {self.n} held-out samples, 95% intervals over samples",
-            caption=f"left out, below {self.threshold:g}: {left_out or 'none'}",
+            caption=f"left out, below {self.min_relative_accuracy:g}: {left_out or 'none'}",
         )  # fmt: skip
         for (first, second), path in self.paths.items():
             least = min(path.values(), key=lambda score: score.value)
@@ -135,7 +135,7 @@ def mode_connectivity(
     data: Any,
     *,
     weights: Sequence[float] = WEIGHTS,
-    threshold: float = 0.8,
+    min_relative_accuracy: float = 0.8,
     target: Any = None,
     batch_size: int = 64,
     seed: int = 0,
@@ -151,7 +151,7 @@ def mode_connectivity(
         stitches: Name -> stitching layer of the place, of affine maps.
         data: Held-out raw samples with labels.
         weights: The λ in [0, 1] at which the line is evaluated; the ends, 0 and 1, always are.
-        threshold: Relative accuracy that a stitch needs to be an end; the default is the paper's.
+        min_relative_accuracy: Relative accuracy that a stitch needs to be an end; the default is the paper's.
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         seed: Of the bootstrap over samples.
@@ -172,11 +172,11 @@ def mode_connectivity(
         "target": target, "batch_size": batch_size, "seed": seed, "resamples": resamples, "progress": progress
     }  # fmt: skip
     alone = relative_accuracies(stitched, stitches, samples, **options)
-    ends = [name for name in stitches if alone[name][0] >= threshold]
+    ends = [name for name in stitches if alone[name][0] >= min_relative_accuracy]
     if len(ends) < 2:
         figures = ", ".join(f"{name} {drawn[0]:.3f}" for name, drawn in alone.items())
         raise ValueError(
-            f"fewer than two stitches reach a relative accuracy of {threshold:g}: {figures or 'none given'}"
+            f"fewer than two stitches reach a relative accuracy of {min_relative_accuracy:g}: {figures or 'none given'}"
         )
     between = sorted({float(weight) for weight in weights} - {0.0, 1.0})
     places = {(a, b, w): f"{w:g} {a} + {1 - w:g} {b}" for a, b in combinations(ends, 2) for w in between}
@@ -189,4 +189,4 @@ def mode_connectivity(
         paths[a, b] = {w: as_score(values) for w, values in drawn.items()}
         barriers[a, b] = as_score(falls.max(0))
     left_out = {name: as_score(drawn) for name, drawn in alone.items() if name not in ends}
-    return ModeConnectivity(threshold, len(samples), samples.fingerprint, left_out, paths, barriers)
+    return ModeConnectivity(min_relative_accuracy, len(samples), samples.fingerprint, left_out, paths, barriers)

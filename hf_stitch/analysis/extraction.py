@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.data import Samples
 from hf_stitch.processes import Processes
-from hf_stitch.representation import Pooling, Representation
+from hf_stitch.representation import Pooling, Representation, concatenate
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -78,13 +77,7 @@ def record(
             masks.setdefault(name, []).append(representation.mask[:, representation.prefix_tokens :].cpu())
 
     for batch in share.batches(batch_size, progress="recording" if progress and processes.rank == 0 else None):
-        adapter.observe(adapter.preprocess(batch.samples), names, keep)
-    values = {name: _joined([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
+        adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
+    values = {name: concatenate([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
     real = [mask for own in processes.gather(next(iter(masks.values()), [])) for mask in own]
-    return Activations(values, samples.ids, pooling, _joined(real) if real else None, grids)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Batches of one layer, or of masks; shorter texts are filled up with what the mask leaves out."""
-    positions, features = max(part.shape[1] for part in parts), [0, 0] * (parts[0].dim() - 2)
-    return torch.cat([functional.pad(part, [*features, 0, positions - part.shape[1]]) for part in parts])
+    return Activations(values, samples.ids, pooling, concatenate(real) if real else None, grids)

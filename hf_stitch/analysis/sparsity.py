@@ -27,41 +27,41 @@ def zero_share(layer: StitchingLayer) -> float:
     return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
-def sparsify(layer: StitchingLayer, threshold: float | None = None, *, share: float | None = None) -> StitchingLayer:
+def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity: float | None = None) -> StitchingLayer:
     """The stitch with its smallest entries at zero, where they stay in training (:class:`MaskedStitch`).
 
     Of each map the entries of the weight are pruned by magnitude; biases are kept.
 
     Args:
         layer: Of affine maps; it stays as it is.
-        threshold: Entries of less magnitude become zero; default, without a share: 1e-4.
-        share: Instead: this share of the entries of each map (rounded to a number of entries) becomes zero, the
+        threshold: Entries of less magnitude become zero; default, without a sparsity: 1e-4.
+        sparsity: Instead: this share of the entries of each map (rounded to a number of entries) becomes zero, the
             smallest first, entries that are zero already among them.
 
     Raises:
-        ValueError: If both are given, the threshold is negative, the share is not in [0, 1], or a map is not affine.
+        ValueError: If both are given, the threshold is negative, the sparsity is not in [0, 1], or a map is not affine.
 
     Example:
         >>> from hf_stitch.representation import RepresentationSpec
         >>> from hf_stitch.stitches import LinearStitch
         >>> layer = StitchingLayer(RepresentationSpec("bd", 8), RepresentationSpec("bd", 8), "none", LinearStitch(8, 8))
-        >>> zero_share(sparsify(layer, share=0.75))
+        >>> zero_share(sparsify(layer, sparsity=0.75))
         0.75
     """
-    if threshold is not None and share is not None:
-        raise ValueError(f"give a threshold or a share, got both, {threshold} and {share}")
+    if threshold is not None and sparsity is not None:
+        raise ValueError(f"give a threshold or a sparsity, got both, {threshold} and {sparsity}")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold must be >= 0, got {threshold}")
-    if share is not None and not 0 <= share <= 1:
-        raise ValueError(f"share must be in [0, 1], got {share}")
+    if sparsity is not None and not 0 <= sparsity <= 1:
+        raise ValueError(f"sparsity must be in [0, 1], got {sparsity}")
 
     def pruned(stitch: Stitch) -> MaskedStitch:
         linear = as_linear(stitch)
         magnitude = linear.weight.detach().abs()
         kept = (
             magnitude >= (THRESHOLD if threshold is None else threshold)
-            if share is None
-            else _largest(magnitude, round((1 - share) * magnitude.numel()))
+            if sparsity is None
+            else _largest(magnitude, round((1 - sparsity) * magnitude.numel()))
         )
         return MaskedStitch.of(weight=linear.weight, mask=kept, bias=linear.bias)
 
@@ -96,5 +96,5 @@ def sparsity_curve(
     """
     named = {"stitched": stitched.stitch} if stitches is None else stitches
     chosen = list(shares)
-    families = {name: {share: sparsify(layer, share=share) for share in chosen} for name, layer in named.items()}
+    families = {name: {sparsity: sparsify(layer, sparsity=sparsity) for sparsity in chosen} for name, layer in named.items()}
     return score_curves(stitched, data, "sparsity", families, **options)

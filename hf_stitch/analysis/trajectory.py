@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-Seen = tuple[Representation, Representation, torch.Tensor, torch.Tensor | None]
+BatchOutputs = tuple[Representation, Representation, torch.Tensor, torch.Tensor | None]
 """Of some samples: the source at its cut, the target at its own, the target's answers, and labels."""
 
 
@@ -36,7 +36,7 @@ class Trajectory(Result):
     """Figures along training, made by :class:`TrajectoryRecorder`.
 
     Attributes:
-        steps: Optimizer steps done, ascending.
+        max_steps: Optimizer steps done, ascending.
         figures: Name -> a value for each step: ``relative_accuracy``, ``cross_entropy`` (with the target's answers, in
             nats), and the metrics of the transformed rows with the target's.
         n: Number of samples of the probe.
@@ -77,7 +77,7 @@ class Trajectory(Result):
 
 
 class TrajectoryRecorder:
-    """Watches a stitch in training: ``TaskLoss(…).fit(stitched, data, observe=recorder)``.
+    """Watches a stitch in training: ``TaskLoss(…).fit(stitched, data, callback=recorder)``.
 
     What both networks say of the probe is computed once. Nothing of the training changes.
 
@@ -103,7 +103,7 @@ class TrajectoryRecorder:
         >>> data = torch.randn(200, 4)
         >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=data, task="image-classification", progress=False)
         >>> recorder = TrajectoryRecorder(stitched, data[:50], ["linear_cka"], every=2)
-        >>> layer = TaskLoss(steps=4).fit(stitched, data, observe=recorder, progress=False)
+        >>> layer = TaskLoss(max_steps=4).fit(stitched, data, callback=recorder, progress=False)
         >>> recorder.trajectory.steps
         (0, 2, 4)
     """
@@ -134,7 +134,7 @@ class TrajectoryRecorder:
         self._steps: list[int] = []
         self._figures: dict[str, list[float]] = {}
 
-    def _look(self, batch: Batch, whole: Adapter, cut: str) -> Seen:
+    def _look(self, batch: Batch, whole: Adapter, cut: str) -> BatchOutputs:
         """What both networks say of some samples."""
         stitched = self._model
         x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples))).replace(context={})

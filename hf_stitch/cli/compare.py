@@ -45,7 +45,7 @@ def compare(
     samples: Count = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward.")] = 64,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and stop.")] = False,
-    resume: Annotated[
+    checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for the state, from which an interrupted run goes on.")
     ] = None,
     seed: Seed = 0,
@@ -77,7 +77,7 @@ def compare(
         output.say(planned)
         output.record({"seconds": planned.seconds, "routes": [vars(route) for route in planned.routes]})
         return
-    atlas = compare_networks(first, second, read, batch_size=batch_size, resume=resume, **options)
+    atlas = compare_networks(first, second, read, batch_size=batch_size, checkpoint_dir=checkpoint_dir, **options)
     if Processes.of(None).rank:
         return
     saved = {} if out is None else save(atlas, out)

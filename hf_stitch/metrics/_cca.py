@@ -16,7 +16,7 @@ from hf_stitch.metrics._rows import (
     check_variation,
     of_rows,
 )
-from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
 from hf_stitch.papers import KORNBLITH_2019, MORCOS_2018, RAGHU_2017
 
 _EPS = torch.finfo(torch.float64).eps
@@ -79,7 +79,7 @@ class CCA(MomentsMetric):
         if self.options["ridge"]:
             self.invariances = ("orthogonal", "scaling", "permutation", "translation")
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """Of both sides more than their width, but for ridge."""
         return 2 if self.options["ridge"] else least_for_full_rank(width)
 
@@ -130,7 +130,7 @@ class PWCCA(MomentsMetric):
     symmetric = False
     invariances: Invariances = ("scaling", "permutation", "translation")
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """Of both sides more than their width."""
         return least_for_full_rank(width)
 
@@ -180,7 +180,7 @@ class SVCCA(MomentsMetric):
     formula = staticmethod(_svcca)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """More than one component takes; how many are kept, the data show."""
         return least_for_full_rank(1)
 

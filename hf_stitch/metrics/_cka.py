@@ -11,7 +11,7 @@ from hf_stitch.metrics._options import Positive, Within
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric, Side
+from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric, Operand
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
 from hf_stitch.statistics import Cost, Grams, MinibatchGrams
 from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
@@ -96,7 +96,7 @@ class LinearCKA(MomentsMetric):
             from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), Grams.cost),
         )
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """Debiased, as many as the unbiased estimate of HSIC takes."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
 
@@ -177,7 +177,7 @@ class MinibatchCKA(Metric):
         size = {"size": self.options["batch_size"]}
         return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), lambda work: Cost(), size),)
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """As many as the unbiased estimate of HSIC takes."""
         return _LEAST_UNBIASED
 

@@ -11,20 +11,20 @@ from torch import Tensor
 from hf_stitch.metrics._options import Count
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import check_widths, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Side
+from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
 from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
 
 Near = Literal["cosine", "euclidean"]
 
 # Rows compared with all others at a time.
-_CHUNK = 512
+_QUERIES = 512
 
 # A cosine distance below this may be that of equal directions.
 _ROUNDING = 1e-14
 
 
 class _OfNeighbours(FeaturesMetric):
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """More than a row has neighbours."""
         return 1 + int(self.options["k"])
 
@@ -329,4 +329,4 @@ def _cosine_distances(directions: Tensor, others: Tensor) -> Tensor:
 
 
 def _chunks(rows: int, device: torch.device) -> Iterator[Tensor]:
-    yield from torch.arange(rows, device=device).split(_CHUNK)
+    yield from torch.arange(rows, device=device).split(_QUERIES)

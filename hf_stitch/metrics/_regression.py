@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_variation, check_widths, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric, Side
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
 
 _EPS = torch.finfo(torch.float64).eps
@@ -83,7 +83,7 @@ class LinearRegression(MomentsMetric):
         elif not self.options["centred"]:
             self.invariances = ("orthogonal", "scaling", "permutation")
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """A fit takes more than it has unknowns for each feature of y."""
         fit = side == "x" and self.options["weight"] is None
         return _least_for_fit(width, self.options["centred"]) if fit else 2

@@ -14,7 +14,7 @@ from hf_stitch.papers import MOSCHELLA_2023
 from hf_stitch.relative.similarities import Cosine
 
 # Rows compared with all others at a time.
-_CHUNK = 512
+_PAIRS = 512
 
 
 @of_rows
@@ -47,7 +47,7 @@ def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
     to_x, to_y = Cosine().against(x), Cosine().against(y)
     cosines = [
         torch.cosine_similarity(to_x(some_x), to_y(some_y), dim=1, eps=0.0)
-        for some_x, some_y in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
+        for some_x, some_y in zip(x.split(_PAIRS), y.split(_PAIRS), strict=True)
     ]
     return torch.cat(cosines).mean()
 

@@ -16,7 +16,7 @@ from hf_stitch.statistics import Moments
 from hf_stitch.statistics.features import Features
 
 Statistic = Literal["moments", "debiased", "grams", "features", "outputs"]
-Side = Literal["x", "y"]
+Operand = Literal["x", "y"]
 Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
 
 
@@ -84,7 +84,7 @@ class Metric(ABC):
         """The ways to its values for all pairs of layers; none where it is no metric of layers."""
         return ()
 
-    def min_rows(self, side: Side, width: int) -> int:
+    def min_rows(self, side: Operand, width: int) -> int:
         """The fewest rows that a side of this width takes; with fewer the metric is known to be undefined."""
         return 2
 

@@ -15,7 +15,7 @@ from hf_stitch.data.splits import apportion, chance
 from hf_stitch.registry import registries
 from hf_stitch.relative.neighbours import nearest
 
-_CHUNK = 4096
+_DOMAIN_ROWS = 4096
 """Rows of the domain that are looked at at a time."""
 
 
@@ -305,8 +305,8 @@ class OutOfDomain(Selection):
         if self.domain.shape[1] != features.shape[1]:
             raise ValueError(f"domain is {self.domain.shape[1]} wide, and the features {features.shape[1]}")
         domain = self.domain.to(features)
-        own = nearest(domain, domain.split(_CHUNK), 2, "euclidean")[0][:, 1]
-        away = nearest(features, domain.split(_CHUNK), 1, "euclidean")[0][:, 0]
+        own = nearest(domain, domain.split(_DOMAIN_ROWS), 2, "euclidean")[0][:, 1]
+        away = nearest(features, domain.split(_DOMAIN_ROWS), 1, "euclidean")[0][:, 0]
         outside = (away > own.quantile(self.quantile)).nonzero()[:, 0].tolist()
         if len(outside) < count:
             raise ValueError(

@@ -70,12 +70,12 @@ class Features(Statistic):
     @property
     def x(self) -> Tensor:
         """The x rows kept, in the order they came."""
-        return self._joined("x_parts")
+        return self._concatenated("x_parts")
 
     @property
     def y(self) -> Tensor:
         """The y rows kept; row i belongs to row i of ``x``."""
-        return self._joined("y_parts")
+        return self._concatenated("y_parts")
 
     def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
         """Add a batch of paired rows.
@@ -145,11 +145,11 @@ class Features(Statistic):
         """Of more rows than the limit, those that drew the smallest numbers."""
         if self.limit is None or sum(map(len, self.draws)) <= self.limit:
             return
-        kept = self._joined("draws").topk(self.limit, largest=False).indices.sort().values
+        kept = self._concatenated("draws").topk(self.limit, largest=False).indices.sort().values
         for name in ("x_parts", "y_parts", "draws"):
-            setattr(self, name, [self._joined(name)[kept]])
+            setattr(self, name, [self._concatenated(name)[kept]])
 
-    def _joined(self, name: str) -> Tensor:
+    def _concatenated(self, name: str) -> Tensor:
         parts: list[Tensor] = getattr(self, name)
         if not parts:
             raise ValueError("no rows have come yet; call update first")

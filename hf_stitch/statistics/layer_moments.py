@@ -15,7 +15,7 @@ from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 from hf_stitch.statistics.moments import Moments
 
 # Rows that are multiplied at a time: a product of fewer would mostly read and write the co-moments.
-_CHUNK = 512
+_BUFFER_ROWS = 512
 
 
 class LayerMoments(Statistic, LayerStatistic):
@@ -95,11 +95,11 @@ class LayerMoments(Statistic, LayerStatistic):
             side.check(rows, n)
         done = 0
         while done < n:
-            count = min(n - done, _CHUNK - self._x.filled)
+            count = min(n - done, _BUFFER_ROWS - self._x.filled)
             for side, rows in sides:
                 side.put([layer[done : done + count] for layer in rows])
             done += count
-            if self._x.filled == _CHUNK:
+            if self._x.filled == _BUFFER_ROWS:
                 self._settle()
         self.count = self.count + n
         return self
@@ -207,7 +207,7 @@ class _Side(Statistic):
         self.origins = [origin.double() for origin in origins]
         self._sizes = sizes = [len(origin) + 1 for origin in origins]
         self.blocks = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        self.buffer = self.origins[0].new_empty(_CHUNK, sum(sizes))
+        self.buffer = self.origins[0].new_empty(_BUFFER_ROWS, sum(sizes))
         self.add_state("widths", torch.tensor([len(origin) for origin in origins]), "same")
         self.add_state("origin", torch.cat(self.origins), "same")
         self.add_state("sums", self.origins[0].new_zeros(sum(sizes)), "sum")

@@ -17,7 +17,7 @@ from hf_stitch.storage.rows import RowStore
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-_CHUNK = 2**26
+_MESSAGE_BYTES = 2**26
 """Bytes that are sent to the other processes at a time."""
 
 
@@ -128,7 +128,7 @@ class LayerRows(LayerStatistic):
         counts = gather_object([self.n])
         stores = self._opened("all")
         for own, store, like in zip(self._stores, stores, self._like, strict=True):
-            some = max(_CHUNK // max(like.shape[1] * like.element_size(), 1), 1)
+            some = max(_MESSAGE_BYTES // max(like.shape[1] * like.element_size(), 1), 1)
             for rank, count in enumerate(counts):
                 for start in range(0, count, some):
                     size = min(some, count - start)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_stitch.statistics.base import Statistic
 
 # Rows turned to float64 at a time: enough for BLAS to run at full speed, little beside the batch and the moments.
-_CHUNK = 4096
+_BLOCK_ROWS = 4096
 
 
 class Moments(Statistic):
@@ -152,8 +152,8 @@ class Moments(Statistic):
         y_rows = _checked("y_rows", y_rows, self.dy, self.device)
         if len(x_rows) != len(y_rows):
             raise ValueError(f"x_rows and y_rows must pair up row by row, got {len(x_rows)} and {len(y_rows)} rows")
-        rows = torch.empty(min(len(x_rows), _CHUNK), self.dx + self.dy, dtype=torch.float64, device=self.device)
-        for x, y in zip(torch.split(x_rows, _CHUNK), torch.split(y_rows, _CHUNK), strict=True):
+        rows = torch.empty(min(len(x_rows), _BLOCK_ROWS), self.dx + self.dy, dtype=torch.float64, device=self.device)
+        for x, y in zip(torch.split(x_rows, _BLOCK_ROWS), torch.split(y_rows, _BLOCK_ROWS), strict=True):
             chunk = rows[: len(x)]
             chunk[:, : self.dx] = x
             chunk[:, self.dx :] = y
@@ -204,11 +204,11 @@ def _checked(name: str, rows: Tensor, width: int, device: torch.device) -> Tenso
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ValueError(f"{name} must have shape (n, {width}), got {tuple(rows.shape)}")
     rows = rows.to(device)
-    for number, chunk in enumerate(torch.split(rows, _CHUNK)):
+    for number, chunk in enumerate(torch.split(rows, _BLOCK_ROWS)):
         # The norm also catches what would overflow when squared.
         finite = torch.linalg.vector_norm(chunk.double(), dim=1).isfinite()
         if not finite.all():
-            row = number * _CHUNK + int(finite.logical_not().nonzero()[0])
+            row = number * _BLOCK_ROWS + int(finite.logical_not().nonzero()[0])
             raise ValueError(
                 f"{name}: row {row} of {len(rows)} holds NaN, infinity or a number too large to square; "
                 "leave such rows out (on both sides) or run the network in a wider dtype"

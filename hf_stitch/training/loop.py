@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from hf_stitch.processes import Processes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.training.course import Course
 from hf_stitch.training.objective import IGNORED
-from hf_stitch.training.prepared import Prepared, Seen
+from hf_stitch.training.prepared import Prepared, PreparedBatch
 from hf_stitch.training.progress import Progress
+from hf_stitch.training.schedule import TrainingSchedule
 from hf_stitch.training.stitches import Stitches
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-Observe = Callable[[int, Sequence[StitchingLayer]], None]
+StepCallback = Callable[[int, Sequence[StitchingLayer]], None]
 """Is told the number of steps done and the layers, which go on being trained: it copies what it keeps."""
 
 
@@ -34,14 +34,14 @@ class DivergedError(FloatingPointError):
 def train(
     stitches: Stitches,
     prepared: Prepared,
-    course: Course,
+    schedule: TrainingSchedule,
     *,
     accelerator: Accelerator,
     processes: Processes,
     checkpoint: Checkpoint | None,
     save_every: int,
     validation: Prepared | None,
-    observe: Observe | None,
+    callback: StepCallback | None,
     progress: bool,
 ) -> tuple[Tensor, Tensor]:
     """Train the stitches; they end as they were best, if there is a validation, and else as they were last.
@@ -55,51 +55,51 @@ def train(
     from tqdm.auto import tqdm
 
     every, samples = accelerator.gradient_accumulation_steps, len(prepared.samples)
-    last, per_epoch = course.feature_steps + course.steps, math.ceil(samples / (course.batch_size * every))
+    last, per_epoch = schedule.feature_steps + schedule.max_steps, math.ceil(samples / (schedule.batch_size * every))
     hide = None if progress and accelerator.is_main_process else True
-    with _prepared(accelerator, stitches, course) as (model, optimizer):
-        run = Progress(stitches, optimizer, accelerator.scaler, course.patience)
+    with _prepared(accelerator, stitches, schedule) as (model, optimizer):
+        run = Progress(stitches, optimizer, accelerator.scaler, schedule.patience)
         step = 0
         if checkpoint is not None and (saved := checkpoint.load(accelerator.device)) is not None:
             step = run.load(*saved)
         accelerator.wait_for_everyone()  # before the first saves anew what the others read
-        if observe is not None and step == 0:
-            observe(0, stitches.trained)
+        if callback is not None and step == 0:
+            callback(0, stitches.trained)
         with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
-            for parts in course.batches(samples, step, every, processes):
+            for parts in schedule.batches(samples, step, every, processes):
                 if step >= last or not bool(run.active.any()):
                     break
-                features = step < course.feature_steps
+                features = step < schedule.feature_steps
                 for group in optimizer.param_groups:
-                    group["lr"] = course.rate(step)
-                seen = [_read(prepared, places, course.seed + step, accelerator) for places, _ in parts]
+                    group["lr"] = schedule.rate(step)
+                seen = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
                 found = _gradients(model, seen, parts, features, accelerator, processes)
                 if not bool(found.isfinite().all()):
-                    raise DivergedError(_diverged(stitches.names, found, step, checkpoint, course.lr, "loss"))
-                if course.clip is not None:
+                    raise DivergedError(_diverged(stitches.names, found, step, checkpoint, schedule.lr, "loss"))
+                if schedule.max_grad_norm is not None:
                     accelerator.unscale_gradients(optimizer)
                     for layer in stitches.layers:
-                        nn.utils.clip_grad_norm_(layer.parameters(), course.clip)
+                        nn.utils.clip_grad_norm_(layer.parameters(), schedule.max_grad_norm)
                 for layer, active in zip(stitches.layers, run.active.tolist(), strict=True):
                     if not active:
                         layer.zero_grad()  # Adam leaves alone what has no gradient
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1
-                run.note(found, step, first=step in (1, course.feature_steps + 1))
+                run.note(found, step, first=step in (1, schedule.feature_steps + 1))
                 bar.update()
                 bar.set_postfix(loss=f"{run.loss[run.active].mean().item():.3f}", refresh=False)
-                _log(accelerator, stitches.names, found, step, "loss", run.active, lr=course.rate(step - 1))
+                _log(accelerator, stitches.names, found, step, "loss", run.active, lr=schedule.rate(step - 1))
                 if validation is not None and not features and (step % per_epoch == 0 or step == last):
-                    loss, right = _validate(stitches, validation, course, accelerator, processes)
+                    loss, right = _validate(stitches, validation, schedule, accelerator, processes)
                     if not bool(loss.isfinite().all()):
-                        why = _diverged(stitches.names, loss, step, checkpoint, course.lr, "validation loss")
+                        why = _diverged(stitches.names, loss, step, checkpoint, schedule.lr, "validation loss")
                         raise DivergedError(why)
                     _log(accelerator, stitches.names, loss, step, "validation loss", run.active)
                     _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
                     run.judge(loss)
-                if observe is not None:
-                    observe(step, stitches.trained)
+                if callback is not None:
+                    callback(step, stitches.trained)
                 if checkpoint is not None and accelerator.is_main_process and (step == last or step % save_every == 0):
                     checkpoint.save(step, run.state())
     run.restore_best()
@@ -107,10 +107,10 @@ def train(
 
 
 @contextmanager
-def _prepared(accelerator: Accelerator, stitches: Stitches, course: Course) -> Iterator[tuple[Any, Any]]:
+def _prepared(accelerator: Accelerator, stitches: Stitches, schedule: TrainingSchedule) -> Iterator[tuple[Any, Any]]:
     """Model and optimizer as the accelerator makes them; it would keep them for as long as it lives."""
     optimizer = torch.optim.Adam(
-        [p for p in stitches.layers.parameters() if p.requires_grad], lr=course.lr, weight_decay=course.weight_decay
+        [p for p in stitches.layers.parameters() if p.requires_grad], lr=schedule.lr, weight_decay=schedule.weight_decay
     )
     lists = accelerator._models, accelerator._optimizers
     lengths = [len(held) for held in lists]
@@ -124,7 +124,7 @@ def _prepared(accelerator: Accelerator, stitches: Stitches, course: Course) -> I
 
 def _gradients(
     model: Any,
-    seen: Sequence[Seen],
+    seen: Sequence[PreparedBatch],
     parts: Sequence[tuple[Tensor, int]],
     features: bool,
     accelerator: Accelerator,
@@ -143,12 +143,12 @@ def _gradients(
     return accelerator.reduce(found, reduction="mean")
 
 
-def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerator) -> Seen:
+def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerator) -> PreparedBatch:
     """What is known of some samples; of one that does not count, where there are none."""
     return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
 
 
-def _asked_of_all(seen: Sequence[Seen], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator) -> float:
+def _asked_of_all(seen: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator) -> float:
     """How many predictions a step asks for, over its parts and all processes."""
     if _is_of_samples(seen[0]):
         return float(sum(count for _, count in parts))
@@ -159,12 +159,12 @@ def _asked_of_all(seen: Sequence[Seen], parts: Sequence[tuple[Tensor, int]], acc
 
 @torch.no_grad()
 def _validate(
-    stitches: Stitches, prepared: Prepared, course: Course, accelerator: Accelerator, processes: Processes
+    stitches: Stitches, prepared: Prepared, schedule: TrainingSchedule, accelerator: Accelerator, processes: Processes
 ) -> tuple[Tensor, Tensor]:
     """Loss and share of right answers of each stitch on held-out samples, which the processes share."""
     sums = torch.zeros(3, len(stitches.names), dtype=torch.float64, device=accelerator.device)
     stitches.eval()
-    batches = torch.arange(len(prepared.samples)).split(course.batch_size)
+    batches = torch.arange(len(prepared.samples)).split(schedule.batch_size)
     for places in batches[processes.rank :: processes.count]:
         seen = _read(prepared, places, 0, accelerator)
         asked = _asked(seen)
@@ -176,12 +176,12 @@ def _validate(
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 
-def _asked(seen: Seen) -> float:
+def _asked(seen: PreparedBatch) -> float:
     """How many predictions are asked for: one for each sample, or of texts the tokens that are followed by another."""
     return seen.count if _is_of_samples(seen) else max((seen.answers["hard"] != IGNORED).sum().item(), 1)
 
 
-def _is_of_samples(seen: Seen) -> bool:
+def _is_of_samples(seen: PreparedBatch) -> bool:
     """Whether a prediction is made for each sample, not for each token."""
     return "hard" not in seen.answers or seen.answers["hard"].dim() == 1
 
@@ -193,7 +193,7 @@ def _diverged(
     kept = "nothing was saved" if checkpoint is None else f"the last state saved is in {checkpoint.folder}"
     return (
         f"the {figure} of stitch {name!r} is {losses[names.index(name)].item()} at step {step}; {kept}. Lower lr (now "
-        f"{lr}), set clip, or look for inputs that are not finite"
+        f"{lr}), set max_grad_norm, or look for inputs that are not finite"
     )
 
 

@@ -16,7 +16,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.processes import Processes
-from hf_stitch.representation import Representation
+from hf_stitch.representation import Representation, concatenate
 from hf_stitch.storage.rows import RowStore
 from hf_stitch.training.objective import IGNORED, next_tokens
 
@@ -25,7 +25,7 @@ Augment = Callable[[list[Any], torch.Generator], list[Any]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class PreparedBatch:
     """What is known of some samples.
 
     Attributes:
@@ -45,14 +45,14 @@ class Seen:
         """Number of samples."""
         return next(iter(self.sources.values())).batch
 
-    def to(self, device: torch.device) -> Seen:
+    def to(self, device: torch.device) -> PreparedBatch:
         """The same on a device."""
 
         def moved(representation: Representation) -> Representation:
             mask = None if representation.mask is None else representation.mask.to(device)
             return representation.replace(values=representation.values.to(device), mask=mask)
 
-        return Seen(
+        return PreparedBatch(
             {name: moved(source) for name, source in self.sources.items()},
             {name: answer.to(device) for name, answer in self.answers.items()},
             None if self.there is None else moved(self.there),
@@ -83,7 +83,7 @@ class Networks:
         self.speaks = self.first.task == "text-generation"
 
     @torch.no_grad()
-    def see(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> Seen:
+    def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> PreparedBatch:
         """What they say of raw samples, of which the target is shown ``others``."""
         sources: dict[str, Representation] = {}
         for name, stitched in self.places.items():
@@ -108,7 +108,7 @@ class Networks:
                 found = self.target.encode(inputs, list(dict.fromkeys((layer, self.last))))
             there = found[layer].replace(context={}) if "there" in self.wanted else None
             features = found[self.last].replace(context={}) if "features" in self.wanted else None
-        return Seen(sources, answers, there, features)
+        return PreparedBatch(sources, answers, there, features)
 
 
 class Prepared:
@@ -147,7 +147,7 @@ class Prepared:
         self._augment = augment
         self._parts: list[dict[str, RowStore]] = []
         self._starts = torch.zeros(0, dtype=torch.long)
-        self._like: Seen | None = None
+        self._like: PreparedBatch | None = None
         if augment is None:
             self._keep(folder, limit // processes.count, batch_size, processes, progress)
 
@@ -156,7 +156,7 @@ class Prepared:
         """Whether everything is read from files."""
         return bool(self._parts)
 
-    def read(self, places: Tensor, seed: int) -> Seen:
+    def read(self, places: Tensor, seed: int) -> PreparedBatch:
         """What is known of the samples at some places; ``seed`` is that of augmentation."""
         if self.kept:
             return self._from_files(places)
@@ -165,7 +165,7 @@ class Prepared:
         if self._augment is not None:
             samples = self._augment(samples, torch.Generator().manual_seed(seed))
             others = samples if self.others is self.samples else others
-        return self.networks.see(samples, others, batch.labels)
+        return self.networks.prepare(samples, others, batch.labels)
 
     # -- files ------------------------------------------------------------------------------------------------------
     def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
@@ -182,7 +182,7 @@ class Prepared:
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
         for batch, other in paired_batches(own, twin, batch_size, progress=progress):
-            seen = self.networks.see(batch.samples, other.samples, batch.labels)
+            seen = self.networks.prepare(batch.samples, other.samples, batch.labels)
             tensors = _tensors(seen, self.networks.speaks)
             count, bytes_ = count + seen.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
             each = sum(values.nbytes // seen.count for values, mask in tensors.values() if mask is None)
@@ -209,7 +209,7 @@ class Prepared:
             stacklevel=5,
         )
 
-    def _from_files(self, places: Tensor) -> Seen:
+    def _from_files(self, places: Tensor) -> PreparedBatch:
         assert self._like is not None
         if len(self._parts) == 1:
             read = {name: store.read(places) for name, store in self._parts[0].items()}
@@ -227,7 +227,7 @@ class Prepared:
             real = read["answers/hard"][1]
             answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
         there = None if like.there is None else representation("there", like.there)
-        return Seen(
+        return PreparedBatch(
             sources, answers, there, None if like.features is None else representation("features", like.features)
         )
 
@@ -244,12 +244,12 @@ class Prepared:
                 for rank in range(len(self._parts))
                 if bool((owners == rank).any())
             ]
-            values, masks = _joined([v for v, _ in chunks]), [m for _, m in chunks if m is not None]
-            found[name] = (values[back], _joined(masks)[back] if masks else None)
+            values, masks = concatenate([v for v, _ in chunks]), [m for _, m in chunks if m is not None]
+            found[name] = (values[back], concatenate(masks)[back] if masks else None)
         return found
 
 
-def _tensors(seen: Seen, speaks: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+def _tensors(seen: PreparedBatch, speaks: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
     """Every tensor by name, with the mask of those that differ in length from sample to sample."""
     kept = {f"source/{name}": source for name, source in seen.sources.items()}
     kept |= {} if seen.there is None else {"there": seen.there}
@@ -262,16 +262,3 @@ def _tensors(seen: Seen, speaks: bool) -> dict[str, tuple[Tensor, Tensor | None]
 def _bytes(values: Tensor, mask: Tensor | None) -> int:
     """What a tensor takes in a file, where only what is real is kept."""
     return values.nbytes if mask is None else int(mask.sum()) * values[0, 0].nbytes
-
-
-def _joined(chunks: list[Tensor]) -> Tensor:
-    """Samples of several files; shorter texts are filled up."""
-    if len(chunks) == 1:
-        return chunks[0]
-    if chunks[0].dim() > 1 and len({chunk.shape[1:] for chunk in chunks}) > 1:
-        longest = max(chunk.shape[1] for chunk in chunks)
-        chunks = [
-            torch.nn.functional.pad(chunk, [*[0, 0] * (chunk.dim() - 2), 0, longest - chunk.shape[1]])
-            for chunk in chunks
-        ]
-    return torch.cat(chunks)

@@ -78,7 +78,7 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
     def keep(name: str, representation: Representation) -> None:
         found[name] = representation.replace(values=representation.values.clone(), context={})
 
-    adapter.observe(adapter.preprocess(batch.samples), list(layers), keep)
+    adapter.run_with_callback(adapter.preprocess(batch.samples), list(layers), keep)
     return found
 
 

@@ -15,7 +15,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.training.objective import Objective
-from hf_stitch.training.prepared import Seen
+from hf_stitch.training.prepared import PreparedBatch
 
 
 class Stitches(nn.Module):
@@ -46,7 +46,7 @@ class Stitches(nn.Module):
         self.back.eval()
         return self
 
-    def forward(self, seen: Seen, total: float, share: float = 1.0, features: bool = False) -> Tensor:
+    def forward(self, seen: PreparedBatch, total: float, share: float = 1.0, features: bool = False) -> Tensor:
         """The loss of each stitch ``(stitches,)``.
 
         Args:
@@ -69,7 +69,7 @@ class Stitches(nn.Module):
         return torch.stack(losses)
 
     @torch.no_grad()
-    def check(self, seen: Seen) -> int:
+    def check(self, seen: PreparedBatch) -> int:
         """Refuse what cannot be minimised, by a batch.
 
         Returns:
@@ -104,7 +104,7 @@ class Stitches(nn.Module):
         return logits.shape[-1]
 
     @torch.no_grad()
-    def right(self, seen: Seen) -> Tensor:
+    def right(self, seen: PreparedBatch) -> Tensor:
         """How many samples (tokens) each stitch predicts as the first kind of labels would have it ``(stitches,)``."""
         mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
         answers = next(iter(seen.answers[name] for name in ("hard", *seen.answers) if name in seen.answers))
@@ -113,7 +113,7 @@ class Stitches(nn.Module):
 
     def _logits(self, mapped: Sequence[Representation]) -> Sequence[Tensor]:
         if len(mapped) > 1 and len({one.values.shape for one in mapped}) == 1:
-            return logits_of(self._run(_joined(mapped))).chunk(len(mapped))
+            return logits_of(self._run(_one_batch(mapped))).chunk(len(mapped))
         return [logits_of(self._run(one)) for one in mapped]
 
     def _run(self, representation: Representation) -> Any:
@@ -134,11 +134,11 @@ class Stitches(nn.Module):
             handle.remove()
         return found
 
-    def _rows(self, layer: StitchingLayer, mapped: Representation, seen: Seen) -> tuple[Tensor, Tensor] | None:
+    def _rows(self, layer: StitchingLayer, mapped: Representation, seen: PreparedBatch) -> tuple[Tensor, Tensor] | None:
         return None if seen.there is None else paired_rows(mapped, seen.there, layer.pooling)["body"]
 
 
-def _joined(representations: Sequence[Representation]) -> Representation:
+def _one_batch(representations: Sequence[Representation]) -> Representation:
     """Several batches as one."""
     masks = [one.mask for one in representations]
     mask = torch.cat([m for m in masks if m is not None]) if masks[0] is not None else None

@@ -25,11 +25,11 @@ from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.training.course import Course, Schedule
-from hf_stitch.training.loop import Observe, train
+from hf_stitch.training.loop import StepCallback, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
+from hf_stitch.training.schedule import Schedule, TrainingSchedule
 from hf_stitch.training.stitches import Stitches
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class TaskLoss(TrainedMatcher):
         feature_steps: Steps before all others that bring the target's final features (its last cut) close to its own:
             the squared distance, its mean over the positions of a sample, then over samples.
         epochs: Passes over the samples.
-        steps: Optimizer steps, instead of epochs.
+        max_steps: Optimizer steps, instead of epochs.
         batch_size: Samples of a step, over all processes.
         lr: Learning rate.
         weight_decay: L2 penalty of Adam.
         schedule: ``step`` (a tenth after one third and again after two), ``constant``, ``linear`` or ``cosine``.
-        clip: Norm that the gradient of each stitch is cut to.
+        max_grad_norm: Norm that the gradient of each stitch is cut to.
         shuffle: Whether samples come in another order in every epoch.
         patience: With a validation: a stitch is done after so many epochs without improvement.
         seed: Of the order and of augmentation.
@@ -111,12 +111,12 @@ class TaskLoss(TrainedMatcher):
     penalties: Mapping[str, float] = field(default_factory=dict)
     feature_steps: int = 0
     epochs: int = 30
-    steps: int | None = None
+    max_steps: int | None = None
     batch_size: int = 128
     lr: float = 1e-3
     weight_decay: float = 0.0
     schedule: Schedule = "step"
-    clip: float | None = None
+    max_grad_norm: float | None = None
     shuffle: bool = True
     patience: int | None = None
     seed: int = 0
@@ -129,12 +129,12 @@ class TaskLoss(TrainedMatcher):
         object.__setattr__(self, "initial", initial)
         for name, least in (("epochs", 1), ("batch_size", 1), ("feature_steps", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)
-        for name in ("steps", "patience"):
+        for name in ("max_steps", "patience"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), 1)
-        for name, above in (("lr", True), ("weight_decay", False), ("clip", True)):
+        for name, above in (("lr", True), ("weight_decay", False), ("max_grad_norm", True)):
             value = getattr(self, name)
-            if name == "clip" and value is None:
+            if name == "max_grad_norm" and value is None:
                 continue
             if not (isinstance(value, float | int) and math.isfinite(value) and (value > 0 if above else value >= 0)):
                 raise ValueError(f"{name} must be a number {'>' if above else '>='} 0, got {value!r}")
@@ -221,7 +221,7 @@ class TaskLoss(TrainedMatcher):
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
         one, other = (next(iter(side.batches(count))) for side in (samples, others))
-        seen = networks.see(one.samples, other.samples, one.labels)
+        seen = networks.prepare(one.samples, other.samples, one.labels)
         classes = stitches.check(seen.to(_device(networks.first)))
         if self._asks_labels(networks.first.task):
             for shown in (samples, validation):
@@ -235,8 +235,8 @@ class TaskLoss(TrainedMatcher):
     def fit(
         self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
         paired_data: Any = None, validation: Any = None, augment: Augment | None = None,
-        accelerator: Accelerator | None = None, checkpoint: str | Path | None = None, save_every: int = 500,
-        cache_size: float = 8e9, observe: Observe | None = None, progress: bool = True,
+        accelerator: Accelerator | None = None, checkpoint_dir: str | Path | None = None, save_every: int = 500,
+        cache_size: float = 8e9, callback: StepCallback | None = None, progress: bool = True,
     ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
         """Train from the stitch that the model has (``initial`` is for :func:`hf_stitch.stitch`, which fits it first).
 
@@ -257,11 +257,11 @@ class TaskLoss(TrainedMatcher):
             accelerator: For several processes, mixed precision, gradient accumulation and trackers (``accelerator.log``
                 is called with the loss of every step). The result is that of one process, but for penalties that are
                 metrics: each process takes them of its part of a batch.
-            checkpoint: A folder for the state; training that was interrupted goes on from there, to the same bits.
+            checkpoint_dir: A folder for the state; training that was interrupted goes on from there, to the same bits.
             save_every: Steps between two states.
             cache_size: Bytes of disk that what the networks say may take, of the samples and of the validation each;
                 where it takes more, it is computed anew for each batch, and a warning says so.
-            observe: Called with 0 and after every step with the number of steps done and the layers.
+            callback: Called with 0 and after every step with the number of steps done and the layers.
             progress: Show a progress bar.
 
         Returns:
@@ -293,14 +293,14 @@ class TaskLoss(TrainedMatcher):
         if networks.target is not None:
             _check_same_network(networks.target, models[0])
         every = accelerator.gradient_accumulation_steps
-        steps = self.steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
-        course = Course(steps, *(getattr(self, f.name) for f in fields(Course)[1:]))
+        steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
+        schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
         with ExitStack() as stack:
             stack.enter_context(_frozen(models, accelerator.device))
             stitches = Stitches(layers, models[0].target, self.objective, networks.last).to(accelerator.device)
             self._rehearse(stitches, networks, samples, others, held_out, processes.count)
             state = None
-            if checkpoint is not None:
+            if checkpoint_dir is not None:
                 recipe = {
                     "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
                     "paired_data": others.fingerprint, "validation": held_out and held_out.fingerprint,
@@ -309,7 +309,7 @@ class TaskLoss(TrainedMatcher):
                     "accumulation": every, "processes": processes.count,
                     "mixed_precision": accelerator.mixed_precision, "versions": versions(),
                 }  # fmt: skip
-                state = _begin(Path(checkpoint), json.loads(json.dumps(recipe)), processes)
+                state = _begin(Path(checkpoint_dir), json.loads(json.dumps(recipe)), processes)
             temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
 
             def prepared(part: Samples, other: Samples, name: str, change: Augment | None) -> Prepared:
@@ -323,8 +323,8 @@ class TaskLoss(TrainedMatcher):
             seen = prepared(samples, others, "preparing", augment)
             judged = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
             losses, done = train(
-                stitches, seen, course, accelerator=accelerator, processes=processes, checkpoint=state,
-                save_every=save_every, validation=judged, observe=observe, progress=progress,
+                stitches, seen, schedule, accelerator=accelerator, processes=processes, checkpoint=state,
+                save_every=save_every, validation=judged, callback=callback, progress=progress,
             )  # fmt: skip
             accelerator.wait_for_everyone()
         trained = [

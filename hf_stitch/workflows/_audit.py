@@ -35,7 +35,7 @@ def audit(
     paired_data: Any = None,
     train: Any = None,
     pooling: Pooling | None = None,
-    accurate: float = 0.8,
+    min_relative_accuracy: float = 0.8,
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
@@ -46,7 +46,7 @@ def audit(
     A stitch that is trained on the task may drive the target's half by representations that the target never has: its
     score says nothing of similarity (Balogh and Jelasity 2025). Only accurate *and* in distribution is evidence.
 
-    *Accurate*: at least ``accurate`` of the target's accuracy, and above the mean alone and chance.
+    *Accurate*: at least ``min_relative_accuracy`` of the target's accuracy, and above the mean alone and chance.
     *In distribution*: a likelihood ratio from moments does not tell the stitched representations from the target's, of
     the same samples, or would not if they had not regressed to the mean (:func:`compare_distributions`): AUROC, with
     its whole 95% interval over samples, below .64. *Out*: above .64 and above the control; this tells the target's
@@ -65,7 +65,7 @@ def audit(
         paired_data: Where the target is to see other samples, with the same ids in the same order.
         train: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
         pooling: Another pooling than the stitch's own.
-        accurate: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
+        min_relative_accuracy: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
         batch_size: Samples per forward.
         seed: Of the bootstrap and of the rows drawn.
         resamples: Number of bootstrap resamples.
@@ -86,8 +86,8 @@ def audit(
         >>> hf_stitch.audit(itself, images).verdict
         'accurate and in distribution'
     """
-    if not 0 < accurate <= 1:
-        raise ValueError(f"accurate must be above 0 and at most 1, got {accurate}")
+    if not 0 < min_relative_accuracy <= 1:
+        raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {min_relative_accuracy}")
     whole, samples = whole_target(stitched, target), Samples.of(data)
     others = samples if paired_data is None else Samples.of(paired_data)
     check_same_order(samples, others)
@@ -105,7 +105,7 @@ def audit(
     residual = registries.metrics.get("direct_matching").formula
     audited = Audit(
         evaluate(stitched, samples, target=whole, paired_data=paired_data, resamples=resamples, **options),
-        accurate,
+        min_relative_accuracy,
         pooling,
         {part: float(residual(_merged(of_part.moments))) for part, of_part in found.items()},
         distributions,

@@ -33,7 +33,7 @@ def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
     align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[False] = False,
-    resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas: ...  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
     align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[True],
-    resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> ComparisonPlan: ...  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
     align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: bool = False,
-    resume: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> SimilarityAtlas | ComparisonPlan:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data.
 
@@ -78,7 +78,7 @@ def compare(
             the same order.
         batch_size: Samples per forward.
         plan: Say what it would take, and run nothing but two samples.
-        resume: A folder for the state of the comparison; one that was interrupted goes on from there, to the same
+        checkpoint_dir: A folder for the state of the comparison; one that was interrupted goes on from there, to the same
             bits. Give it a folder of its own.
         accelerator: The ``accelerate.Accelerator`` that knows the processes; default: found where there are several.
         progress: Show a progress bar.
@@ -117,7 +117,7 @@ def compare(
     comparison = Comparison(sides, metrics, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes)
     if plan:
         return comparison.plan()
-    return comparison.run(batch_size=batch_size, folder=resume, recipe={"align": align}, progress=progress)
+    return comparison.run(batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, progress=progress)
 
 
 def _sides(

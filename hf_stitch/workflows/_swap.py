@@ -152,7 +152,7 @@ def swap(
             own = own.encode(original, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
 
     entering = None if space is None else own.values(*space)
-    own, vectors = new.see(own, anchors, parallel)
+    own, vectors = new.encode(own, anchors, parallel)
     if entering is None:
         assert stitched is not None
         joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors), {}
@@ -243,7 +243,7 @@ class _Encoder:
     def spec(self) -> RepresentationSpec:
         return self.network.spec(self.layer)
 
-    def see(self, own: AnchorSet, given: _Side, parallel: _Side) -> tuple[AnchorSet, Tensor]:
+    def encode(self, own: AnchorSet, given: _Side, parallel: _Side) -> tuple[AnchorSet, Tensor]:
         """The model's anchors with what is known of them now, and what this encoder says of them or their parallels."""
         if parallel is not None:
             own.check_parallel(parallel)

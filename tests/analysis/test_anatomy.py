@@ -124,9 +124,9 @@ def test_the_smallest_entries_become_zero() -> None:
     assert isinstance(thin.body, MaskedStitch)
     assert thin.body.mask.tolist() == [[True, False, True], [False, True, True]]
     assert zero_share(thin) == pytest.approx(2 / 6)
-    assert sparsify(full, share=4 / 6).body.matrix().tolist() == [[0, 0, 2.0], [0, -3.0, 0]]
-    assert zero_share(sparsify(full, share=1.0)) == 1.0
-    assert torch.equal(sparsify(full, share=0.0).body.matrix(), weight)
+    assert sparsify(full, sparsity=4 / 6).body.matrix().tolist() == [[0, 0, 2.0], [0, -3.0, 0]]
+    assert zero_share(sparsify(full, sparsity=1.0)) == 1.0
+    assert torch.equal(sparsify(full, sparsity=0.0).body.matrix(), weight)
     assert torch.equal(full.body.weight, weight)
 
 
@@ -134,14 +134,14 @@ def test_shares_are_exact_with_ties_and_for_every_map() -> None:
     equal = layer(0)
     with torch.no_grad():
         equal.body.weight.fill_(1.0)
-    thin = sparsify(equal, share=0.5)
+    thin = sparsify(equal, sparsity=0.5)
     assert zero_share(thin) == 0.5
     assert (thin.prefix.matrix() == 0).sum() == 12
     assert torch.equal(thin.body.bias, equal.body.bias)
 
 
 def test_a_sparse_stitch_is_saved_with_its_model(place: Any, tmp_path: Any) -> None:
-    thin = join(place.source, "0", sparsify(place.stitched.stitch, share=0.5), place.target, "0", task=None)
+    thin = join(place.source, "0", sparsify(place.stitched.stitch, sparsity=0.5), place.target, "0", task=None)
     thin.stitcher.save_pretrained(tmp_path)
     again = hf_stitch.Stitcher.from_pretrained(tmp_path)
     assert zero_share(again.stitch) == 0.5
@@ -162,7 +162,7 @@ def test_the_curve_of_pruning_begins_with_the_whole_stitch(place: Any) -> None:
         ({"threshold": 1e-4, "share": 0.5}, "got both"),
         ({"threshold": -1.0}, "threshold must be >= 0"),
         ({"threshold": float("nan")}, "threshold must be >= 0"),
-        ({"share": 1.1}, r"share must be in \[0, 1\], got 1\.1"),
+        ({"share": 1.1}, r"sparsity must be in \[0, 1\], got 1\.1"),
     ],
 )
 def test_pruning_refuses(options: dict[str, float], message: str) -> None:

@@ -323,16 +323,16 @@ def test_a_state_is_resumed_or_refused(points: Tensor, tmp_path: Path, monkeypat
 
         handle = a.model.register_forward_pre_hook(stop)
         with pytest.raises(KeyboardInterrupt):
-            compare(a, b, points, metrics=metrics, batch_size=8, resume=folder, progress=False)
+            compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
         handle.remove()
-        calls = counted(a, lambda: compare(a, b, points, metrics=metrics, batch_size=8, resume=folder, progress=False))  # noqa: B023
-        resumed = compare(a, b, points, metrics=metrics, batch_size=8, resume=folder, progress=False)
+        calls = counted(a, lambda: compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False))  # noqa: B023
+        resumed = compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
         assert calls < 2 + 8
         assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
     with pytest.raises(ValueError, match=r"another job, which differs in batch_size \(8, now 9\)"):
-        compare(a, b, points, metrics=metrics, batch_size=9, resume=folder, progress=False)
+        compare(a, b, points, metrics=metrics, batch_size=9, checkpoint_dir=folder, progress=False)
     with pytest.raises(ValueError, match=r"differs in b.reference.weights_hash \("):
-        compare(a, mlp(2), points, metrics=metrics, batch_size=8, resume=folder, progress=False)
+        compare(a, mlp(2), points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
 
 
 class Twice(nn.Module):

@@ -69,7 +69,7 @@ def die(folder: Path, batches: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     a.model.register_forward_pre_hook(kill)
-    compare(a, b, points, metrics=metrics(True), batch_size=BATCH, resume=folder, progress=False)
+    compare(a, b, points, metrics=metrics(True), batch_size=BATCH, checkpoint_dir=folder, progress=False)
 
 
 def share(rank: int, count: int, port: int, folder: Path) -> None:
@@ -79,7 +79,7 @@ def share(rank: int, count: int, port: int, folder: Path) -> None:
     place = dict(zip(names, map(str, (rank, rank, count)), strict=True))
     os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
     for made in (sides, alone):
-        np.savez(folder / f"{made.__name__}-{rank}.npz", **compared(False, made, resume=folder / made.__name__).values)
+        np.savez(folder / f"{made.__name__}-{rank}.npz", **compared(False, made, checkpoint_dir=folder / made.__name__).values)
     torch.distributed.destroy_process_group()
 
 
@@ -105,7 +105,7 @@ def whole() -> Any:
 def test_killed_and_resumed_is_the_same_bit_for_bit(whole: Any, tmp_path: Path) -> None:
     assert spawn(die, tmp_path, 5) == [-signal.SIGKILL]
     assert (tmp_path / "state-0.safetensors").is_file()
-    resumed = compared(True, resume=tmp_path)
+    resumed = compared(True, checkpoint_dir=tmp_path)
     assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
 
 

@@ -23,8 +23,8 @@ def test_figures_are_those_of_the_stitch_at_each_step() -> None:
     stitched, probe = model(), torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
     metrics = ["linear_cka", "direct_matching", registries.metrics.build("cca", ridge=1e-6)]
     recorder = TrajectoryRecorder(stitched, probe, metrics, every=5, batch_size=30)
-    training = TaskLoss(steps=20, lr=1e-2, batch_size=30)
-    layer = training.fit(stitched, torch.randn(90, 6), observe=recorder, progress=False)
+    training = TaskLoss(max_steps=20, lr=1e-2, batch_size=30)
+    layer = training.fit(stitched, torch.randn(90, 6), callback=recorder, progress=False)
     found = recorder.trajectory
     assert found.steps == (0, 5, 10, 15, 20) and found.n == 100
     assert set(found.figures) == {

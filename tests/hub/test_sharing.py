@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "lasso": ("timm/cnn", "alice/vit", "lasso", {"alpha": 0.01}),
     "inverse_relative": ("timm/cnn", "alice/vit", "inverse_relative", {}),
     "random": ("timm/cnn", "alice/vit", "random", {}),
-    "task_loss": ("timm/cnn", "alice/vit", "task_loss", {"steps": 2, "batch_size": 16}),
+    "task_loss": ("timm/cnn", "alice/vit", "task_loss", {"max_steps": 2, "batch_size": 16}),
     "procrustes": ("alice/vit", "alice/vit-2", "procrustes", {}),
     "permutation": ("alice/vit", "alice/vit-2", "permutation", {}),
     "identity": ("alice/vit", "alice/vit-2", "identity", {}),

@@ -213,7 +213,7 @@ def test_neighbours_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     x, y = related(60, 5, 5)
     names = ("mutual_knn", "rank_similarity", "second_order_cosine", "mrr")
     whole = [getattr(M, name)(x, y) for name in names]
-    monkeypatch.setattr("hf_stitch.metrics._neighbours._CHUNK", 7)
+    monkeypatch.setattr("hf_stitch.metrics._neighbours._QUERIES", 7)
     assert [getattr(M, name)(x, y) for name in names] == pytest.approx(whole)
 
 

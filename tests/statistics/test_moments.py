@@ -76,7 +76,7 @@ def test_batching_merging_and_shuffling_change_nothing(cuts: list[int], seed: in
 
 def test_large_batches_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rows(100, 4, 3, mean=10.0)
-    monkeypatch.setattr(moments_module, "_CHUNK", 32)
+    monkeypatch.setattr(moments_module, "_BLOCK_ROWS", 32)
     widest = []
     gram = moments_module._gram
     monkeypatch.setattr(moments_module, "_gram", lambda chunk: widest.append(len(chunk)) or gram(chunk))
@@ -125,7 +125,7 @@ def test_about_origin_is_the_raw_second_moments() -> None:
 @pytest.mark.parametrize("side", ["x_rows", "y_rows"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
 def test_a_bad_row_is_named_and_nothing_is_taken(monkeypatch: pytest.MonkeyPatch, side: str, value: float) -> None:
-    monkeypatch.setattr(moments_module, "_CHUNK", 8)
+    monkeypatch.setattr(moments_module, "_BLOCK_ROWS", 8)
     batch = dict(zip(("x_rows", "y_rows"), rows(30, 3, 2), strict=True))
     batch[side][21, 1] = value
     moments = Moments(3, 2)

@@ -63,8 +63,8 @@ def adapters(folder: Path, dtype: torch.dtype) -> list[Adapter]:
 
 
 def by_the_loop(models: list[StitchedModel], data: Samples, steps: int) -> list[Any]:
-    options: dict[str, Any] = {"lr": 3e-3, "schedule": "linear", "clip": 0.5, "shuffle": False, "labels": "hard"}
-    return TaskLoss(steps=steps, batch_size=BATCH, **options).fit(models, data, progress=False)
+    options: dict[str, Any] = {"lr": 3e-3, "schedule": "linear", "max_grad_norm": 0.5, "shuffle": False, "labels": "hard"}
+    return TaskLoss(max_steps=steps, batch_size=BATCH, **options).fit(models, data, progress=False)
 
 
 def by_trainer(model: StitchedModel, data: Samples, steps: int, count: int, folder: Path) -> Any:

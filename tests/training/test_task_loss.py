@@ -70,7 +70,7 @@ def stitched(
 
 
 def matcher(**options: Any) -> TaskLoss:
-    return TaskLoss(**{"labels": "hard", "steps": 20, "batch_size": 16, "schedule": "constant", **options})
+    return TaskLoss(**{"labels": "hard", "max_steps": 20, "batch_size": 16, "schedule": "constant", **options})
 
 
 def weights(layer: Any) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_trainer_and_loop_agree(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
     model, data = stitched(), samples(96)
-    ours = matcher(shuffle=False, clip=0.5, lr=1e-2, schedule="linear").fit(model, data, progress=False)
+    ours = matcher(shuffle=False, max_grad_norm=0.5, lr=1e-2, schedule="linear").fit(model, data, progress=False)
     rows = [{"pixel_values": x, "labels": y} for x, y in zip(next(data.batches(96)).samples, data.labels, strict=True)]
     arguments = TrainingArguments(
         tmp_path, max_steps=20, per_device_train_batch_size=16, learning_rate=1e-2, lr_scheduler_type="linear",
@@ -98,7 +98,7 @@ def test_trainer_and_loop_agree(tmp_path: Path) -> None:
 
 def test_many_at_once_end_as_each_alone() -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
-    training = matcher(clip=0.1, penalties={"l1": 1e-3})
+    training = matcher(max_grad_norm=0.1, penalties={"l1": 1e-3})
     together = training.fit(models, samples(), progress=False)
     alone = [training.fit(model, samples(), progress=False) for model in models]
     for one, other in zip(together, alone, strict=True):
@@ -119,8 +119,8 @@ def test_kept_in_files_or_computed_anew(labels: str) -> None:
 def test_accumulated_batches_are_one_batch_of_whatever_sizes() -> None:
     from accelerate import Accelerator
 
-    whole = matcher(batch_size=40, shuffle=False, steps=6).fit(stitched(), samples(), progress=False)
-    parts = matcher(batch_size=20, shuffle=False, steps=6).fit(
+    whole = matcher(batch_size=40, shuffle=False, max_steps=6).fit(stitched(), samples(), progress=False)
+    parts = matcher(batch_size=20, shuffle=False, max_steps=6).fit(
         stitched(), samples(), progress=False, accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2)
     )
     assert torch.allclose(weights(whole), weights(parts), atol=1e-9, rtol=0)
@@ -147,14 +147,14 @@ def mixture_of_two(folder: Path | None) -> list[Any]:
     training = matcher(labels={"hard": 0.5, "target": 0.5})
     state = None if folder is None else folder / "state"
     models = [stitched(), stitched(("c3", "c2"))]
-    return training.fit(models, samples(), validation=samples(31), progress=False, checkpoint=state)
+    return training.fit(models, samples(), validation=samples(31), progress=False, checkpoint_dir=state)
 
 
 def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    training = matcher(penalties={"l1": 1e-2}, clip=0.5)
+    training = matcher(penalties={"l1": 1e-2}, max_grad_norm=0.5)
     found = training.fit([stitched()], samples(81), accelerator=accelerator, progress=False)
     accelerator.gradient_accumulation_steps = 1  # which all accelerators share
     return found
@@ -165,7 +165,7 @@ def next_tokens_after_features(folder: Path | None) -> list[Any]:
 
 
 def classes_of_texts_with_patience(folder: Path | None) -> list[Any]:
-    training = matcher(feature_steps=5, steps=60, patience=2, lr=3e-2)
+    training = matcher(feature_steps=5, max_steps=60, patience=2, lr=3e-2)
     return training.fit([of_texts("bert", "bert")], words(33), validation=words(21), progress=False)
 
 
@@ -214,7 +214,7 @@ def die(folder: Path) -> None:
         if step == 13:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    matcher().fit(stitched(), samples(), checkpoint=folder, save_every=5, observe=kill, progress=False)
+    matcher().fit(stitched(), samples(), checkpoint_dir=folder, save_every=5, callback=kill, progress=False)
 
 
 def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     resumed = matcher().fit(
         stitched(),
         samples(),
-        checkpoint=tmp_path,
+        checkpoint_dir=tmp_path,
         save_every=5,
         progress=False,
-        observe=lambda step, _: seen.append(step),
+        callback=lambda step, _: seen.append(step),
     )
     assert seen[0] == 11  # two steps of one interval were lost
     whole = matcher().fit(stitched(), samples(), progress=False)
@@ -237,9 +237,9 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_another_training_is_refused_with_the_differences(tmp_path: Path) -> None:
-    matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False)
+    matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
     with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
-        matcher(lr=0.5).fit(stitched(), samples(), checkpoint=tmp_path, progress=False)
+        matcher(lr=0.5).fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path
             layers[0].body.weight.data.fill_(float("nan"))
 
     with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the last state saved is in"):
-        matcher().fit(stitched(), samples(), checkpoint=tmp_path, save_every=5, observe=poison, progress=False)
+        matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, save_every=5, callback=poison, progress=False)
     seen: list[int] = []
-    matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False, observe=lambda step, _: seen.append(step))
+    matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False, callback=lambda step, _: seen.append(step))
     assert seen[0] == 11
 
 
@@ -270,7 +270,7 @@ def test_training_lowers_the_loss_and_leaves_networks_and_model_as_they_were() -
     model = stitched()
     before = copy.deepcopy(model.state_dict())
     flags = [p.requires_grad for p in model.parameters()]
-    layer = matcher(steps=60, lr=1e-2).fit(model, samples(), progress=False)
+    layer = matcher(max_steps=60, lr=1e-2).fit(model, samples(), progress=False)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert flags == [p.requires_grad for p in model.parameters()]
     assert losses(model, layer) < losses(model, model.stitch)
@@ -289,7 +289,7 @@ def test_penalties_pull_where_they_should() -> None:
     model, cka = stitched(("c2", "c3")), hf_stitch.metrics.linear_cka
 
     def trained(**penalties: float) -> Any:
-        return matcher(steps=60, lr=1e-2, penalties=penalties, labels="target").fit(model, samples(), progress=False)
+        return matcher(max_steps=60, lr=1e-2, penalties=penalties, labels="target").fit(model, samples(), progress=False)
 
     plain, sparse, apart = trained(), trained(l1=0.3), trained(linear_cka=10.0)
     assert sparse.body.weight.abs().sum() < 0.5 * plain.body.weight.abs().sum()
@@ -303,7 +303,7 @@ def test_penalties_pull_where_they_should() -> None:
 
 def test_final_features_come_closer() -> None:
     model = stitched(("c1", "c1"), matcher="random")
-    layer = matcher(feature_steps=200, steps=1, lr=3e-2).fit(model, samples(), progress=False)
+    layer = matcher(feature_steps=200, max_steps=1, lr=3e-2).fit(model, samples(), progress=False)
     a, b = model.parents  # type: ignore[misc]
     images = b.preprocess(next(samples().batches(N)).samples)
     wanted = b.encode(images, "c3")["c3"].values
@@ -349,11 +349,11 @@ def test_orthogonal_maps_stay_so_and_are_plain() -> None:
 def test_the_best_layers_are_kept_and_training_ends_early() -> None:
     steps: list[int] = []
     held_out = samples(40)
-    training = matcher(lr=3.0, steps=600, batch_size=30, patience=2)
+    training = matcher(lr=3.0, max_steps=600, batch_size=30, patience=2)
     model = stitched()
-    layer = training.fit(model, samples(), validation=held_out, progress=False, observe=lambda s, _: steps.append(s))
+    layer = training.fit(model, samples(), validation=held_out, progress=False, callback=lambda s, _: steps.append(s))
     assert steps[-1] < 600
-    last = matcher(lr=3.0, steps=steps[-1], batch_size=30).fit(model, samples(), progress=False)
+    last = matcher(lr=3.0, max_steps=steps[-1], batch_size=30).fit(model, samples(), progress=False)
 
     def loss(which: Any) -> float:
         batch = next(held_out.batches(40))
@@ -384,7 +384,7 @@ def test_losses_reach_the_trackers() -> None:
     kept = Kept()
     accelerator = Accelerator(cpu=True, log_with=kept)
     accelerator.init_trackers("run")
-    matcher(steps=6, batch_size=30).fit(
+    matcher(max_steps=6, batch_size=30).fit(
         stitched(), samples(), validation=samples(20), accelerator=accelerator, progress=False
     )
     assert [step for step, row in kept.rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
@@ -406,8 +406,8 @@ def test_a_model_in_training_mode_is_used_in_eval_mode_and_left_as_it_was() -> N
 
 def test_what_is_recorded_is_what_was_done() -> None:
     steps: list[int] = []
-    layer = matcher(lr=3.0, steps=600, batch_size=30, patience=2, feature_steps=20).fit(
-        stitched(), samples(), validation=samples(40), progress=False, observe=lambda s, _: steps.append(s)
+    layer = matcher(lr=3.0, max_steps=600, batch_size=30, patience=2, feature_steps=20).fit(
+        stitched(), samples(), validation=samples(40), progress=False, callback=lambda s, _: steps.append(s)
     )
     assert layer.body.fitted["steps"] == steps[-1] and 20 < steps[-1] < 600
 
@@ -430,7 +430,7 @@ def test_what_contradicts_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="no parameter that takes a gradient; stitch with another matcher"):
         stitched(matcher="identity").freeze_networks()
     model = stitched()
-    model.stitch = sparsify(model.stitch, share=0.5)
+    model.stitch = sparsify(model.stitch, sparsity=0.5)
     with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is MaskedStitch"):
         matcher(orthogonal=True).fit(model, samples())
     masked = matcher().fit(model, samples(), progress=False)
@@ -440,9 +440,9 @@ def test_what_contradicts_itself_is_refused() -> None:
 
 
 def test_resuming_with_another_validation_is_refused(tmp_path: Path) -> None:
-    matcher().fit(stitched(), samples(), validation=samples(20), checkpoint=tmp_path, progress=False)
+    matcher().fit(stitched(), samples(), validation=samples(20), checkpoint_dir=tmp_path, progress=False)
     with pytest.raises(ValueError, match="differs in validation"):
-        matcher().fit(stitched(), samples(), checkpoint=tmp_path, progress=False)
+        matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ def test_texts_kept_in_files_or_computed_anew(
         pooling=pooling,
         progress=False,
     )
-    training = matcher(labels=labels, batch_size=20, steps=8, schedule="cosine")
+    training = matcher(labels=labels, batch_size=20, max_steps=8, schedule="cosine")
     kept = training.fit(model, texts, progress=False)
     anew = training.fit(model, texts, progress=False, augment=lambda samples, generator: samples)
     assert torch.allclose(weights(kept), weights(anew), atol=2e-4)
@@ -473,7 +473,7 @@ def test_tokens_that_pad_count_for_nothing(net: Any, texts: Any) -> None:
     model = hf_stitch.stitch(
         net("gpt2"), LAYERS["gpt2"], net("llama", 1), LAYERS["llama"], "ridge", data=texts, progress=False
     )
-    layer = matcher(steps=1, batch_size=80, lr=1e-9).fit(model, texts, progress=False)
+    layer = matcher(max_steps=1, batch_size=80, lr=1e-9).fit(model, texts, progress=False)
     inputs = model.preprocess([text["text"] for text in texts])
     labels = inputs["input_ids"].masked_fill(~inputs["attention_mask"].bool(), -100)
     with torch.no_grad():
@@ -503,7 +503,7 @@ def test_it_keeps_the_contract_of_matchers() -> None:
     ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
     ({"lr": -1}, "lr must be a number > 0, got -1"),
     ({"schedule": "fast"}, "schedule must be one of step, constant, linear, cosine, got 'fast'"),
-    ({"clip": 0}, "clip must be a number > 0, got 0"),
+    ({"max_grad_norm": 0}, "max_grad_norm must be a number > 0, got 0"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -579,7 +579,7 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
 
 def test_a_last_batch_of_one_row_goes_without_its_metrics() -> None:
     options: dict[str, Any] = {"pooling": "mean", "matcher": "ridge"}
-    training = matcher(penalties={"linear_cka": -1.0}, labels="target", steps=12)
+    training = matcher(penalties={"linear_cka": -1.0}, labels="target", max_steps=12)
     with_tail = training.fit(stitched(**options), samples(33), progress=False)
     assert bool(weights(with_tail).isfinite().all())
 
@@ -587,7 +587,7 @@ def test_a_last_batch_of_one_row_goes_without_its_metrics() -> None:
 def test_penalties_of_accumulated_batches_count_once() -> None:
     from accelerate import Accelerator
 
-    training = {"shuffle": False, "steps": 6, "penalties": {"l1": 0.1}}
+    training = {"shuffle": False, "max_steps": 6, "penalties": {"l1": 0.1}}
     whole = matcher(batch_size=40, **training).fit(stitched(), samples(), progress=False)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     parts = matcher(batch_size=20, **training).fit(stitched(), samples(), progress=False, accelerator=accelerator)
@@ -597,7 +597,7 @@ def test_penalties_of_accumulated_batches_count_once() -> None:
 
 def test_stitches_trained_at_once_stop_each_in_its_own_time() -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
-    training = matcher(lr=0.3, steps=300, batch_size=30, patience=2, clip=1.0, weight_decay=1e-3)
+    training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2, max_grad_norm=1.0, weight_decay=1e-3)
     options = {"validation": samples(40), "progress": False}
     together = training.fit(models, samples(), **options)
     alone = [training.fit(model, samples(), **options) for model in models]
@@ -611,7 +611,7 @@ def test_stitches_trained_at_once_stop_each_in_its_own_time() -> None:
 def test_patience_survives_an_interruption(tmp_path: Path) -> None:
     """It comes when one stitch is done and the other is not."""
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
-    training = matcher(lr=0.3, steps=300, batch_size=30, patience=2)
+    training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2)
     options: dict[str, Any] = {"validation": samples(40), "progress": False}
     whole = training.fit(models, samples(), **options)
     done = sorted(layer.body.fitted["steps"] for layer in whole)
@@ -622,8 +622,8 @@ def test_patience_survives_an_interruption(tmp_path: Path) -> None:
 
     assert done[0] + 1 < done[-1]
     with pytest.raises(InterruptedError):
-        training.fit(models, samples(), observe=interrupt, checkpoint=tmp_path, save_every=done[0], **options)
-    resumed = training.fit(models, samples(), checkpoint=tmp_path, **options)
+        training.fit(models, samples(), callback=interrupt, checkpoint_dir=tmp_path, save_every=done[0], **options)
+    resumed = training.fit(models, samples(), checkpoint_dir=tmp_path, **options)
     for one, other in zip(resumed, whole, strict=True):
         assert torch.equal(weights(one), weights(other)) and one.body.fitted == other.body.fitted
 
@@ -634,7 +634,7 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
     data = samples(dtype=dtype)
     model = stitched(data=data, dtype=dtype)
     assert model.stitch.body.weight.dtype == model.target.model.fc.weight.dtype == dtype
-    training = matcher(lr=1e-4, steps=30)
+    training = matcher(lr=1e-4, max_steps=30)
     half = training.fit(model, data, progress=False)
     model.stitch.float()
     whole = training.fit(model, data, progress=False)
@@ -642,7 +642,7 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
     assert torch.equal(half.body.weight, whole.body.weight.to(dtype))
     assert (
         training.fit(model, data, progress=False).body.fitted["loss"]
-        < matcher(lr=1e-9, steps=30).fit(model, data, progress=False).body.fitted["loss"]
+        < matcher(lr=1e-9, max_steps=30).fit(model, data, progress=False).body.fitted["loss"]
     )
 
 
@@ -679,16 +679,16 @@ def test_files_are_as_large_as_what_is_written(monkeypatch: Any, tmp_path: Path)
     def trained(cache_size: float) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return matcher(steps=2).fit(
-                model, texts, cache_size=cache_size, progress=False, observe=lambda *_: sizes.append(written(tmp_path))
+            return matcher(max_steps=2).fit(
+                model, texts, cache_size=cache_size, progress=False, callback=lambda *_: sizes.append(written(tmp_path))
             )
 
     kept = trained(8e9)
     assert sizes[0] > 0 and not list(tmp_path.iterdir())
     assert torch.equal(weights(trained(sizes[0])), weights(kept))
     with pytest.warns(UserWarning, match="computed anew for each batch"):
-        anew = matcher(steps=2).fit(
-            model, texts, cache_size=sizes[0] - 1, progress=False, observe=lambda *_: sizes.append(written(tmp_path))
+        anew = matcher(max_steps=2).fit(
+            model, texts, cache_size=sizes[0] - 1, progress=False, callback=lambda *_: sizes.append(written(tmp_path))
         )
     assert sizes[-1] == 0
     assert torch.allclose(weights(anew), weights(kept), atol=1e-9)
@@ -703,7 +703,7 @@ def test_files_are_gone_after_an_error(monkeypatch: Any, tmp_path: Path) -> None
     model = stitched()
     flags = [(parameter.requires_grad, parameter.device) for parameter in model.parameters()]
     with pytest.raises(RuntimeError, match="stop"):
-        matcher().fit(model, samples(), observe=fail, progress=False)
+        matcher().fit(model, samples(), callback=fail, progress=False)
     assert not list(tmp_path.iterdir())
     assert flags == [(parameter.requires_grad, parameter.device) for parameter in model.parameters()]
 
@@ -712,9 +712,9 @@ def test_an_accelerator_does_not_keep_what_was_trained() -> None:
     from accelerate import Accelerator
 
     accelerator, seen = Accelerator(cpu=True), []
-    matcher(steps=2).fit(
+    matcher(max_steps=2).fit(
         stitched(), samples(), accelerator=accelerator, progress=False,
-        observe=lambda step, layers: seen.append(weakref.ref(layers[0])),
+        callback=lambda step, layers: seen.append(weakref.ref(layers[0])),
     )  # fmt: skip
     gc.collect()
     assert seen[0]() is None
@@ -723,7 +723,7 @@ def test_an_accelerator_does_not_keep_what_was_trained() -> None:
 def test_nothing_is_hashed_that_no_checkpoint_asks_for(monkeypatch: Any) -> None:
     model = stitched()
     monkeypatch.setattr(Samples, "fingerprint", property(lambda self: pytest.fail("was computed")))
-    matcher(steps=2).fit(model, samples(), validation=samples(20), progress=False)
+    matcher(max_steps=2).fit(model, samples(), validation=samples(20), progress=False)
 
 
 def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:

@@ -19,7 +19,7 @@ from torch.nn.modules import batchnorm, conv, pooling
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import NotACutError, Padding
 from hf_stitch.adapters.discovery.operations import Arrangement, Fold, Join
-from hf_stitch.adapters.discovery.trace import Call, Seen, Trace
+from hf_stitch.adapters.discovery.trace import Call, Trace, TracedTensor
 from hf_stitch.representation import Layout, RepresentationSpec
 
 Whole = TypeVar("Whole")
@@ -95,7 +95,7 @@ class Shapes:
             spec = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
             return Axes(spec, moved, "unknown" if self.modality == "text" else "absent")
         if self.modality == "image":
-            prefix, grid, behind = _joined(shape[1], self._arranged(call), self._grid) or (0, None, 0)
+            prefix, grid, behind = _token_split(shape[1], self._arranged(call), self._grid) or (0, None, 0)
             spec = (
                 RepresentationSpec("bnd", shape[2])
                 if grid is None or behind
@@ -138,7 +138,7 @@ class Shapes:
         return [axis for axis, (n, m) in enumerate(zip(shape, longer, strict=True)) if n != m]
 
     # -- where channels are -------------------------------------------------------------------------------------------
-    def _grid_layout(self, call: Call, seen: Seen, what: str) -> Layout:
+    def _grid_layout(self, call: Call, seen: TracedTensor, what: str) -> Layout:
         """Channels first or last: as layers say, or where none does, by the proportions of the image."""
         channels = self._channels(call, seen)
         if channels is None and self.modality == "image":
@@ -150,7 +150,7 @@ class Shapes:
             raise NotACutError(f"{what} returns four axes, {seen.shape}, and nothing tells where its channels are")
         return "bchw" if channels == 1 else "bhwc"
 
-    def _channels(self, call: Call, seen: Seen) -> int | None:
+    def _channels(self, call: Call, seen: TracedTensor) -> int | None:
         """The axis of a tensor's channels.
 
         As the layers say that made this very tensor or were given it; else those nearest of what it was made of, or
@@ -168,7 +168,7 @@ class Shapes:
         return max(before)[1] if before else min(of_shape)[1] if of_shape else None
 
     @cached_property
-    def _statements(self) -> list[tuple[int, Seen, int]]:
+    def _statements(self) -> list[tuple[int, TracedTensor, int]]:
         """Which layers tell on which axis the channels of what they are given, and return, are; and when."""
         said = []
         for call in self.traces[0].calls.values():
@@ -228,7 +228,7 @@ class Shapes:
             return lambda positions, _: True if positions == tokens else None
 
         found = [
-            _joined(size[axis], self._arranged(call, 2 * more), are(self.content[1] + more))
+            _token_split(size[axis], self._arranged(call, 2 * more), are(self.content[1] + more))
             for more, size in enumerate(sizes)
         ]
         around = [(one[0], one[2]) for one in found if one]
@@ -264,17 +264,17 @@ def _says(module: nn.Module, shape: tuple[int, ...]) -> int | None:
     return last if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)) else None
 
 
-def _passes(call: Call) -> list[tuple[list[Seen], list[Seen]]]:
+def _passes(call: Call) -> list[tuple[list[TracedTensor], list[TracedTensor]]]:
     """For each call of a module, the tensors of three or four axes that it was given, and those that it returned."""
 
-    def values(given: object) -> list[Seen]:
-        leaves = [leaf for _, leaf in tree.leaves(given) if isinstance(leaf, Seen)]
+    def values(given: object) -> list[TracedTensor]:
+        leaves = [leaf for _, leaf in tree.leaves(given) if isinstance(leaf, TracedTensor)]
         return [leaf for leaf in leaves if leaf.depends and len(leaf.shape) in (3, 4)]
 
     return [(values(given), values(made)) for given, made in zip(call.arguments, call.outputs, strict=True)]
 
 
-def _joined(
+def _token_split(
     positions: int,
     arranged: Sequence[Arrangement],
     whole: Callable[[int, Sequence[Arrangement]], Whole | None],
@@ -291,7 +291,7 @@ def _joined(
     for place, one in reversed(list(enumerate(arranged))):
         if isinstance(one, Join) and one.axis == 1 and sum(one.lengths) == positions:
             for part, length in reversed(list(enumerate(one.lengths))):
-                inner = _joined(length, arranged[:place], whole) if length < positions else None
+                inner = _token_split(length, arranged[:place], whole) if length < positions else None
                 if inner is not None:
                     return sum(one.lengths[:part]) + inner[0], inner[1], inner[2] + sum(one.lengths[part + 1 :])
     return None

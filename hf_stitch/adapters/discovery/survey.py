@@ -18,7 +18,7 @@ from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import Outline, outline
 from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
-from hf_stitch.adapters.discovery.trace import Reads, Seen, Trace, readers, trace
+from hf_stitch.adapters.discovery.trace import Reads, Trace, TracedTensor, readers, trace
 from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
 from hf_stitch.registry import did_you_mean
 
@@ -366,7 +366,7 @@ class Survey:
 
 
 def _shapes(output: Any) -> Any:
-    return tree.transform(output, lambda leaf: list(leaf.shape) if isinstance(leaf, Seen) else leaf)
+    return tree.transform(output, lambda leaf: list(leaf.shape) if isinstance(leaf, TracedTensor) else leaf)
 
 
 def _short(names: tuple[str, ...]) -> str:

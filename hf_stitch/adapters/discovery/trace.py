@@ -28,7 +28,7 @@ Edge = tuple[Node, int]
 
 
 @dataclass(frozen=True)
-class Seen:
+class TracedTensor:
     """A tensor that a module returned.
 
     Attributes:
@@ -59,7 +59,7 @@ class Call:
         name: Its name in the model.
         entered: Tick of its first entry.
         exited: Tick of its last exit.
-        outputs: What each of its calls returned, tensors replaced by :class:`Seen`.
+        outputs: What each of its calls returned, tensors replaced by :class:`TracedTensor`.
         flops: Floating-point operations of the forward up to its last exit.
         arguments: The tensors that each of its calls was given, in the same way, by the way to each.
         arranged: How many of the trace's arrangements came before its last exit.
@@ -73,9 +73,9 @@ class Call:
     arguments: list[Mapping[tree.Path, Any]] = field(default_factory=list)
     arranged: int = 0
 
-    def seen(self) -> dict[tree.Path, Seen]:
+    def seen(self) -> dict[tree.Path, TracedTensor]:
         """The tensors of its last output, by the way to each."""
-        return {path: leaf for path, leaf in tree.leaves(self.outputs[-1]) if isinstance(leaf, Seen)}
+        return {path: leaf for path, leaf in tree.leaves(self.outputs[-1]) if isinstance(leaf, TracedTensor)}
 
 
 @dataclass
@@ -293,7 +293,7 @@ class _Watch:
         def see(leaf: Any) -> Any:
             if not isinstance(leaf, _Place):
                 return leaf
-            return Seen(
+            return TracedTensor(
                 leaf.shape,
                 leaf.dtype,
                 leaf.edge is not None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.adapters.base import See
+from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.analysis.comparison.sides import Network, Side
 from hf_stitch.data import Id
@@ -99,10 +99,10 @@ class _Aligned(Network):
         super().__init__(network.adapter, network.reader)
         self._shared, self._place = shared, place
 
-    def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
+    def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Run the network once."""
         inputs, segments = self._shared.batch(start, stop)[self._place]
-        self.adapter.observe(inputs, layers, lambda name, said: see(name, segments.mean(name, said)))
+        self.adapter.run_with_callback(inputs, layers, lambda name, said: callback(name, segments.mean(name, said)))
 
 
 class _Shared:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader, all_finite
 from hf_stitch.analysis.comparison.routes import workload
-from hf_stitch.analysis.comparison.watch import Group, Key, Watch, all_finite
 from hf_stitch.metrics import Metric
 from hf_stitch.metrics._routes import LayerError, PairError, Route
 from hf_stitch.processes import Processes
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def run_pass(
-    watch: Watch,
+    reader: LayerReader,
     collectors: Sequence[Collector],
     state: Checkpoint,
     processes: Processes,
@@ -37,9 +37,9 @@ def run_pass(
     """Run this process's part of the samples, from where it was interrupted."""
     from tqdm.auto import tqdm
 
-    start, stop = processes.part(watch.n)
+    start, stop = processes.part(reader.n)
     owners = {key: collector for collector in collectors for key in collector.group.keys}
-    saved = state.load(watch.device)
+    saved = state.load(reader.device)
     if saved is not None:
         start, tensors = saved
         for number, collector in enumerate(collectors):
@@ -48,7 +48,7 @@ def run_pass(
     with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
         while start < stop:
             end = min(start + batch_size, stop)
-            watch.rows(start, end, lambda key, rows: owners[key].take(key, rows))
+            reader.rows(start, end, lambda key, rows: owners[key].take(key, rows))
             for collector in collectors:
                 collector.end()
             if state.due(end == stop):
@@ -62,7 +62,7 @@ class Collector:
 
     Args:
         group: The layers.
-        watch: Of all layers.
+        reader: Of all layers.
         metrics: By label.
         taken: By label the name of the route that is taken.
         folder: Where rows are kept.
@@ -72,7 +72,7 @@ class Collector:
     def __init__(
         self,
         group: Group,
-        watch: Watch,
+        reader: LayerReader,
         metrics: Mapping[str, Metric],
         taken: Mapping[str, str],
         folder: Path,
@@ -80,15 +80,15 @@ class Collector:
     ) -> None:
         self.group = group
         self._names = {side: [key[1] for key in keys] for side, keys in (("x", group.x), ("y", group.y))}
-        self._work = workload(group, watch)
+        self._work = workload(group, reader)
         routes = {label: {route.name: route for route in metric.routes} for label, metric in metrics.items()}
         self._routes = {label: routes[label][name] for label, name in taken.items()}
         self._statistics: dict[str, LayerStatistic] = {}
         self._kept: dict[str, dict[Key, Any]] = {}
-        rows = None if watch.pooling == "none" else n
+        rows = None if reader.pooling == "none" else n
         for route in self._routes.values():
             if (name := _name(route)) not in self._statistics:
-                self._statistics[name] = _statistic(route, group, watch, folder, rows)
+                self._statistics[name] = _statistic(route, group, reader, folder, rows)
                 self._kept[name] = {}
 
     def take(self, key: Key, rows: Tensor) -> bool:
@@ -148,9 +148,9 @@ def _name(route: Route) -> str:
     return "-".join([route.collects, *map(str, route.options.values())])
 
 
-def _statistic(route: Route, group: Group, watch: Watch, folder: Path, n: int | None) -> LayerStatistic:
+def _statistic(route: Route, group: Group, reader: LayerReader, folder: Path, n: int | None) -> LayerStatistic:
     """The statistic that a route collects, empty."""
-    x, y = ([watch.probe[key] for key in keys] for keys in (group.x, group.y))
+    x, y = ([reader.probe[key] for key in keys] for keys in (group.x, group.y))
     match route.collects:
         case "moments":
             origins_x, origins_y = ([rows.double().mean(0) for rows in side] for side in (x, y))
@@ -158,7 +158,7 @@ def _statistic(route: Route, group: Group, watch: Watch, folder: Path, n: int | 
         case "rows":
             return LayerRows(folder, x, None if group.same else y)
         case "minibatches":
-            return MinibatchGrams(route.options["size"], len(x), None if group.same else len(y), n, watch.device)
+            return MinibatchGrams(route.options["size"], len(x), None if group.same else len(y), n, reader.device)
 
 
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -16,9 +16,9 @@ import torch
 
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
+from hf_stitch.analysis.comparison.layer_reader import LayerReader
 from hf_stitch.analysis.comparison.routes import ComparisonPlan, available_memory, routes_of, speed, taken_routes
 from hf_stitch.analysis.comparison.sides import Side
-from hf_stitch.analysis.comparison.watch import Watch
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
@@ -59,17 +59,17 @@ class Comparison:
         self._sides, self._rows, self._metrics = sides, pooling, labelled(metrics)
         self._processes = processes or Processes.of(None)
         ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
-        self._watch = Watch(sides, layers_a, layers_b, pooling, ordered)
-        _check(self._metrics, self._watch, self._processes)
-        self._available = available_memory(self._watch.device)
-        self._routes = routes_of(self._metrics, self._watch, self._available)
+        self._reader = LayerReader(sides, layers_a, layers_b, pooling, ordered)
+        _check(self._metrics, self._reader, self._processes)
+        self._available = available_memory(self._reader.device)
+        self._routes = routes_of(self._metrics, self._reader, self._available)
 
     def plan(self) -> ComparisonPlan:
         """What it would take."""
-        watch = self._watch
-        forwards = watch.seconds * watch.n / self._processes.count
-        layers = (len(watch.layers_a), len(watch.layers_b))
-        return ComparisonPlan(self._routes, layers, watch.n, forwards, speed(), self._available)
+        reader = self._reader
+        forwards = reader.seconds * reader.n / self._processes.count
+        layers = (len(reader.layers_a), len(reader.layers_b))
+        return ComparisonPlan(self._routes, layers, reader.n, forwards, speed(), self._available)
 
     @torch.no_grad()
     def run(
@@ -92,31 +92,31 @@ class Comparison:
             ValueError: If no route fits into memory, the folder holds the state of another job, activations are NaN or
                 infinite, or a metric is undefined for a pair of layers.
         """
-        watch, processes = self._watch, self._processes
+        reader, processes = self._reader, self._processes
         recipe = self._recipe(batch_size, recipe or {})
         with ExitStack() as stack:
             place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(place, processes.rank, lasting=folder is not None)
             taken = processes.agree(state.begin(recipe, lambda: taken_routes(self._routes, self._available)))
-            start, stop = processes.part(watch.n)
+            start, stop = processes.part(reader.n)
             collectors = [
-                Collector(group, watch, self._metrics, taken, state.rows / str(i), stop - start)
-                for i, group in enumerate(watch.groups)
+                Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start)
+                for i, group in enumerate(reader.groups)
             ]
-            run_pass(watch, collectors, state, processes, batch_size, progress)
-            values = {label: np.empty((len(watch.layers_a), len(watch.layers_b))) for label in self._metrics}
+            run_pass(reader, collectors, state, processes, batch_size, progress)
+            values = {label: np.empty((len(reader.layers_a), len(reader.layers_b))) for label in self._metrics}
             for collector in collectors:
                 collector.all_reduce(processes.accelerator)
                 for label in self._metrics:
                     values[label][:, collector.group.places] = collector.values(label)
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
-        return SimilarityAtlas(values, watch.layers_a, watch.layers_b, watch.n, self._rows, taken, distances, recipe)
+        return SimilarityAtlas(values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe)
 
     def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
         """All that decides the values, as JSON values."""
         described = {
-            "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._watch.layers_a,
-            "layers_b": self._watch.layers_b, "rows": self._rows, **more, "batch_size": batch_size,
+            "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
+            "layers_b": self._reader.layers_b, "rows": self._rows, **more, "batch_size": batch_size,
             "processes": self._processes.count,
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),
@@ -147,49 +147,49 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
     return scores
 
 
-def _check(scores: Mapping[str, Metric], watch: Watch, processes: Processes) -> None:
+def _check(scores: Mapping[str, Metric], reader: LayerReader, processes: Processes) -> None:
     """Refuse what is known to fail before the data are read."""
-    start, stop = processes.part(watch.n)
+    start, stop = processes.part(reader.n)
     for label, metric in scores.items():
         least = metric.min_rows("x", 1)
-        if metric.minibatched and watch.pooling != "none" and stop - start < least:
+        if metric.minibatched and reader.pooling != "none" and stop - start < least:
             raise ValueError(
                 f"{label} takes at least {least} samples in each process, and {processes.count} processes share "
-                f"{watch.n}"
+                f"{reader.n}"
             )
-        if watch.pooling == "none" and metric.independent_rows:
+        if reader.pooling == "none" and metric.independent_rows:
             warnings.warn(
                 f"{label} takes rows for independent samples, and positions of one sample are not: two networks that "
                 "have nothing in common can score .7. Use pooling='mean' or 'flatten'",
                 stacklevel=4,
             )
-        if watch.pooling != "none":
-            _check_count(label, metric, watch)
-        widths = {watch.width(key) for group in watch.groups for key in group.keys}
+        if reader.pooling != "none":
+            _check_count(label, metric, reader)
+        widths = {reader.width(key) for group in reader.groups for key in group.keys}
         if metric.equal_widths and len(widths) > 1:
             raise ValueError(f"{label} takes layers of one width, got widths {sorted(widths)}; name such layers")
 
 
-def _check_count(label: str, metric: Metric, watch: Watch) -> None:
+def _check_count(label: str, metric: Metric, reader: LayerReader) -> None:
     """Refuse fewer samples than the metric is known to take of layers that wide."""
     least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
-    if watch.n < least:
-        raise ValueError(f"{label} takes at least {least} samples, got {watch.n}; give more")
-    (group,) = watch.groups  # one, as only positions have a grid
-    widths_a = [watch.width(group.x[place]) for place in group.of_a]
-    widths_b = [watch.width(group.y[place]) for place in group.of_b]
+    if reader.n < least:
+        raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; give more")
+    (group,) = reader.groups  # one, as only positions have a grid
+    widths_a = [reader.width(group.x[place]) for place in group.of_a]
+    widths_b = [reader.width(group.y[place]) for place in group.of_b]
     few: dict[str, list[str]] = {}
     for name, layers, widths, takes in (
-        ("a", watch.layers_a, widths_a, partial(metric.min_rows, "x")),
-        ("b", watch.layers_b, widths_b, partial(metric.min_rows, "y")),
+        ("a", reader.layers_a, widths_a, partial(metric.min_rows, "x")),
+        ("b", reader.layers_b, widths_b, partial(metric.min_rows, "y")),
     ):
         for layer, width in zip(layers, widths, strict=True):
-            if watch.n < takes(width):
+            if reader.n < takes(width):
                 few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
     if few:
         wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
         raise ValueError(
-            f"{label} takes more than the {watch.n} samples there are: at least {wants}; give more or name other layers"
+            f"{label} takes more than the {reader.n} samples there are: at least {wants}; give more or name other layers"
         )
 
 

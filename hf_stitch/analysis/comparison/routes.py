@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_stitch.analysis.comparison.watch import Group, Watch
+from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
 from hf_stitch.metrics import Metric
 from hf_stitch.metrics._routes import Collected
 from hf_stitch.metrics._routes import Route as MetricRoute
@@ -100,20 +100,20 @@ STATISTICS: dict[Collected, type[LayerStatistic]] = {
 """What a pass can collect."""
 
 
-def workload(group: Group, watch: Watch) -> Workload:
+def workload(group: Group, reader: LayerReader) -> Workload:
     """What is compared in a group, as far as costs depend on it."""
-    x, y, distinct = (tuple(map(watch.width, keys)) for keys in (group.x, group.y, group.keys))
-    return Workload(watch.count(group), x, y, group.same, distinct, watch.probe[group.x[0]].element_size())
+    x, y, distinct = (tuple(map(reader.width, keys)) for keys in (group.x, group.y, group.keys))
+    return Workload(reader.count(group), x, y, group.same, distinct, reader.probe[group.x[0]].element_size())
 
 
-def routes_of(scores: Mapping[str, Metric], watch: Watch, available: int) -> tuple[Route, ...]:
+def routes_of(scores: Mapping[str, Metric], reader: LayerReader, available: int) -> tuple[Route, ...]:
     """Every route to every metric; taken are those of the fewest operations that fit into memory.
 
     Metrics with one route come first: what they collect costs the others nothing.
     """
     routes: dict[str, list[Route]] = {}
     collected: set[tuple[str, str]] = set()
-    work = [workload(group, watch) for group in watch.groups]
+    work = [workload(group, reader) for group in reader.groups]
     for label, metric in sorted(scores.items(), key=lambda item: len(item[1].routes)):
         statistics = {way.name: (way.collects, repr(way.options)) for way in metric.routes}
         routes[label] = [_route(label, way, work, statistics[way.name] in collected) for way in metric.routes]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.base import See
+from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id, Samples
 
 
@@ -21,7 +21,7 @@ class Side(Protocol):
     def layers(self) -> Sequence[str]:
         """The layers that are compared unless others are named."""
 
-    def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
+    def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Tell what is said of the samples from ``start`` to ``stop`` at some layers, each once."""
 
     def describe(self) -> dict[str, Any]:
@@ -69,9 +69,9 @@ class Network:
         """The cuts of the network."""
         return self.adapter.candidates
 
-    def observe(self, start: int, stop: int, layers: Sequence[str], see: See) -> None:
+    def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Run the network once."""
-        self.adapter.observe(self.adapter.preprocess(self.reader.read(start, stop)), layers, see)
+        self.adapter.run_with_callback(self.adapter.preprocess(self.reader.read(start, stop)), layers, callback)
 
     def describe(self) -> dict[str, Any]:
         """The reference with the hash of the weights, and the fingerprint of the samples."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hf_stitch.adapters.base import See
+from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.analysis.comparison.sides import Side
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.layer import check_specs
@@ -27,7 +27,7 @@ PROBE = 2
 """Samples that are looked at before the others."""
 
 
-Observe = Callable[[Sequence[str], See], None]
+RunLayers = Callable[[Sequence[str], LayerCallback], None]
 """Tells what is said of some samples at some layers, each once."""
 
 
@@ -64,7 +64,7 @@ class Group:
         return tuple(dict.fromkeys((*self.x, *self.y)))
 
 
-class Watch:
+class LayerReader:
     """The layers of both sides that are compared, and their rows, batch by batch.
 
     A few samples are looked at first, from which the shapes follow, and which layers return the very same tensor: that
@@ -127,14 +127,14 @@ class Watch:
             ValueError: If a sample is masked entirely, an activation is NaN or infinite (the message says which), or
                 the sides have different tokens.
         """
-        self._tell(start, take, [partial(side.observe, start, stop) for side in self.sides])
+        self._tell(start, take, [partial(side.run_with_callback, start, stop) for side in self.sides])
 
-    def _tell(self, start: int, take: Take, observers: Sequence[Observe]) -> None:
+    def _tell(self, start: int, take: Take, runs: Sequence[RunLayers]) -> None:
         counts: dict[Key, int] = {}
         owners: dict[int, Tensor] = {}
 
-        def see_as(number: int) -> See:
-            def see(name: str, representation: Representation) -> None:
+        def callback_of(number: int) -> LayerCallback:
+            def callback(name: str, representation: Representation) -> None:
                 self._check_masks(representation, name, start)
                 if self.pooling == "none" and number not in owners:
                     owners[number] = representation.row_samples("none").cpu()
@@ -145,10 +145,10 @@ class Watch:
                     if not take(key, rows if self._device is None else rows.to(self._device)):
                         self._refuse(rows, resized, name, start)
 
-            return see
+            return callback
 
-        for number, observe in enumerate(observers):
-            observe([name for owner, name in self._grids if owner == number], see_as(number))
+        for number, run in enumerate(runs):
+            run([name for owner, name in self._grids if owner == number], callback_of(number))
         for group in self.groups:
             tokens = [*owners.values()] if group.y[0][2] is None else []
             uneven = len({counts[key] for key in group.keys}) > 1
@@ -252,7 +252,7 @@ class _Look:
         self._said: dict[str, Representation] = {}
         tensors: dict[Any, tuple[str, Tensor]] = {}  # they are held, so that no other takes their place in memory
 
-        def see(name: str, representation: Representation) -> None:
+        def callback(name: str, representation: Representation) -> None:
             values = representation.values
             version = None if values.is_inference() else values._version
             what = (values.data_ptr(), representation.spec, values.stride(), values.dtype, version)
@@ -261,9 +261,9 @@ class _Look:
             if self.first[name] == name:
                 self._said[name] = representation.replace(values=values.clone())
 
-        side.observe(0, PROBE, names, see)
+        side.run_with_callback(0, PROBE, names, callback)
 
-    def repeat(self, layers: Sequence[str], see: See) -> None:
+    def repeat(self, layers: Sequence[str], callback: LayerCallback) -> None:
         """Tell it again."""
         for name in layers:
-            see(name, self._said[name])
+            callback(name, self._said[name])

@@ -17,36 +17,36 @@ Schedule = Literal["step", "constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingSchedule:
     """How long and how fast.
 
     Attributes:
-        steps: Optimizer steps.
+        max_steps: Optimizer steps.
         feature_steps: Those before them that match final features.
         batch_size: Samples of a step over all processes; with gradient accumulation, of each of its parts.
         lr: Learning rate of Adam.
         weight_decay: Its L2 penalty.
         schedule: What becomes of the learning rate.
-        clip: Norm that the gradient of a stitch is cut to, if any.
+        max_grad_norm: Norm that the gradient of a stitch is cut to, if any.
         seed: Of the order of the samples and of augmentation.
         shuffle: Whether the order changes from epoch to epoch.
         patience: Evaluations without improvement before a stitch is done.
     """
 
-    steps: int
+    max_steps: int
     feature_steps: int
     batch_size: int
     lr: float
     weight_decay: float
     schedule: Schedule
-    clip: float | None
+    max_grad_norm: float | None
     seed: int
     shuffle: bool
     patience: int | None
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
-        done = max(step - self.feature_steps, 0) / self.steps
+        done = max(step - self.feature_steps, 0) / self.max_steps
         factor = {
             "step": 0.1 ** ((done >= 1 / 3) + (done >= 2 / 3)),
             "constant": 1.0,
