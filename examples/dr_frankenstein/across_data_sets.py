@@ -49,13 +49,13 @@ def main() -> None:
         record[data] = {
             front: {
                 method: [one.relative(layer, method) for layer in layers]
-                for method in (TASK, frankenstein.START, "mean only")
+                for method in (TASK, frankenstein.START, "mean_only")
             }
             for front, one in found.items()
         }
         for front, methods in record[data].items():
             for method in (TASK, frankenstein.START):
-                chance = f"{methods['mean only'][0].value:.3f}"
+                chance = f"{methods['mean_only'][0].value:.3f}"
                 table.add_row(data, front, method, *(Text(str(score)) for score in methods[method]), chance)
         pictures[f"across_data_sets_{data}"] = experiment.lines(
             {

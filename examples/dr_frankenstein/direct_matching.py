@@ -61,12 +61,12 @@ def main() -> None:
         stitch = fit_layer(matcher, found[layer, layer], source.spec(layer), target.spec(layer))
         stitched = join(source, layer, stitch, target, layer, task=target.task)
         scores = hf_stitch.evaluate(stitched, test, target=target, batch_size=500).scores
-        relative = {who: scores[who]["relative_accuracy"] for who in ("stitched", "identity", "mean only")}
+        relative = {who: scores[who]["relative_accuracy"] for who in ("stitched", "identity", "mean_only")}
         figures[layer] = {who: score.value for who, score in relative.items()}
         table.add_row(
             layer,
             str(relative["stitched"]).replace("[", "\\["),
-            *(f"{relative[w].value:.3f}" for w in ("identity", "mean only")),
+            *(f"{relative[w].value:.3f}" for w in ("identity", "mean_only")),
             f"{scores['stitched']['accuracy'].value:.4f} of {scores['target']['accuracy'].value:.4f}",
             f"{stitch.body.fitted.get('r2', float('nan')):.3f}",
         )

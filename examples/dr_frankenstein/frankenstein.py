@@ -28,7 +28,7 @@ DRAWS = 1000
 """Of a bootstrap."""
 START = "least squares"
 """The method that task-loss matching starts from."""
-BASELINES = ("identity", "mean only")
+BASELINES = ("identity", "mean_only")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def answers(
                 specs = sources[a].spec(layer), target.spec(layer)
                 fitted = {m: fit_layer(matcher, found[a][layer, layer], *specs) for m, matcher in direct.items()}
                 start = fitted[START]
-                maps.append({**fitted, "identity": start.identity(), "mean only": start.mean_only()})
+                maps.append({**fitted, "identity": start.identity(), "mean_only": start.mean_only()})
                 models.append(join(sources[a], layer, start, target, layer, task=target.task))
             for method, matcher in trained.items():
                 with torch.enable_grad():

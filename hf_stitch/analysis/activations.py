@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
 from hf_stitch.registry import did_you_mean
-from hf_stitch.representation import POOLINGS, Pooling, Representation
+from hf_stitch.representation import POOLINGS, Pooling, Representation, pooling_from_1
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -156,6 +156,7 @@ class Activations:
             raise FileNotFoundError(f"there are no activations at {path}")
         read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
         values, about = read(path)
+        about = pooling_from_1(about)
         found = ids if ids is not None else about.get("ids")
         if found is None:
             raise ValueError(f"{path} has no ids, so that nobody knows which samples these are; pass ids=")

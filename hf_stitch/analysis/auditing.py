@@ -57,7 +57,7 @@ class Audit(Result):
         Of language models, the relative perplexity must be at most the inverse of the threshold.
         """
         scores = {who: row[self.figure] for who, row in self.evaluation.scores.items()}
-        own, rivals = scores["stitched"], [scores[who].value for who in ("mean only", "chance")]
+        own, rivals = scores["stitched"], [scores[who].value for who in ("mean_only", "chance")]
         if self.figure == "relative_perplexity":
             return own.value <= 1 / self.min_relative_accuracy and own.high < min(rivals)
         return own.value >= self.min_relative_accuracy and own.low > max(rivals)

@@ -78,6 +78,8 @@ def record(
 
     for batch in share.batches(batch_size, progress="recording" if progress and processes.rank == 0 else None):
         adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
-    values = {name: concatenate([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()}
+    values = {
+        name: concatenate([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()
+    }
     real = [mask for own in processes.gather(next(iter(masks.values()), [])) for mask in own]
     return Activations(values, samples.ids, pooling, concatenate(real) if real else None, grids)

@@ -89,7 +89,9 @@ class PermutationTestResult(Result):
         """One row: metric, observed, chance, calibrated, p_value, z, and what they rest on."""
         import pandas
 
-        figures = {key: value for key, value in self.to_dict().items() if key not in ("values", "best", "higher_is_better")}
+        figures = {
+            key: value for key, value in self.to_dict().items() if key not in ("values", "best", "higher_is_better")
+        }
         return pandas.DataFrame([{**figures, "permutations": len(self.values)}])
 
     def plot(self) -> Figure:
@@ -164,7 +166,9 @@ def permutation_test(
     observed = score(torch.arange(len(y), device=y.device))
     best = chosen.range[1] if chosen.higher_is_better else 0.0
     values = np.array([score(order) for order in orders])
-    return PermutationTestResult(repr(chosen), observed, values, chosen.higher_is_better, best, len(groups), len(x), seed)
+    return PermutationTestResult(
+        repr(chosen), observed, values, chosen.higher_is_better, best, len(groups), len(x), seed
+    )
 
 
 def _exchangeable(groups: Sequence[Places]) -> list[Places]:

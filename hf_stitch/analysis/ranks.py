@@ -23,7 +23,7 @@ from hf_stitch.stitches.layer import paired_rows
 @torch.no_grad()
 def reduced_ranks(
     stitched: StitchedModel,
-    train: Any,
+    train_data: Any,
     ranks: Iterable[int] | None = None,
     *,
     target: Any = None,
@@ -36,7 +36,7 @@ def reduced_ranks(
 
     Args:
         stitched: A stitched model of the place; only its source half is used.
-        train: Raw samples to fit on.
+        train_data: Raw samples to fit on.
         ranks: From 1 to the greatest, which is the smaller width, or less where features of the source depend on each
             other; default: the powers of 2 below the greatest, and it.
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
@@ -56,7 +56,7 @@ def reduced_ranks(
         raise ValueError(f"ranks must be from 1 to {most}, the smaller width of the stitch, got {wrong[0]}")
     statistics: Statistics = {}
     whole, layer = whole_target(stitched, target), (stitched.config.target or {})["cut"]["layer"]
-    for batch in Samples.of(train).batches(batch_size, "fitting" if progress else None):
+    for batch in Samples.of(train_data).batches(batch_size, "fitting" if progress else None):
         with evaluating(stitched):
             x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples)))
         y = whole.encode(whole.preprocess(batch.samples), layer)[layer]
@@ -92,9 +92,9 @@ def rank_curve(
         >>> a, b = (hf_stitch.load(Sequential(Flatten(), Linear(12, 4), ReLU(), Linear(4, 2)),
         ...                        example_inputs=torch.randn(2, 3, 2, 2)) for _ in range(2))
         >>> images = hf_stitch.Samples.of(torch.randn(200, 3, 2, 2), label=[0, 1] * 100)
-        >>> train, test = images.split(0.5)
-        >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=train)
-        >>> list(rank_curve(stitched, test, {"direct": reduced_ranks(stitched, train)})["direct"])
+        >>> train_data, test = images.split(0.5)
+        >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=train_data)
+        >>> list(rank_curve(stitched, test, {"direct": reduced_ranks(stitched, train_data)})["direct"])
         [1, 2, 4]
     """
     return score_curves(stitched, data, "rank", stitches, **options)

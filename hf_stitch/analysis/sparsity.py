@@ -96,5 +96,7 @@ def sparsity_curve(
     """
     named = {"stitched": stitched.stitch} if stitches is None else stitches
     chosen = list(shares)
-    families = {name: {sparsity: sparsify(layer, sparsity=sparsity) for sparsity in chosen} for name, layer in named.items()}
+    families = {
+        name: {sparsity: sparsify(layer, sparsity=sparsity) for sparsity in chosen} for name, layer in named.items()
+    }
     return score_curves(stitched, data, "sparsity", families, **options)

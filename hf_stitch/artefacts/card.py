@@ -25,7 +25,7 @@ ON_HUB = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 STITCHING = (LENC_2015, CSISZARIK_2021)
 """The papers of stitching itself."""
 
-PREDICTORS = ("stitched", "identity", "mean only", "target", "chance")
+PREDICTORS = ("stitched", "identity", "mean_only", "target", "chance")
 FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
 LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
 TASKS = ("image-classification", "text-classification", "text-generation")
@@ -238,7 +238,7 @@ def _headline(scores: Mapping[str, Any]) -> str:
     figure = next(iter(table["stitched"]))
     own = table["stitched"][figure]
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
-    names = {"identity": "with no map", "mean only": "the mean only", "target": "the target alone", "chance": "chance"}
+    names = {"identity": "with no map", "mean_only": "the mean only", "target": "the target alone", "chance": "chance"}
     beside = "; ".join(f"{names.get(who, _plain(who))}: {_cell(score, False)}" for who, score in others.items())
     level = [names.get(who, _plain(who)) for who in others if who != "target" and not _beats(own, others[who], figure)]
     warning = f" **It is not shown to do better than: {', '.join(level)}.**" if level else ""

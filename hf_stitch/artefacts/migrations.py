@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_stitch.artefacts.record import FORMAT
+from hf_stitch.representation import pooling_from_1
 
 TASKS = {
     "StitchedModel": None,
@@ -43,12 +44,36 @@ def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
     if "task" not in values:
         named = record.get("architectures") or ["StitchedModel"]
         values["task"] = TASKS.get(str(named[0] if isinstance(named, list) else named))
-    if isinstance(stitch := values.get("stitch"), Mapping):
-        maps = {part: _map_from_1(stitch[part]) for part in ("body", "prefix") if isinstance(stitch.get(part), Mapping)}
-        values["stitch"] = {**stitch, **maps}
+    steps = {"source": _half_from_1, "target": _half_from_1, "stitch": _stitch_from_1, "recipe": _recipe_from_1}
+    for key, step in steps.items():
+        if isinstance(values.get(key), Mapping):
+            values[key] = step(values[key])
+    if isinstance(values.get("scores"), Mapping):
+        values["scores"] = _renamed(values["scores"], {"mean only": "mean_only"})
     return values
 
 
-def _map_from_1(stitch: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a map, whose name was its type."""
-    return {"name" if key == "type" else key: value for key, value in stitch.items()}
+def _half_from_1(half: Mapping[str, Any]) -> dict[str, Any]:
+    values = _renamed(half, {"endpoint": "reference"})
+    if isinstance(values.get("cut"), Mapping):
+        values["cut"] = _renamed(values["cut"], {"form": "spec"})
+    return values
+
+
+def _stitch_from_1(stitch: Mapping[str, Any]) -> dict[str, Any]:
+    maps = {part: _renamed(stitch[part], {"type": "name"}) for part in ("body", "prefix") if stitch.get(part)}
+    return {**pooling_from_1(stitch), **maps}
+
+
+def _recipe_from_1(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    values = _renamed(pooling_from_1(recipe), {"target_data": "paired_data", "parallel": "paired_anchors"})
+    if isinstance(values.get("matcher"), Mapping):
+        values["matcher"] = _renamed(values["matcher"], {"clip": "max_grad_norm", "steps": "max_steps"})
+    if isinstance(values.get("space"), Mapping):
+        values["space"] = _renamed(pooling_from_1(values["space"]), {"endpoint": "reference"})
+    return values
+
+
+def _renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A record with other names of some keys, in the same order."""
+    return {names.get(key, key): value for key, value in record.items()}

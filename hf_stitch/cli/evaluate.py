@@ -53,7 +53,7 @@ def evaluate(
     whole = None if stitched.parents else target
     if audit:
         train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed)
-        found = hf_stitch.audit(stitched, read, target=whole, train=train, seed=seed)
+        found = hf_stitch.audit(stitched, read, target=whole, train_data=train, seed=seed)
     else:
         found = hf_stitch.evaluate(stitched, read, target=whole, seed=seed)
     output.say(found)

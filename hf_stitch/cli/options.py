@@ -17,7 +17,7 @@ DataDir = Annotated[
 ]
 Split = Annotated[str | None, typer.Option(help="Split of the data set; may be left out where there is one only.")]
 Count = Annotated[
-    int | None, typer.Option("--samples", min=1, help="Use this many samples, drawn at random. [default: all]")
+    int | None, typer.Option("--max-samples", min=1, help="Use this many samples, drawn at random. [default: all]")
 ]
 Seed = Annotated[int, typer.Option(help="Of every random choice.")]
 Task = Annotated[
@@ -44,5 +44,5 @@ def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:
         ValueError: If there are fewer.
     """
     if count is not None and count > len(samples):
-        raise ValueError(f"--samples must be at most {len(samples)}, the number of samples of {data}, got {count}")
+        raise ValueError(f"--max-samples must be at most {len(samples)}, the number of samples of {data}, got {count}")
     return samples if count in (None, len(samples)) else samples.split(count, seed)[1]

@@ -44,7 +44,7 @@ MATCHERS: dict[str, tuple[str, dict[str, Any]]] = {
 """What the table calls it -> the matcher and its options."""
 
 MOST = 4000
-"""Training samples, where the data has more and ``--samples`` is not given; at most a quarter as many are held out."""
+"""Training samples, where the data has more and ``--max-samples`` is not given; at most a quarter as many are held out."""
 
 RULE = (
     "the fitted map of the highest accuracy relative to its target, among those that leave the target more than "
@@ -182,7 +182,7 @@ def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:
     """The result that :data:`RULE` names, the first of equal ones; ``None`` if there is none."""
 
     def eligible(r: Result) -> bool:
-        beaten = all(r.score().low > r.score(baseline).high for baseline in ("identity", "mean only", "chance"))
+        beaten = all(r.score().low > r.score(baseline).high for baseline in ("identity", "mean_only", "chance"))
         return r.matcher != "identity" and r.target_layer != networks[r.target].layers[-1] and beaten
 
     return max(filter(eligible, found), key=lambda r: r.score().value, default=None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_stitch.analysis.scoring import Score
     from hf_stitch.artefacts import StitchedModel
 
-BASELINES = ("mean only", "chance")
+BASELINES = ("mean_only", "chance")
 """What is shown beside the matchers; identity, the other baseline, is one of them."""
 
 

@@ -18,11 +18,11 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.projection import check_anchors
-from hf_stitch.representation import Pooling
+from hf_stitch.representation import Pooling, pooling_from_1
 
 CONFIG = "anchors.json"
 WEIGHTS = "anchors.safetensors"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,14 +255,14 @@ class AnchorSet:
                 raise FileNotFoundError(f"{folder} has no {name}: it holds no saved anchors, or not all of them")
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            if config["format"] != FORMAT:
-                raise ValueError(f"its format is {config['format']}, and this version reads {FORMAT}")
+            if config["format"] not in (1, FORMAT):
+                raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
             tensors = load_file(folder / WEIGHTS)
             if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
                 raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} holds {len(tensors)}")
             anchors = cls(tuple(config["ids"]), config["fingerprint"])
-            for place, each in enumerate(config["encoded"]):
-                reference = ModelReference.from_dict(each["reference"])
+            for place, each in enumerate(map(pooling_from_1, config["encoded"])):
+                reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
                 anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error

@@ -91,7 +91,9 @@ def _check_declared(metric: Metric) -> None:
     require(low < high, f"range must be (least, greatest), got {metric.range}")
     unknown = set(metric.invariances) - set(_INVARIANCES)
     require(not unknown, f"invariances must be of {_INVARIANCES}, got {sorted(unknown)} too")
-    require(not metric.higher_is_better or not metric.triangle_inequality, "only a distance obeys the triangle inequality")
+    require(
+        not metric.higher_is_better or not metric.triangle_inequality, "only a distance obeys the triangle inequality"
+    )
     require_error(TypeError, lambda: type(metric)(no_such_option=1), "an unknown option")
 
 

@@ -148,7 +148,9 @@ def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerato
     return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
 
 
-def _asked_of_all(seen: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator) -> float:
+def _asked_of_all(
+    seen: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator
+) -> float:
     """How many predictions a step asks for, over its parts and all processes."""
     if _is_of_samples(seen[0]):
         return float(sum(count for _, count in parts))

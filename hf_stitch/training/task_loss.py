@@ -173,7 +173,7 @@ class TaskLoss(TrainedMatcher):
         plain_values = {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()}
         return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
 
-    def check(self, samples: Samples, task: str | None, validation: Samples | None = None) -> None:
+    def check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         """Refuse samples and tasks that cannot be trained on.
 
         Raises:
@@ -181,13 +181,13 @@ class TaskLoss(TrainedMatcher):
         """
         if task is None:
             raise ValueError("task_loss needs a head whose predictions can be scored; stitch with a task")
-        for shown in (samples, validation):
+        for shown in (samples, validation_data):
             if shown is not None and self._asks_labels(task) and shown.labels is None:
                 raise ValueError(
                     "labels='hard' needs labelled samples, and these have none; name the column, as in "
                     "Samples.of(data, label=…), or train on labels='target'"
                 )
-        if self.patience is not None and validation is None:
+        if self.patience is not None and validation_data is None:
             raise ValueError(
                 "patience needs a validation: train by TaskLoss(…).fit(stitched, data, validation=…), or leave it out"
             )
@@ -216,7 +216,7 @@ class TaskLoss(TrainedMatcher):
         networks: Networks,
         samples: Samples,
         others: Samples,
-        validation: Samples | None,
+        validation_data: Samples | None,
         processes: int,
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
@@ -224,7 +224,7 @@ class TaskLoss(TrainedMatcher):
         seen = networks.prepare(one.samples, other.samples, one.labels)
         classes = stitches.check(seen.to(_device(networks.first)))
         if self._asks_labels(networks.first.task):
-            for shown in (samples, validation):
+            for shown in (samples, validation_data):
                 if shown is not None:
                     check_labels(shown, classes)
 
@@ -234,7 +234,7 @@ class TaskLoss(TrainedMatcher):
     def fit(self, stitched: Sequence[StitchedModel], data: Any, *_: Any, **options: Any) -> list[StitchingLayer]: ...
     def fit(
         self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
-        paired_data: Any = None, validation: Any = None, augment: Augment | None = None,
+        paired_data: Any = None, validation_data: Any = None, augment: Augment | None = None,
         accelerator: Accelerator | None = None, checkpoint_dir: str | Path | None = None, save_every: int = 500,
         cache_size: float = 8e9, callback: StepCallback | None = None, progress: bool = True,
     ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
@@ -249,7 +249,7 @@ class TaskLoss(TrainedMatcher):
             target: The whole target; default: the live one that the model was made of, or the one that it names.
             source: The whole source, if its answers are labels.
             paired_data: Where the target is to see other samples, with the same ids in the same order.
-            validation: Held-out samples; their loss and accuracy are logged after every epoch, and the best layers are
+            validation_data: Held-out samples; their loss and accuracy are logged after every epoch, and the best layers are
                 kept.
             augment: From raw samples and a ``torch.Generator`` to changed samples, anew in every step; both networks
                 see the same, but for ``paired_data``, which stay. Nothing is kept in files then. Several processes
@@ -280,7 +280,7 @@ class TaskLoss(TrainedMatcher):
         check_same_order(samples, others)
         if save_every < 1:
             raise ValueError(f"save_every must be at least 1, got {save_every}")
-        held_out = None if validation is None else Samples.of(validation)
+        held_out = None if validation_data is None else Samples.of(validation_data)
         if paired_data is not None and held_out is not None:
             raise ValueError("paired_data and validation do not go together yet: leave one of them out")
         _check_models(models)
@@ -303,7 +303,7 @@ class TaskLoss(TrainedMatcher):
             if checkpoint_dir is not None:
                 recipe = {
                     "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
-                    "paired_data": others.fingerprint, "validation": held_out and held_out.fingerprint,
+                    "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
                     "augment": _name(augment), "networks": [_networks_of(m) for m in models],
                     "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
                     "accumulation": every, "processes": processes.count,

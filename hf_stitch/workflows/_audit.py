@@ -33,7 +33,7 @@ def audit(
     *,
     target: Any = None,
     paired_data: Any = None,
-    train: Any = None,
+    train_data: Any = None,
     pooling: Pooling | None = None,
     min_relative_accuracy: float = 0.8,
     batch_size: int = 64,
@@ -50,7 +50,7 @@ def audit(
     *In distribution*: a likelihood ratio from moments does not tell the stitched representations from the target's, of
     the same samples, or would not if they had not regressed to the mean (:func:`compare_distributions`): AUROC, with
     its whole 95% interval over samples, below .64. *Out*: above .64 and above the control; this tells the target's
-    representations of ``data`` from those of ``train`` by the same score. Otherwise it cannot be told.
+    representations of ``data`` from those of ``train_data`` by the same score. Otherwise it cannot be told.
 
     The moments are those of all rows; one row of each sample is scored, under ``none`` one position drawn at
     random (by the sample's id). The rows are those that the stitch maps: of others, such as means of positions, even a
@@ -63,7 +63,7 @@ def audit(
         data: Held-out raw samples, which the stitch was not fitted on.
         target: The whole target; default: as in :func:`hf_stitch.evaluate`.
         paired_data: Where the target is to see other samples, with the same ids in the same order.
-        train: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
+        train_data: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
         pooling: Another pooling than the stitch's own.
         min_relative_accuracy: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
         batch_size: Samples per forward.
@@ -96,7 +96,7 @@ def audit(
         raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
     options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress}
     found = _collect(samples, others, partial(_stitched_rows, stitched, whole, pooling), **options)
-    seen = None if train is None else Samples.of(train)
+    seen = None if train_data is None else Samples.of(train_data)
     trained = {} if seen is None else _collect(seen, seen, partial(_target_rows, stitched, whole, pooling), **options)
     distributions = {
         part: compare_distributions(of_part, trained.get(part), resamples=resamples, seed=seed)

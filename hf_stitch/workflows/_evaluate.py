@@ -63,7 +63,7 @@ def evaluate(
     layers = {
         "stitched": stitched.stitch,
         "identity": stitched.stitch.identity(),
-        "mean only": stitched.stitch.mean_only(),
+        "mean_only": stitched.stitch.mean_only(),
         **(baselines or {}),
     }
     found = answers(

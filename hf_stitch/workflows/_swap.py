@@ -43,7 +43,7 @@ def swap(
     encoder: str | nn.Module | Adapter | StitchedModel,
     layer: str | None = None,
     anchors: Any = None,
-    parallel: Any = None,
+    paired_anchors: Any = None,
     target_layer: str | None = None,
     pooling: Pooling | None = None,
     matcher: str | Matcher | None = None,
@@ -71,9 +71,9 @@ def swap(
             anchors, whose front half and anchors are taken as they are: both may have been trained end to end.
         layer: The cut of an encoder that is no stitched model.
         anchors: The samples (what :meth:`hf_stitch.Samples.of` takes), or a set. A stitched model keeps its own, with
-            which these are compared; they may be left out where the new encoder is in that set, or ``parallel`` is
+            which these are compared; they may be left out where the new encoder is in that set, or ``paired_anchors`` is
             given.
-        parallel: Where the new encoder is to see other samples (the anchors' translations): as many, with the same ids
+        paired_anchors: Where the new encoder is to see other samples (the anchors' translations): as many, with the same ids
             in the same order; or a set of these.
         target_layer: Where a network that is no stitched model is cut.
         pooling: Which vector of the new encoder stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``. Default:
@@ -115,14 +115,16 @@ def swap(
         True
     """
     if isinstance(encoder, StitchedModel):
-        if any(each is not None for each in (layer, anchors, parallel, target_layer, pooling, matcher, baselines)):
+        if any(
+            each is not None for each in (layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
+        ):
             raise TypeError("between two relative models everything is given: leave out all but data and paired_data")
         swapped = _between(model, encoder)
         return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
     if layer is None:
         raise TypeError("say where the new encoder is cut: layer=…")
-    anchors, parallel = (
-        side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, parallel)
+    anchors, paired_anchors = (
+        side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, paired_anchors)
     )
     stitched = model if isinstance(model, StitchedModel) else None
     new = _Encoder(
@@ -152,7 +154,7 @@ def swap(
             own = own.encode(original, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
 
     entering = None if space is None else own.values(*space)
-    own, vectors = new.encode(own, anchors, parallel)
+    own, vectors = new.encode(own, anchors, paired_anchors)
     if entering is None:
         assert stitched is not None
         joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors), {}
@@ -166,7 +168,7 @@ def swap(
         assert isinstance(original, Adapter) and target_layer is not None
         swapped = join(new.network, layer, joint, original, target_layer, task=task)
     swapped.anchors = own
-    swapped.config.recipe = _recipe(own, parallel, new)
+    swapped.config.recipe = _recipe(own, paired_anchors, new)
     if space is not None:
         found_by = registries.matchers.build(matcher or MATCHER)
         used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
@@ -243,11 +245,15 @@ class _Encoder:
     def spec(self) -> RepresentationSpec:
         return self.network.spec(self.layer)
 
-    def encode(self, own: AnchorSet, given: _Side, parallel: _Side) -> tuple[AnchorSet, Tensor]:
+    def encode(self, own: AnchorSet, given: _Side, paired_anchors: _Side) -> tuple[AnchorSet, Tensor]:
         """The model's anchors with what is known of them now, and what this encoder says of them or their parallels."""
-        if parallel is not None:
-            own.check_parallel(parallel)
-            side = parallel if isinstance(parallel, AnchorSet) else self._encode(AnchorSet.of(parallel), parallel)
+        if paired_anchors is not None:
+            own.check_parallel(paired_anchors)
+            side = (
+                paired_anchors
+                if isinstance(paired_anchors, AnchorSet)
+                else self._encode(AnchorSet.of(paired_anchors), paired_anchors)
+            )
             return own, side.values(self.network, self.layer, self.pooling)
         if isinstance(given, Samples):
             own = self._encode(own, given)
@@ -259,11 +265,11 @@ class _Encoder:
         )
 
 
-def _recipe(own: AnchorSet, parallel: _Side, new: _Encoder) -> dict[str, Any]:
+def _recipe(own: AnchorSet, paired_anchors: _Side, new: _Encoder) -> dict[str, Any]:
     """What there is to say of any swap, as JSON values."""
     recipe = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
-    if parallel is not None:
-        recipe["parallel"] = parallel.fingerprint
+    if paired_anchors is not None:
+        recipe["paired_anchors"] = paired_anchors.fingerprint
     return {**recipe, "batch_size": new.batch_size, "versions": versions()}
 
 

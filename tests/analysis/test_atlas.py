@@ -325,7 +325,9 @@ def test_a_state_is_resumed_or_refused(points: Tensor, tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
         handle.remove()
-        calls = counted(a, lambda: compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False))  # noqa: B023
+        calls = counted(
+            a, lambda: compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
+        )  # noqa: B023
         resumed = compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
         assert calls < 2 + 8
         assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)

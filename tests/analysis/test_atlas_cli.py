@@ -20,7 +20,7 @@ def test_compare_prints_and_saves(tmp_path: Path) -> None:
     model = timm.create_model("resnet10t", **arguments, pretrained_cfg_overlay={"input_size": (3, 32, 32)})
     timm.models.save_for_hf(model, str(tmp_path / "net"), model_args=arguments, safe_serialization=True)
     call = ["compare", str(tmp_path / "net"), str(tmp_path / "net"), "--data", "sklearn:digits", "--split", "test"]
-    call += ["--samples", "40", "--metric", "linear_cka:debiased=true", "--metric", "mutual_knn:k=3", "--json"]
+    call += ["--max-samples", "40", "--metric", "linear_cka:debiased=true", "--metric", "mutual_knn:k=3", "--json"]
     result = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)

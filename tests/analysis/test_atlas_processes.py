@@ -79,7 +79,10 @@ def share(rank: int, count: int, port: int, folder: Path) -> None:
     place = dict(zip(names, map(str, (rank, rank, count)), strict=True))
     os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
     for made in (sides, alone):
-        np.savez(folder / f"{made.__name__}-{rank}.npz", **compared(False, made, checkpoint_dir=folder / made.__name__).values)
+        np.savez(
+            folder / f"{made.__name__}-{rank}.npz",
+            **compared(False, made, checkpoint_dir=folder / made.__name__).values,
+        )
     torch.distributed.destroy_process_group()
 
 
@@ -175,7 +178,7 @@ def test_the_first_process_alone_speaks(tmp_path: Path) -> None:
     model = timm.create_model("resnet10t", **arguments, pretrained_cfg_overlay={"input_size": (3, 32, 32)})
     timm.models.save_for_hf(model, str(tmp_path / "net"), model_args=arguments, safe_serialization=True)
     command = ["-m", "hf_stitch.cli", "compare", tmp_path / "net", tmp_path / "net", "--data", "sklearn:digits"]
-    command += ["--split", "test", "--samples", "41", "--json"]
+    command += ["--split", "test", "--max-samples", "41", "--json"]
     said = json.loads(launch(*command, "--out", tmp_path / "run").stdout)
     assert said["recipe"]["processes"] == 2
     assert all(Path(path).is_file() for path in said["saved"].values())

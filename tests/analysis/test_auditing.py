@@ -40,7 +40,7 @@ def audit(stitched: Any, place: Any, **options: Any) -> Audit:
 @pytest.fixture(scope="module")
 def direct(place: Any) -> Audit:
     """Of the least-squares stitch."""
-    return audit(place.stitched, place, train=place.train)
+    return audit(place.stitched, place, train_data=place.train)
 
 
 def test_least_squares_is_accurate_and_in_distribution(direct: Audit, place: Any) -> None:
@@ -88,7 +88,7 @@ def test_itself_is_in_scaled_is_out_and_the_mean_is_inaccurate(place: Any) -> No
 def test_order_and_batches_of_the_samples_change_nothing(direct: Audit, place: Any) -> None:
     order = np.random.default_rng(0).permutation(len(place.test)).tolist()
     again = hf_stitch.audit(
-        place.stitched, place.test.select(order), train=place.train, resamples=200, batch_size=7, progress=False
+        place.stitched, place.test.select(order), train_data=place.train, resamples=200, batch_size=7, progress=False
     )
     assert again.worst.raw.value == pytest.approx(direct.worst.raw.value, abs=1e-4)
     assert again.worst.compensated.value == pytest.approx(direct.worst.compensated.value, abs=1e-4)
@@ -100,7 +100,7 @@ def test_another_rows_policy_is_recorded(place: Any) -> None:
 
 
 def test_the_target_may_see_other_samples(direct: Audit, place: Any) -> None:
-    assert audit(place.stitched, place, train=place.train, paired_data=place.test) == direct
+    assert audit(place.stitched, place, train_data=place.train, paired_data=place.test) == direct
     order = [*range(1, len(place.test)), 0]
     images = torch.stack([image for batch in place.test.batches(400) for image in batch.samples])
     moved = Samples.of(images[order], label=place.test.labels, id=place.test.ids)
@@ -139,7 +139,7 @@ def test_it_goes_through_json_to_text_and_to_a_figure(direct: Audit) -> None:
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(direct)
     text = console.export_text()
-    assert all(word in text for word in (direct.verdict, "compensated", str(direct.worst.raw), "mean only"))
+    assert all(word in text for word in (direct.verdict, "compensated", str(direct.worst.raw), "mean_only"))
     assert str(direct).startswith(direct.verdict)
     names = [tick.get_text() for tick in direct.plot().axes[0].get_yticklabels()]
     assert names == ["raw", "compensated", "distance", "control"]
@@ -197,12 +197,12 @@ def test_verdicts_on_trained_networks(tiny10: Any) -> None:
     for pair in pairs:
         layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
         stitched = join(a, pair[0], layer, b, pair[1], task=b.task)
-        verdicts[pair] = hf_stitch.audit(stitched, test, train=train, resamples=200, progress=False)
+        verdicts[pair] = hf_stitch.audit(stitched, test, train_data=train, resamples=200, progress=False)
     assert verdicts["bn1", "bn1"].verdict == verdicts["bn8", "bn8"].verdict == "accurate and in distribution"
     assert verdicts["bn8", "bn3"].verdict.startswith("inaccurate")
 
     _train_on_the_task(stitched, train)
-    found = hf_stitch.audit(stitched, test, train=train, resamples=200, progress=False)
+    found = hf_stitch.audit(stitched, test, train_data=train, resamples=200, progress=False)
     assert found.verdict == "accurate but out of distribution: do not read this as similarity"
     assert found.residual["body"] > 0.9
 

@@ -99,7 +99,7 @@ def test_classifiers_get_the_figures_of_numpy(
     predictors = {
         "stitched": stitched(pixel_values=pixels).logits,
         "identity": b.decode(x, layer).logits,
-        "mean only": b.decode(mean, layer).logits,
+        "mean_only": b.decode(mean, layer).logits,
         "target": target,
     }
     assert list(scored.scores) == [*predictors, "chance"]

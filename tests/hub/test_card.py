@@ -45,7 +45,7 @@ def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitc
     measured = {(r.metric_type, r.metric_name): r.metric_value for r in data.eval_results}
     scores = stitcher.scores["scores"]
     assert measured["accuracy", "accuracy"] == pytest.approx(scores["stitched"]["accuracy"]["value"], abs=1e-6)
-    for who in ("identity", "mean only", "target", "chance"):
+    for who in ("identity", "mean_only", "target", "chance"):
         value = scores[who]["accuracy"]["value"]
         assert measured["accuracy", f"accuracy of the baseline: {who}"] == pytest.approx(value, abs=1e-6)
     assert {r.task_type for r in data.eval_results} == {"image-classification"}

@@ -182,7 +182,7 @@ def test_an_encoder_that_turns_scales_and_shifts_changes_no_prediction_of_a_rela
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, RELATIVE(input=x).logits, rtol=1e-3, atol=1e-3)
     scores = swapped.evaluation.scores
-    assert set(scores) == {"stitched", "identity", "mean only", "target", "chance"}
+    assert set(scores) == {"stitched", "identity", "mean_only", "target", "chance"}
     assert scores["target"]["accuracy"].value == pytest.approx(accuracy(RELATIVE))
     assert scores["stitched"]["agreement"].value > 0.98
     assert scores["identity"]["accuracy"].value < 0.7
@@ -241,7 +241,7 @@ def test_an_ordinary_network_takes_another_encoder_by_anchors_alone(given: str) 
         A, target_layer=LAYER, encoder=B, layer=LAYER, anchors=anchors, data=TEST, task=TASK, progress=False
     )
     assert swapped.evaluation["agreement"].value > 0.98
-    assert {"procrustes", "identity", "mean only", "target", "chance"} < set(swapped.evaluation.scores)
+    assert {"procrustes", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
     assert swapped.config.recipe["matcher"]["name"] == "inverse_relative"
     again = hf_stitch.swap(swapped, encoder=WIDER, layer="2", anchors=ANCHORS, progress=False)
     assert again.stitch.widths == (15, 12)
@@ -257,14 +257,14 @@ def test_encoders_may_see_parallel_samples() -> None:
         Samples.of(-torch.stack([X[i] for i in s.ids]), id=s.ids, label=s.labels) for s in (ANCHORS, TEST)
     )
     swapped = hf_stitch.swap(
-        RELATIVE, encoder=c, layer="2", parallel=parallel, data=test, paired_data=TEST, progress=False
+        RELATIVE, encoder=c, layer="2", paired_anchors=parallel, data=test, paired_data=TEST, progress=False
     )
     assert swapped.evaluation["agreement"].value == 1
-    assert swapped.config.recipe["parallel"] == parallel.fingerprint
+    assert swapped.config.recipe["paired_anchors"] == parallel.fingerprint
     with pytest.raises(ValueError, match=r"not parallel: .*another order"):
-        hf_stitch.swap(RELATIVE, encoder=c, layer="2", parallel=parallel.select(range(19, -1, -1)))
+        hf_stitch.swap(RELATIVE, encoder=c, layer="2", paired_anchors=parallel.select(range(19, -1, -1)))
     absolute = hf_stitch.swap(
-        ABSOLUTE, encoder=c, layer="2", parallel=parallel, matcher=EXACT, data=test, paired_data=TEST
+        ABSOLUTE, encoder=c, layer="2", paired_anchors=parallel, matcher=EXACT, data=test, paired_data=TEST
     )
     assert absolute.evaluation["agreement"].value > 0.98
 
@@ -310,8 +310,11 @@ class Unread:
         ({"anchors": ANCHORS.select(range(19, -1, -1))}, "not the anchors: .*another order"),
         ({"anchors": TEST.take(20)}, "not the anchors: .* place 0"),
         ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "other content or labels"),
-        ({"parallel": Samples.of(torch.randn(20, 4))}, "not parallel"),
-        ({"parallel": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "all 20 anchors have the same representation"),
+        ({"paired_anchors": Samples.of(torch.randn(20, 4))}, "not parallel"),
+        (
+            {"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)},
+            "all 20 anchors have the same representation",
+        ),
         ({}, "not encoded by .* no encoder of these weights"),
         ({"anchors": RELATIVE.anchors, "encoder": A, "layer": "1"}, "this encoder at another layer or by other rows"),
         ({"encoder": A, "pooling": "cls"}, "this encoder at another layer or by other rows"),

@@ -63,7 +63,13 @@ def adapters(folder: Path, dtype: torch.dtype) -> list[Adapter]:
 
 
 def by_the_loop(models: list[StitchedModel], data: Samples, steps: int) -> list[Any]:
-    options: dict[str, Any] = {"lr": 3e-3, "schedule": "linear", "max_grad_norm": 0.5, "shuffle": False, "labels": "hard"}
+    options: dict[str, Any] = {
+        "lr": 3e-3,
+        "schedule": "linear",
+        "max_grad_norm": 0.5,
+        "shuffle": False,
+        "labels": "hard",
+    }
     return TaskLoss(max_steps=steps, batch_size=BATCH, **options).fit(models, data, progress=False)
 
 

@@ -147,7 +147,7 @@ def mixture_of_two(folder: Path | None) -> list[Any]:
     training = matcher(labels={"hard": 0.5, "target": 0.5})
     state = None if folder is None else folder / "state"
     models = [stitched(), stitched(("c3", "c2"))]
-    return training.fit(models, samples(), validation=samples(31), progress=False, checkpoint_dir=state)
+    return training.fit(models, samples(), validation_data=samples(31), progress=False, checkpoint_dir=state)
 
 
 def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
@@ -166,7 +166,7 @@ def next_tokens_after_features(folder: Path | None) -> list[Any]:
 
 def classes_of_texts_with_patience(folder: Path | None) -> list[Any]:
     training = matcher(feature_steps=5, max_steps=60, patience=2, lr=3e-2)
-    return training.fit([of_texts("bert", "bert")], words(33), validation=words(21), progress=False)
+    return training.fit([of_texts("bert", "bert")], words(33), validation_data=words(21), progress=False)
 
 
 OF_IMAGES = (mixture_of_two, accumulated_with_a_tail_of_one)
@@ -250,7 +250,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path
     with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the last state saved is in"):
         matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, save_every=5, callback=poison, progress=False)
     seen: list[int] = []
-    matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False, callback=lambda step, _: seen.append(step))
+    matcher().fit(
+        stitched(), samples(), checkpoint_dir=tmp_path, progress=False, callback=lambda step, _: seen.append(step)
+    )
     assert seen[0] == 11
 
 
@@ -289,7 +291,9 @@ def test_penalties_pull_where_they_should() -> None:
     model, cka = stitched(("c2", "c3")), hf_stitch.metrics.linear_cka
 
     def trained(**penalties: float) -> Any:
-        return matcher(max_steps=60, lr=1e-2, penalties=penalties, labels="target").fit(model, samples(), progress=False)
+        return matcher(max_steps=60, lr=1e-2, penalties=penalties, labels="target").fit(
+            model, samples(), progress=False
+        )
 
     plain, sparse, apart = trained(), trained(l1=0.3), trained(linear_cka=10.0)
     assert sparse.body.weight.abs().sum() < 0.5 * plain.body.weight.abs().sum()
@@ -351,7 +355,9 @@ def test_the_best_layers_are_kept_and_training_ends_early() -> None:
     held_out = samples(40)
     training = matcher(lr=3.0, max_steps=600, batch_size=30, patience=2)
     model = stitched()
-    layer = training.fit(model, samples(), validation=held_out, progress=False, callback=lambda s, _: steps.append(s))
+    layer = training.fit(
+        model, samples(), validation_data=held_out, progress=False, callback=lambda s, _: steps.append(s)
+    )
     assert steps[-1] < 600
     last = matcher(lr=3.0, max_steps=steps[-1], batch_size=30).fit(model, samples(), progress=False)
 
@@ -385,7 +391,7 @@ def test_losses_reach_the_trackers() -> None:
     accelerator = Accelerator(cpu=True, log_with=kept)
     accelerator.init_trackers("run")
     matcher(max_steps=6, batch_size=30).fit(
-        stitched(), samples(), validation=samples(20), accelerator=accelerator, progress=False
+        stitched(), samples(), validation_data=samples(20), accelerator=accelerator, progress=False
     )
     assert [step for step, row in kept.rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert [step for step, row in kept.rows if "validation accuracy" in row] == [3, 6]
@@ -407,7 +413,7 @@ def test_a_model_in_training_mode_is_used_in_eval_mode_and_left_as_it_was() -> N
 def test_what_is_recorded_is_what_was_done() -> None:
     steps: list[int] = []
     layer = matcher(lr=3.0, max_steps=600, batch_size=30, patience=2, feature_steps=20).fit(
-        stitched(), samples(), validation=samples(40), progress=False, callback=lambda s, _: steps.append(s)
+        stitched(), samples(), validation_data=samples(40), progress=False, callback=lambda s, _: steps.append(s)
     )
     assert layer.body.fitted["steps"] == steps[-1] and 20 < steps[-1] < 600
 
@@ -417,7 +423,7 @@ def test_a_validation_that_is_not_finite_stops() -> None:
     images[3] = torch.full_like(images[3], float("nan"))
     poisoned = Samples.of(torch.stack(images), label=[0] * 20)
     with pytest.raises(DivergedError, match="the validation loss of stitch '0' is nan"):
-        matcher().fit(stitched(), samples(), validation=poisoned, progress=False)
+        matcher().fit(stitched(), samples(), validation_data=poisoned, progress=False)
 
 
 def test_what_contradicts_itself_is_refused() -> None:
@@ -440,7 +446,7 @@ def test_what_contradicts_itself_is_refused() -> None:
 
 
 def test_resuming_with_another_validation_is_refused(tmp_path: Path) -> None:
-    matcher().fit(stitched(), samples(), validation=samples(20), checkpoint_dir=tmp_path, progress=False)
+    matcher().fit(stitched(), samples(), validation_data=samples(20), checkpoint_dir=tmp_path, progress=False)
     with pytest.raises(ValueError, match="differs in validation"):
         matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
 
@@ -574,7 +580,7 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
         training.fit(model, data, progress=False)
     if "label 9" in message:
         with pytest.raises(ValueError, match=re.escape(message)):
-            training.fit(model, data.select(range(6, 40)), validation=data, progress=False)
+            training.fit(model, data.select(range(6, 40)), validation_data=data, progress=False)
 
 
 def test_a_last_batch_of_one_row_goes_without_its_metrics() -> None:
@@ -598,7 +604,7 @@ def test_penalties_of_accumulated_batches_count_once() -> None:
 def test_stitches_trained_at_once_stop_each_in_its_own_time() -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2, max_grad_norm=1.0, weight_decay=1e-3)
-    options = {"validation": samples(40), "progress": False}
+    options = {"validation_data": samples(40), "progress": False}
     together = training.fit(models, samples(), **options)
     alone = [training.fit(model, samples(), **options) for model in models]
     for one, other in zip(together, alone, strict=True):
@@ -612,7 +618,7 @@ def test_patience_survives_an_interruption(tmp_path: Path) -> None:
     """It comes when one stitch is done and the other is not."""
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2)
-    options: dict[str, Any] = {"validation": samples(40), "progress": False}
+    options: dict[str, Any] = {"validation_data": samples(40), "progress": False}
     whole = training.fit(models, samples(), **options)
     done = sorted(layer.body.fitted["steps"] for layer in whole)
 
@@ -723,7 +729,7 @@ def test_an_accelerator_does_not_keep_what_was_trained() -> None:
 def test_nothing_is_hashed_that_no_checkpoint_asks_for(monkeypatch: Any) -> None:
     model = stitched()
     monkeypatch.setattr(Samples, "fingerprint", property(lambda self: pytest.fail("was computed")))
-    matcher(max_steps=2).fit(model, samples(), validation=samples(20), progress=False)
+    matcher(max_steps=2).fit(model, samples(), validation_data=samples(20), progress=False)
 
 
 def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:
