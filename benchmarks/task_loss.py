@@ -43,7 +43,9 @@ def _adapter(create: Callable[[], nn.Module], size: int, seed: int) -> Adapter:
 
 def _stitched(a: Adapter, source_layer: str, b: Adapter, target_layer: str, data: Samples) -> StitchedModel:
     options: dict[str, Any] = {"task": "image-classification", "progress": False, "test_size": 8}
-    return hf_stitch.stitch(a, source_layer, b, target_layer, "random", data=data, **options)
+    return hf_stitch.stitch(
+        a, b, data, source_layer=source_layer, target_layer=target_layer, matcher="random", **options
+    )
 
 
 def _ours(models: list[StitchedModel], data: Samples, batch: int) -> float:

@@ -17,12 +17,12 @@ print("cuts of the target:", ", ".join(target.layers))
 
 stitched = hf_stitch.stitch(
     source,
-    source.layers[2],
     target,
-    target.layers[2],
+    read_data("sklearn:digits", split="train"),
+    source_layer=source.layers[2],
+    target_layer=target.layers[2],
     matcher="ridge",
     ridge="gcv",
-    data=read_data("sklearn:digits", split="train"),
     test_data=read_data("sklearn:digits", split="test"),
 )
 print(stitched.evaluation)

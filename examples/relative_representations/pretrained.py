@@ -194,8 +194,10 @@ def by_swap(
         swapping.relative(known, own.vectors(train, cache), center=True), torch.tensor(train.labels), 6,
         epochs=options.epochs, batch=options.batch, learning_rate=options.learning_rate, seed=0,
     )  # fmt: skip
-    model = hf_stitch.relative_model(own.adapter, own.layer, seen, center=True, head=head)
-    return hf_stitch.swap(model, encoder=other.adapter, layer=other.layer, anchors=anchors, data=test).evaluation
+    model = hf_stitch.relative_model(own.adapter, seen, layer=own.layer, center=True, head=head)
+    return hf_stitch.swap(
+        model, encoder=other.adapter, encoder_layer=other.layer, anchors=anchors, data=test
+    ).evaluation
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_
 from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.distribution import Distribution
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.extraction import record
+from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.permutation import PermutationTestResult, permutation_test
 from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
@@ -38,7 +38,7 @@ __all__ = [
     "mode_connectivity",
     "permutation_test",
     "rank_curve",
-    "record",
+    "extract_activations",
     "reduced_ranks",
     "score_curves",
     "sparsify",

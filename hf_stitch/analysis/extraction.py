@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def record(
+def extract_activations(
     model: str | nn.Module | Adapter,
-    layers: Iterable[str] | None,
     data: Any,
-    pooling: Pooling = "mean",
     *,
+    layers: Iterable[str] | None = None,
+    pooling: Pooling = "mean",
     batch_size: int = 64,
     accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> Activations:
-    """Keep what a network says of some samples, to compare it later or elsewhere.
+    """Run a network on samples and keep its activations, to compare them later or elsewhere.
 
     Under ``accelerate launch`` every process runs a part of the samples and all get the same activations.
 
     Args:
         model: The network: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-        layers: Names of modules; ``None``: the cuts.
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
+        layers: Names of modules; default: the adapter's ``candidates``.
         pooling: Which vectors are kept: ``none`` keeps those of all positions, the others one for each sample.
         batch_size: Samples per forward.
         accelerator: The ``accelerate.Accelerator`` that knows the processes; default: found where there are several.
@@ -53,7 +53,7 @@ def record(
         >>> import hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-        >>> record(adapter, ["0"], torch.randn(20, 4)).values["0"].shape
+        >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape
         torch.Size([20, 8])
     """
     processes = Processes.of(accelerator)

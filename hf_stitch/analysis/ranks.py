@@ -93,7 +93,7 @@ def rank_curve(
         ...                        example_inputs=torch.randn(2, 3, 2, 2)) for _ in range(2))
         >>> images = hf_stitch.Samples.of(torch.randn(200, 3, 2, 2), label=[0, 1] * 100)
         >>> train_data, test = images.split(0.5)
-        >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=train_data)
+        >>> stitched = hf_stitch.stitch(a, b, train_data, source_layer="1", target_layer="1")
         >>> list(rank_curve(stitched, test, {"direct": reduced_ranks(stitched, train_data)})["direct"])
         [1, 2, 4]
     """

@@ -101,7 +101,7 @@ class TrajectoryRecorder:
         >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
         >>> data = torch.randn(200, 4)
-        >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=data, task="image-classification", progress=False)
+        >>> stitched = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", task="image-classification", progress=False)
         >>> recorder = TrajectoryRecorder(stitched, data[:50], ["linear_cka"], every=2)
         >>> layer = TaskLoss(max_steps=4).fit(stitched, data, callback=recorder, progress=False)
         >>> recorder.trajectory.steps

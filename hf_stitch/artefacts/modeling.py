@@ -86,7 +86,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         >>> import torch, hf_stitch
         >>> a, b = (hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
         ...                        example_inputs=torch.randn(2, 4)) for _ in range(2))
-        >>> stitched = hf_stitch.stitch(a, "1", b, "1", matcher="lstsq", data=torch.randn(200, 4), task=None)
+        >>> stitched = hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1", task=None)
         >>> stitched(input=torch.randn(3, 4)).shape
         torch.Size([3, 2])
     """

@@ -67,7 +67,7 @@ class Stitcher(Artefact):
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-        >>> stitched = hf_stitch.stitch(a, "1", b, "1", data=torch.randn(200, 4), task=None)
+        >>> stitched = hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1", task=None)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     stitched.stitcher.save_pretrained(folder)
         ...     again = hf_stitch.Stitcher.from_pretrained(folder).attach(a, b)

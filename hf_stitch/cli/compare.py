@@ -74,16 +74,16 @@ def compare(
         planned = compare_networks(first, second, read, plan=True, batch_size=batch_size, **options)
         if Processes.of(None).rank:
             return
-        output.say(planned)
+        output.show(planned)
         output.record({"seconds": planned.seconds, "routes": [vars(route) for route in planned.routes]})
         return
     atlas = compare_networks(first, second, read, batch_size=batch_size, checkpoint_dir=checkpoint_dir, **options)
     if Processes.of(None).rank:
         return
     saved = {} if out is None else save(atlas, out)
-    output.say(atlas)
+    output.show(atlas)
     if saved:
-        output.say("saved " + ", ".join(map(str, saved.values())))
+        output.show("saved " + ", ".join(map(str, saved.values())))
     output.record(_record(atlas, saved))
 
 

@@ -36,7 +36,7 @@ def doctor(
     output = Output(json)
     with _quiet():
         found = diagnose(model, task=task, content=content, **({"pretrained": False} if random else {}))
-    output.say(found)
+    output.show(found)
     output.record(found.to_dict())
     if not found.cuts:
         raise typer.Exit(1)

@@ -56,7 +56,7 @@ def evaluate(
         found = hf_stitch.audit(stitched, read, target=whole, train_data=train, seed=seed)
     else:
         found = hf_stitch.evaluate(stitched, read, target=whole, seed=seed)
-    output.say(found)
+    output.show(found)
     output.record(found.to_dict())
 
 

@@ -26,9 +26,9 @@ def info(
 
     output = Output(json)
     found = Description.read(folder_of(place, ["stitcher.json", "config.json"], revision=revision))
-    output.say(_table(place, found))
+    output.show(_table(place, found))
     if (evaluation := _evaluation(found)) is not None:
-        output.say(evaluation)
+        output.show(evaluation)
     output.record(_record(found))
 
 

@@ -30,7 +30,7 @@ def layers(
     found = [adapter.cut_info(layer) for layer in adapter.layers]
     if not found:
         raise ValueError(f"{model} has no layer that everything flows through, so it cannot be cut between its blocks")
-    output.say(_table(model, found))
+    output.show(_table(model, found))
     output.record({"model": model, "task": adapter.task, "layers": [_record(e) for e in found]})
 
 

@@ -31,7 +31,7 @@ def listing(
     table = Table("name", "origin", "source", "what it is", title=kind.capitalize(), title_justify="left")
     for entry in entries:
         table.add_row(*entry.values(), style="red" if entry["source"] == "broken" else "")
-    output.say(table if entries else f"there are no {kind} yet")
+    output.show(table if entries else f"there are no {kind} yet")
     output.record(entries)
 
 

@@ -35,7 +35,7 @@ class Output:
         if not self.console.is_terminal:
             self.console.width = WIDE
 
-    def say(self, shown: Any) -> None:
+    def show(self, shown: Any) -> None:
         """Show a table, or a sentence as it is, brackets and all."""
         self.console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
 

@@ -34,5 +34,5 @@ def pull(
     for path in files:
         shutil.copyfile(path, out / path.name)
     read(out)
-    output.say(f"pulled {repo_id} at commit {folder.name} into {out}")
+    output.show(f"pulled {repo_id} at commit {folder.name} into {out}")
     output.record({"commit": folder.name, "files": [path.name for path in files], "folder": str(out)})

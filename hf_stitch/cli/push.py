@@ -36,5 +36,5 @@ def push(
         present=card.read_text(encoding="utf-8") if card.is_file() else None,
         **options,
     )
-    output.say(f"pushed {commit.pr_url or commit.commit_url}")
+    output.show(f"pushed {commit.pr_url or commit.commit_url}")
     output.record({"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url})

@@ -62,34 +62,36 @@ def quickstart(
     ] = "sklearn:digits",
     data_dir: DataDir = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 15,
-    samples: Annotated[int | None, typer.Option(help="Training samples. [default: all, at most 4000]", min=1)] = None,
+    max_samples: Annotated[
+        int | None, typer.Option(help="Training samples. [default: all, at most 4000]", min=1)
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train four small networks, stitch them at every depth, and see how well one goes on from another."""
     output = Output(json)
     out.mkdir(parents=True, exist_ok=True)
-    train, test = read(dataset, data_dir, samples)
-    output.say(f"{dataset}: {len(train)} images to train and fit on, {len(test)} held out")
+    train, test = read(dataset, data_dir, max_samples)
+    output.show(f"{dataset}: {len(train)} images to train and fit on, {len(test)} held out")
 
     with silent_loading(), one_thread():
         with Progress(console=Console(stderr=True), transient=True) as bar:
             folders = train_networks(train, epochs, out / "networks", bar)
             networks = load_networks(folders)
             found = [result for pair in PAIRS for result in stitch_pair(*pair, networks, train, test, bar)]
-        output.say(results.table(found))
+        output.show(results.table(found))
         saved = {**folders, **results.save(found, out)}
         best = best_of(found, networks)
         if best is None:
-            output.say(f"best: none; train for more epochs or on more samples\n  (it would be {RULE})")
+            output.show(f"best: none; train for more epochs or on more samples\n  (it would be {RULE})")
         else:
-            output.say(f"best: {best.pair} at {best.layers} by {best.matcher}, {best.score()}\n  ({RULE})")
+            output.show(f"best: {best.pair} at {best.layers} by {best.matcher}, {best.score()}\n  ({RULE})")
             saved |= stitch.save(best.stitched, out / "best")
             check_round_trip(best, saved, test)
-            output.say(
+            output.show(
                 f"loaded back, its model and its stitcher answer all {len(test)} held-out images as before, bit for bit"
             )
 
-    output.say("\n".join(["saved", *(f"  {what:<10} {path}" for what, path in saved.items())]))
+    output.show("\n".join(["saved", *(f"  {what:<10} {path}" for what, path in saved.items())]))
     output.record({
         "results": [result.to_dict() for result in found],
         "best": best and best.to_dict(),

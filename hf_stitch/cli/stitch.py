@@ -25,12 +25,14 @@ def stitch(
         str, typer.Argument(help="Gives the front half: a Hub id, timm/…, timm:name, or a local folder.")
     ],
     target: Annotated[str, typer.Argument(help="Gives the back half.")],
-    source_layer: Annotated[str, typer.Option(help="Where the source is cut; see hf-stitch layers.")],
-    target_layer: Annotated[str, typer.Option(help="Where the target is cut.")],
     data: Data,
     out: Annotated[
         Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
     ],
+    source_layer: Annotated[
+        str, typer.Option(help="Where the source is cut (see hf-stitch layers); auto: the most similar layer.")
+    ] = "auto",
+    target_layer: Annotated[str, typer.Option(help="Where the target is cut; auto: the most similar layer.")] = "auto",
     matcher: Annotated[str, typer.Option(help="What finds the map; see hf-stitch list matchers.")] = "lstsq",
     option: Matching = None,
     pooling: Annotated[
@@ -55,13 +57,10 @@ def stitch(
     import hf_stitch
 
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
-    stitched = hf_stitch.stitch(
-        networks[0], source_layer, networks[1], target_layer, fitted_by,
-        data=read, pooling=pooling, test_size=held_out, seed=seed,  # type: ignore[arg-type]
-    )  # fmt: skip
+    stitched = hf_stitch.stitch(networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by, pooling=pooling, test_size=held_out, seed=seed)  # fmt: skip
     saved = save(stitched, out)
-    output.say(stitched.evaluation or f"{target} has no head that could be scored")
-    output.say("saved " + ", ".join(map(str, saved.values())))
+    output.show(stitched.evaluation or f"{target} has no head that could be scored")
+    output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({
         "evaluation": stitched.evaluation.to_dict() if stitched.evaluation else None,
         "recipe": stitched.config.recipe,

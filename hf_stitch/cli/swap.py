@@ -28,7 +28,7 @@ def swap(
         typer.Argument(help="A saved stitched model or stitcher, or, with --target-layer, any network by its name."),
     ],
     encoder: Annotated[str, typer.Argument(help="The new encoder: a Hub id, timm/…, timm:name, or a local folder.")],
-    layer: Annotated[str, typer.Option(help="Where the new encoder is cut; see hf-stitch layers.")],
+    encoder_layer: Annotated[str, typer.Option(help="Where the new encoder is cut; see hf-stitch layers.")],
     data: Data,
     out: Annotated[
         Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
@@ -55,7 +55,7 @@ def swap(
     option: Matching = None,
     data_dir: DataDir = None,
     split: Split = None,
-    samples: Annotated[
+    max_samples: Annotated[
         int | None, typer.Option(min=1, help="Score on this many samples, drawn at random. [default: all]")
     ] = None,
     seed: Seed = 0,
@@ -85,19 +85,16 @@ def swap(
     whole: StitchedModel | Adapter
     if target_layer is None:
         whole = _stitched(model)
-        known, chosen = _kept(whole, pool, new, layer, pooling)
+        known, chosen = _kept(whole, pool, new, encoder_layer, pooling)
     else:
         whole = hf_stitch.load(model, task=task)
         chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
         known = AnchorSet.of(chosen)
     read = _without(read, known)
-    swapped = hf_stitch.swap(
-        whole, encoder=new, layer=layer, anchors=chosen, target_layer=target_layer, pooling=pooling,  # type: ignore[arg-type]
-        matcher=found_by, data=draw(read, samples, seed, data), seed=seed,
-    )  # fmt: skip
+    swapped = hf_stitch.swap(whole, encoder=new, encoder_layer=encoder_layer, anchors=chosen, target_layer=target_layer, pooling=pooling, matcher=found_by, data=draw(read, max_samples, seed, data), seed=seed)  # fmt: skip
     saved = save(swapped, out)
-    output.say(swapped.evaluation)
-    output.say("saved " + ", ".join(map(str, saved.values())))
+    output.show(swapped.evaluation)
+    output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({
         "evaluation": swapped.evaluation.to_dict(),
         "recipe": swapped.config.recipe,

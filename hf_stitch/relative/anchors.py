@@ -184,7 +184,7 @@ class AnchorSet:
             return found.values
         have = ", ".join(map(str, self.encoded)) or "nothing"
         known = any(_same(each, reference, each.layer, each.pooling) for each in self.encoded)
-        reason = "this encoder at another layer or by other rows" if known else "no encoder of these weights"
+        reason = "this encoder at another layer or by another pooling" if known else "no encoder of these weights"
         raise ValueError(
             f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call encode"
         )

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.extraction import record
+from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
 from hf_stitch.processes import Processes
 from hf_stitch.representation import POOLINGS, Pooling, Representation
@@ -50,8 +50,8 @@ class Probe:
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:
         """What a network says of the samples; processes share them, and all get everything."""
-        return record(
-            adapter, layers, self.samples, self.pooling,
+        return extract_activations(
+            adapter, self.samples, layers=layers, pooling=self.pooling,
             batch_size=self.batch_size, accelerator=processes.accelerator, progress=False,
         )  # fmt: skip
 

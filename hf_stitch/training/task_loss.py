@@ -92,7 +92,7 @@ class TaskLoss(TrainedMatcher):
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-        >>> stitched = hf_stitch.stitch(a, "1", b, "1", TaskLoss(epochs=2), data=torch.randn(200, 4),
+        >>> stitched = hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1", matcher=TaskLoss(epochs=2),
         ...                             task="image-classification", progress=False)
         >>> stitched.stitch.body.fitted["steps"]
         4

@@ -82,7 +82,7 @@ def audit(
         >>> net = Sequential(Flatten(), Linear(12, 8), ReLU(), Linear(8, 2))
         >>> images = torch.randn(300, 3, 2, 2)
         >>> net = hf_stitch.load(net, example_inputs=images[:2])
-        >>> itself = hf_stitch.stitch(net, "2", net, "2", "identity", data=images)
+        >>> itself = hf_stitch.stitch(net, net, images, source_layer="2", target_layer="2", matcher="identity")
         >>> hf_stitch.audit(itself, images).verdict
         'accurate and in distribution'
     """

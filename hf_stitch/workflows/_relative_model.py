@@ -25,10 +25,10 @@ TASKS = {"image": "image-classification", "text": "text-classification"}
 
 def relative_model(
     encoder: str | nn.Module | Adapter,
-    layer: str,
     anchors: Any,
     similarities: str | Similarity | Mapping[str, Any] | Sequence[Any] | None = "cosine",
     *,
+    layer: str,
     pooling: Pooling = "mean",
     num_labels: int | None = None,
     kind: Kind = "inductive",
@@ -80,7 +80,7 @@ def relative_model(
         >>> import torch, hf_stitch
         >>> from torch.nn import Linear, Sequential, Tanh
         >>> encoder = hf_stitch.load(Sequential(Linear(4, 8), Tanh()), example_inputs=torch.randn(2, 4))
-        >>> model = hf_stitch.relative_model(encoder, "1", hf_stitch.Samples.of(torch.randn(30, 4)), num_labels=3)
+        >>> model = hf_stitch.relative_model(encoder, torch.randn(30, 4), layer="1", num_labels=3)
         >>> model(input=torch.randn(5, 4)).logits.shape
         torch.Size([5, 3])
     """

@@ -27,15 +27,18 @@ from hf_stitch.workflows._evaluate import evaluate
 
 CLASSIFIES = ("image-classification", "text-classification")
 
+AUTO = "auto"
+"""The name that stands for the most similar layer."""
+
 
 def stitch(
     source: str | nn.Module | Adapter,
-    source_layer: str,
     target: str | nn.Module | Adapter,
-    target_layer: str,
-    matcher: str | Matcher = "lstsq",
-    *,
     data: Any,
+    *,
+    source_layer: str = AUTO,
+    target_layer: str = AUTO,
+    matcher: str | Matcher = "lstsq",
     paired_data: Any = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
@@ -53,12 +56,13 @@ def stitch(
 
     Args:
         source: The network that gives the front half: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-        source_layer: Its cut. ``"auto"``: the one most alike to the target's, by linear CKA of the means over positions
-            on the training samples (:func:`hf_stitch.compare`).
         target: The network that gives the back half.
-        target_layer: Its cut.
-        matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
         data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
+        source_layer: The cut of the source. ``"auto"``: the cut most similar to the target's, by linear CKA of the
+            activations' means over positions on the training samples (:func:`hf_stitch.compare`).
+        target_layer: The cut of the target. ``"auto"``: the cut most similar to the source's; where both are
+            ``"auto"``, the most similar pair of all.
+        matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
         paired_data: Where the target is to see other samples (the same sentence in another language): as many, with the
             same ids in the same order.
         pooling: The pooling: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
@@ -84,7 +88,7 @@ def stitch(
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-        >>> hf_stitch.stitch(a, "1", b, "1", data=torch.randn(200, 4)).stitch.body.fitted["n"]
+        >>> hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1").stitch.body.fitted["n"]
         160
     """
     a, b = load(source), load(target)
@@ -120,9 +124,17 @@ def stitch(
     other_train, other_test = (
         (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
     )
-    if source_layer == "auto":
-        source_layer = _most_alike(a, b, target_layer, train, other_train, batch_size, progress)
-        recipe["source_layer"] = "auto"
+    chosen = [name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO]
+    if chosen:
+        layers_a, layers_b = (
+            adapter.layers if layer == AUTO else [layer] for adapter, layer in ((a, source_layer), (b, target_layer))
+        )
+        atlas = compare(
+            a, b, train, paired_data=other_train, layers_a=layers_a, layers_b=layers_b, pooling="mean",
+            batch_size=batch_size, progress=progress,
+        )  # fmt: skip
+        source_layer, target_layer = atlas.best_pair()
+        recipe |= dict.fromkeys(chosen, AUTO)
     place = _rehearse(
         a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
     )
@@ -145,30 +157,6 @@ def stitch(
         )
         stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
-
-
-def _most_alike(
-    source: Adapter,
-    target: Adapter,
-    target_layer: str,
-    samples: Samples,
-    target_samples: Samples | None,
-    batch_size: int,
-    progress: bool,
-) -> str:
-    """The cut of the source that is most alike to a layer of the target."""
-
-    atlas = compare(
-        source,
-        target,
-        samples,
-        paired_data=target_samples,
-        layers_b=[target_layer],
-        pooling="mean",
-        batch_size=batch_size,
-        progress=progress,
-    )
-    return atlas.best_matches(axis="b")[target_layer]
 
 
 def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:

@@ -39,10 +39,10 @@ _Space = tuple[ModelReference, str, Pooling]
 
 def swap(
     model: str | nn.Module | Adapter | StitchedModel,
-    *,
     encoder: str | nn.Module | Adapter | StitchedModel,
-    layer: str | None = None,
     anchors: Any = None,
+    *,
+    encoder_layer: str | None = None,
     paired_anchors: Any = None,
     target_layer: str | None = None,
     pooling: Pooling | None = None,
@@ -69,7 +69,7 @@ def swap(
             name for :func:`hf_stitch.load`).
         encoder: The new one: an adapter, a live module, or a name. Or, for a relative model, another one on the same
             anchors, whose front half and anchors are taken as they are: both may have been trained end to end.
-        layer: The cut of an encoder that is no stitched model.
+        encoder_layer: The cut of an encoder that is no stitched model.
         anchors: The samples (what :meth:`hf_stitch.Samples.of` takes), or a set. A stitched model keeps its own, with
             which these are compared; they may be left out where the new encoder is in that set, or ``paired_anchors`` is
             given.
@@ -108,27 +108,28 @@ def swap(
         >>> _ = b[0].load_state_dict(a[0].state_dict()), torch.nn.init.orthogonal_(b[2].weight)
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in (a, b))
         >>> anchors = hf_stitch.Samples.of(torch.randn(30, 4))
-        >>> model = hf_stitch.relative_model(a, "1", anchors, num_labels=3)
-        >>> swapped = hf_stitch.swap(model, encoder=b, layer="2", anchors=anchors)
+        >>> model = hf_stitch.relative_model(a, anchors, layer="1", num_labels=3)
+        >>> swapped = hf_stitch.swap(model, b, anchors, encoder_layer="2")
         >>> x = torch.randn(5, 4)
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
     if isinstance(encoder, StitchedModel):
         if any(
-            each is not None for each in (layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
+            each is not None
+            for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
         ):
             raise TypeError("between two relative models everything is given: leave out all but data and paired_data")
         swapped = _between(model, encoder)
         return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
-    if layer is None:
-        raise TypeError("say where the new encoder is cut: layer=…")
+    if encoder_layer is None:
+        raise TypeError("encoder_layer is missing: name the layer where the new encoder is cut")
     anchors, paired_anchors = (
         side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, paired_anchors)
     )
     stitched = model if isinstance(model, StitchedModel) else None
     new = _Encoder(
-        load(encoder), layer, pooling or (stitched.stitch.pooling if stitched else "mean"), batch_size, progress
+        load(encoder), encoder_layer, pooling or (stitched.stitch.pooling if stitched else "mean"), batch_size, progress
     )
     if stitched is not None:
         if target_layer is not None or task != "auto":
@@ -163,10 +164,10 @@ def swap(
         names = BASELINES if baselines is None else baselines
         others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
     if stitched is not None:
-        swapped = with_encoder(stitched, new.network, layer, joint)
+        swapped = with_encoder(stitched, new.network, encoder_layer, joint)
     else:
         assert isinstance(original, Adapter) and target_layer is not None
-        swapped = join(new.network, layer, joint, original, target_layer, task=task)
+        swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, paired_anchors, new)
     if space is not None:

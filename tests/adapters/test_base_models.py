@@ -218,7 +218,9 @@ def test_a_stitched_model_does_not_offer_checkpoints_across_a_cut() -> None:
     def stitched(name: str) -> StitchedModel:
         adapter = load(make(name), name)
         layer = adapter.layers[1]
-        return hf_stitch.stitch(adapter, layer, adapter, layer, matcher="identity", data=images(4), task=None)
+        return hf_stitch.stitch(
+            adapter, adapter, images(4), source_layer=layer, target_layer=layer, matcher="identity", task=None
+        )
 
     assert stitched("vit").supports_gradient_checkpointing
     assert not stitched("swin").supports_gradient_checkpointing

@@ -59,7 +59,7 @@ def test_it_is_compared_stitched_saved_and_loaded(installed: None, classifiers: 
     atlas = hf_stitch.compare(a, b, samples(), progress=False)
     assert atlas["linear_cka"].shape == (3, 3)
     assert atlas.best_matches()["0"] == "0"
-    stitched = hf_stitch.stitch(a, "1", b, "1", data=samples(), progress=False)
+    stitched = hf_stitch.stitch(a, b, samples(), source_layer="1", target_layer="1", progress=False)
     assert stitched.evaluation["relative_accuracy"].value > 0.7
     stitched.save_pretrained(tmp_path / "model")
     stitched.stitcher.save_pretrained(tmp_path / "stitcher")
@@ -84,7 +84,7 @@ def test_without_it_what_to_install_is_told(
     installed: None, classifiers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = map(hf_stitch.load, classifiers)
-    hf_stitch.stitch(a, "1", b, "1", data=samples(), progress=False).save_pretrained(tmp_path)
+    hf_stitch.stitch(a, b, samples(), source_layer="1", target_layer="1", progress=False).save_pretrained(tmp_path)
     monkeypatch.undo()
     registries.adapters.__dict__.pop("_plugins", None)
     with pytest.raises(

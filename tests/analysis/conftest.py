@@ -55,5 +55,5 @@ def place() -> Place:
     samples = Samples.of(images, label=labels.tolist())
     train, test = samples.take(800), samples.select(range(800, 1200))
     a, b = (network(seed, images[:800], labels[:800]) for seed in (0, 1))
-    stitched = hf_stitch.stitch(a, "0", b, "0", data=train, test_data=test, progress=False)
+    stitched = hf_stitch.stitch(a, b, train, source_layer="0", target_layer="0", test_data=test, progress=False)
     return Place(a, b, stitched, train, test)

@@ -21,7 +21,7 @@ from hf_stitch import Adapter, NotACutError, compare
 from hf_stitch.analysis import ComparisonPlan, SimilarityAtlas
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison import comparing as comparing_module
-from hf_stitch.analysis.extraction import record
+from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.registry import registries
 
 N, SIZE = 61, 32
@@ -292,7 +292,9 @@ def test_saved_activations_stand_for_a_network(
     saved = []
     for number, adapter in enumerate((vit, cnn)):
         (tmp_path / str(number)).mkdir()
-        record(adapter, None, images, pooling, batch_size=16, progress=False).save(tmp_path / str(number) / name)
+        extract_activations(adapter, images, pooling=pooling, batch_size=16, progress=False).save(
+            tmp_path / str(number) / name
+        )
         saved.append(Activations.load(tmp_path / str(number) / name))
     for a, b, data in ((saved[0], cnn, images), (vit, saved[1], images), (saved[0], saved[1], None)):
         atlas = compare(a, b, data, pooling=pooling, progress=False)
@@ -303,7 +305,7 @@ def test_saved_activations_stand_for_a_network(
 def test_recorded_texts_keep_their_mask(texts: list[str]) -> None:
     a, b = bert(0), bert(1)
     live = compare(a, b, texts, pooling="none", progress=False)
-    saved = record(a, None, texts, "none", batch_size=8, progress=False)
+    saved = extract_activations(a, texts, pooling="none", batch_size=8, progress=False)
     atlas = compare(saved, b, texts, pooling="none", progress=False)
     np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
 
@@ -427,7 +429,7 @@ def test_what_only_the_data_show_is_named(points: Tensor) -> None:
 
 
 def test_features_keep_their_order_where_it_matters(cnn: Adapter, images: Tensor) -> None:
-    kept = record(cnn, None, images, "flatten", progress=False)
+    kept = extract_activations(cnn, images, pooling="flatten", progress=False)
     layer = [cnn.layers[0]]
     for metric in ("paired_cosine", MINIBATCH):
         atlas = compare(
@@ -472,7 +474,9 @@ def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
 def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> None:
     bert = net("bert")
     words = texts[:10]
-    recorded = record(bert, ["bert.pooler", "bert.encoder.layer.0"], words, "none", progress=False)
+    recorded = extract_activations(
+        bert, words, layers=["bert.pooler", "bert.encoder.layer.0"], pooling="none", progress=False
+    )
     real = bert.preprocess(words)["attention_mask"].bool()
     assert recorded.mask is not None and torch.equal(recorded.mask, real)
 

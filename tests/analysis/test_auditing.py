@@ -124,7 +124,9 @@ def test_prefix_tokens_are_audited_too() -> None:
     )  # fmt: skip
     vit = hf_stitch.load(transformers.ViTForImageClassification(config).eval())
     images = torch.randn(120, 3, 8, 8)
-    itself = hf_stitch.stitch(vit, "vit.layers.0", vit, "vit.layers.0", "identity", data=images, progress=False)
+    itself = hf_stitch.stitch(
+        vit, vit, images, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity", progress=False
+    )
     found = hf_stitch.audit(itself, images, resamples=100, progress=False)
     assert list(found.distributions) == list(found.residual) == ["body", "prefix"]
     assert found.figure == "agreement"

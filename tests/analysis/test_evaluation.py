@@ -63,7 +63,9 @@ def data(b: Adapter) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def stitched(a: Adapter, b: Adapter, data: Any) -> StitchedModel:
     """From the source to the target, scored on the first 60 images."""
-    return hf_stitch.stitch(a, "vit.layers.0", b, "vit.layers.0", data=data[N:], test_data=data[:N], progress=False)
+    return hf_stitch.stitch(
+        a, b, data[N:], source_layer="vit.layers.0", target_layer="vit.layers.0", test_data=data[:N], progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +161,9 @@ def test_batches_change_nothing(stitched: StitchedModel, scored: Evaluation, b: 
 
 
 def test_a_network_stitched_to_itself_scores_as_itself(b: Adapter, data: Any) -> None:
-    model = hf_stitch.stitch(b, "vit.layers.0", b, "vit.layers.0", "identity", data=data, progress=False)
+    model = hf_stitch.stitch(
+        b, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity", progress=False
+    )
     assert (
         model.evaluation.scores["stitched"] == model.evaluation.scores["target"] == model.evaluation.scores["identity"]
     )
@@ -167,7 +171,9 @@ def test_a_network_stitched_to_itself_scores_as_itself(b: Adapter, data: Any) ->
 
 
 def test_a_model_in_training_mode_is_scored_in_eval_mode_and_left_as_it_was(b: Adapter, data: Any) -> None:
-    model = hf_stitch.stitch(b, "vit.layers.0", b, "vit.layers.0", "identity", data=data, progress=False).train()
+    model = hf_stitch.stitch(
+        b, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity", progress=False
+    ).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.9
@@ -280,7 +286,14 @@ def test_language_models_get_the_figures_of_a_loop(padding: str, texts: list[str
     a, b = llama(0, padding), llama(1, padding)
     layers = ("model.layers.0", "model.layers.0")
     model = hf_stitch.stitch(
-        a, layers[0], b, layers[1], data=texts[40:], test_data=texts[:40], batch_size=11, progress=False
+        a,
+        b,
+        texts[40:],
+        source_layer=layers[0],
+        target_layer=layers[1],
+        test_data=texts[:40],
+        batch_size=11,
+        progress=False,
     )
     losses: dict[str, list[float]] = {"stitched": [], "target": []}
     agrees = []
@@ -307,7 +320,9 @@ def test_language_models_get_the_figures_of_a_loop(padding: str, texts: list[str
 
 
 def test_what_cannot_be_scored_is_refused(stitched: StitchedModel, a: Adapter, b: Adapter, data: Any) -> None:
-    headless = hf_stitch.stitch(a, "vit.layers.0", b, "vit.layers.0", data=data, task=None, progress=False)
+    headless = hf_stitch.stitch(
+        a, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", task=None, progress=False
+    )
     assert headless.evaluation is None
     with pytest.raises(ValueError, match="StitchedModel has no head that could be scored; stitch with a task"):
         evaluate(headless, data, progress=False)

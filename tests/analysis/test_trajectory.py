@@ -16,7 +16,9 @@ def model() -> hf_stitch.StitchedModel:
     torch.manual_seed(0)
     nets = [Sequential(Linear(6, 12), ReLU(), Linear(12, 3)) for _ in range(2)]
     a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 6)) for net in nets)
-    return hf_stitch.stitch(a, "1", b, "1", data=torch.randn(300, 6), task="image-classification", progress=False)
+    return hf_stitch.stitch(
+        a, b, torch.randn(300, 6), source_layer="1", target_layer="1", task="image-classification", progress=False
+    )
 
 
 def test_figures_are_those_of_the_stitch_at_each_step() -> None:
@@ -53,7 +55,8 @@ def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(ValueError, match="disagreement compares what networks answer"):
         TrajectoryRecorder(model(), torch.randn(10, 6), ["disagreement"])
     stitched = model()
-    headless = hf_stitch.stitch(*[n for pair in zip(stitched.parents, ("1", "1"), strict=True) for n in pair],  # type: ignore[arg-type]
-                                data=torch.randn(100, 6), task=None, progress=False)  # fmt: skip
+    headless = hf_stitch.stitch(
+        *stitched.parents, torch.randn(100, 6), source_layer="1", target_layer="1", task=None, progress=False
+    )
     with pytest.raises(ValueError, match="needs a head that classifies"):
         TrajectoryRecorder(headless, torch.randn(10, 6))

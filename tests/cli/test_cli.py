@@ -244,7 +244,7 @@ def test_stitch_refuses_wrong_options(
 def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    place = ("--layer", "layer4.0", "--max-samples", "60", "--out")
+    place = ("--encoder-layer", "layer4.0", "--max-samples", "60", "--out")
     record = recorded(
         "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90",
         *DIGITS[:4], *place, tmp_path / "one",
@@ -252,7 +252,7 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
     assert record["evaluation"]["n"] == 60
     everything = len(read_data("sklearn:digits", split="test"))
     same_split = recorded(
-        "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90", "--layer",
+        "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90", "--encoder-layer",
         "layer4.0", *DIGITS[:4], "--anchor-split", "test", "--out", tmp_path / "same",
     )  # fmt: skip
     assert same_split["evaluation"]["n"] == everything - 90
@@ -260,13 +260,13 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
     assert record["recipe"]["matcher"]["name"] == "inverse_relative"
     assert record["recipe"]["samples"] == 90
     again = recorded(
-        "swap", record["saved"]["model"], folders["vit"], "--layer", "vit.layers.3", "--pooling", "cls",
+        "swap", record["saved"]["model"], folders["vit"], "--encoder-layer", "vit.layers.3", "--pooling", "cls",
         "--matcher", "ridge", "--option", "ridge=0.1", *DIGITS[:4], "--max-samples", "60", "--out", tmp_path / "two",
     )  # fmt: skip
     assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
     # What the set knows needs no samples, and is not scored on the anchors either.
     back = recorded(
-        "swap", again["saved"]["model"], folders["cnn"], "--layer", "layer4.0", "--pooling", "mean", *DIGITS[:4],
+        "swap", again["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", "--pooling", "mean", *DIGITS[:4],
         "--out", tmp_path / "three",
     )  # fmt: skip
     assert back["evaluation"]["n"] == everything - 90
@@ -286,7 +286,7 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
     ],
 )
 def test_swap_refuses_options_that_say_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    result = run("swap", "a", "b", "--layer", "x", *DIGITS[:4], "--out", tmp_path / "out", *options)
+    result = run("swap", "a", "b", "--encoder-layer", "x", *DIGITS[:4], "--out", tmp_path / "out", *options)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
@@ -295,7 +295,7 @@ def test_swap_refuses_options_that_say_nothing(tmp_path: Path, options: tuple[st
 def test_the_seed_of_swap_draws_the_anchors(folders: dict[str, Path], tmp_path: Path) -> None:
     one, other = (
         recorded(
-            "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--layer", "layer4.0",
+            "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--encoder-layer", "layer4.0",
             "--anchors", "20", "--seed", seed, *DIGITS[:4], "--max-samples", "30", "--out", tmp_path / seed,
         )["recipe"]["anchors"] for seed in ("0", "1")
     )  # fmt: skip
@@ -304,7 +304,14 @@ def test_the_seed_of_swap_draws_the_anchors(folders: dict[str, Path], tmp_path: 
 
 def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path) -> None:
     line = told(
-        "swap", stitched[0] / "model", folders["cnn"], "--layer", "layer4.0", *DIGITS[:4], "--out", tmp_path / "x"
+        "swap",
+        stitched[0] / "model",
+        folders["cnn"],
+        "--encoder-layer",
+        "layer4.0",
+        *DIGITS[:4],
+        "--out",
+        tmp_path / "x",
     )
     assert "keeps no anchors" in line
 

@@ -106,9 +106,7 @@ def _vision_pair() -> tuple[Adapter, Adapter]:
 
 def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
     source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
-    return hf_stitch.stitch(
-        source, "features.8", target, "vit.layers.6", data=pictures(60), progress=False, **arguments
-    )  # fmt: skip
+    return hf_stitch.stitch(source, target, pictures(60), source_layer="features.8", target_layer="vit.layers.6", progress=False, **arguments)  # fmt: skip
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ def stitch() -> Namespace:
     dataset = pictures(60)
     train, held_out = Samples.of(dataset).split(0.2, 0)
     one, two, three = (
-        hf_stitch.stitch(source, layer, target, "vit.layers.3", data=train, progress=False)
+        hf_stitch.stitch(source, target, train, source_layer=layer, target_layer="vit.layers.3", progress=False)
         for layer in ("layer1.0", "layer2.0", "layer3.0")
     )
     return {
@@ -237,10 +235,19 @@ def trust_a_stitch() -> Namespace:
 
     source, target = _vision_pair()
     train, test = Samples.of(pictures(360)).split(0.5, 0)
-    stitched = hf_stitch.stitch(source, "layer2.0", target, "vit.layers.3", data=train, progress=False)
+    stitched = hf_stitch.stitch(
+        source, target, train, source_layer="layer2.0", target_layer="vit.layers.3", progress=False
+    )
     first, second = (TaskLoss(epochs=1, seed=seed).fit(stitched, train, progress=False) for seed in range(2))
     bottleneck = hf_stitch.stitch(
-        source, "layer2.0", target, "vit.layers.3", "low_rank", rank=4, data=train, progress=False
+        source,
+        target,
+        train,
+        source_layer="layer2.0",
+        target_layer="vit.layers.3",
+        matcher="low_rank",
+        rank=4,
+        progress=False,
     )
     return {
         "stitched": stitched, "train": train, "test": test, "first": first, "second": second,
@@ -282,7 +289,9 @@ def folders() -> dict[str, str]:
         for split in ("train", "test"):
             data.to_parquet(f"{name}/{split}.parquet")
     a, b = _vision_pair()
-    hf_stitch.stitch(a, "layer2.0", b, "vit.layers.3", data=pictures(60), progress=False).save_pretrained("FOLDER")
+    hf_stitch.stitch(
+        a, b, pictures(60), source_layer="layer2.0", target_layer="vit.layers.3", progress=False
+    ).save_pretrained("FOLDER")
     source, target = "timm/resnet18.a1_in1k", "google/vit-base-patch16-224"
     return {
         "A": source, "B": target, "org/name": target, "SOURCE": source, "TARGET": target,

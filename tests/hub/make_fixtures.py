@@ -33,7 +33,9 @@ def main(version: str) -> None:
     """Write both artefacts."""
     a, b = networks()
     rows = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-    stitched = hf_stitch.stitch(a, "1", b, "1", "ridge", ridge=1.0, data=rows, task=None, progress=False)
+    stitched = hf_stitch.stitch(
+        a, b, rows, source_layer="1", target_layer="1", matcher="ridge", ridge=1.0, task=None, progress=False
+    )
     folder = FIXTURES / version
     stitched.stitcher.save_pretrained(folder / "stitcher")
     with torch.no_grad():
@@ -46,7 +48,9 @@ def main(version: str) -> None:
         vits.append(hf_stitch.load(transformers.ViTForImageClassification(config).eval()))
     pictures = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     data = [{"image": picture, "label": i % 3} for i, picture in enumerate(pictures)]
-    whole = hf_stitch.stitch(vits[0], "vit.layers.0", vits[1], "vit.layers.0", data=data, progress=False)
+    whole = hf_stitch.stitch(
+        vits[0], vits[1], data, source_layer="vit.layers.0", target_layer="vit.layers.0", progress=False
+    )
     whole.save_pretrained(folder / "model")
     with torch.no_grad():
         answer = {"pixel_values": pictures[:3], "output": whole(pixel_values=pictures[:3]).logits}

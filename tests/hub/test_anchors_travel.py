@@ -47,14 +47,14 @@ def folder(hub: Hub, images: Any, tmp_path: Path) -> Path:
     for network in (vit, other):
         anchors = anchors.encode(network, last, chosen, "cls")
     Head(HeadConfig(in_features=12, num_labels=5)).push_to_hub("alice/head")
-    relative = hf_stitch.relative_model(cnn, "layer4.0", anchors, center=True, head="alice/head", progress=False)
-    inverse = hf_stitch.swap(vit, target_layer=last, encoder=cnn, layer="layer4.0", anchors=anchors)
+    relative = hf_stitch.relative_model(cnn, anchors, layer="layer4.0", center=True, head="alice/head", progress=False)
+    inverse = hf_stitch.swap(vit, target_layer=last, encoder=cnn, encoder_layer="layer4.0", anchors=anchors)
     inputs = {"pixel_values": torch.stack([sample["image"] for sample in images[:5]])}
     expected = {}
     for name, model in (("relative", relative), ("inverse", inverse)):
         model.stitcher.push_to_hub(f"alice/{name}")
         model.push_to_hub(f"alice/{name}-model")
-        swapped = hf_stitch.swap(model, encoder=other, layer=last, pooling="cls")
+        swapped = hf_stitch.swap(model, encoder=other, encoder_layer=last, pooling="cls")
         with torch.no_grad():
             for which, made in ((name, model), (f"{name} swapped", swapped)):
                 expected[which] = made(**inputs).logits

@@ -27,7 +27,7 @@ def stitcher(images: Any) -> Stitcher:
     """Between two networks that are said to be on the Hub."""
     a, b = network("cnn"), network("vit", 1)
     made = hf_stitch.stitch(
-        a, LAYERS["cnn"], b, LAYERS["vit"], "low_rank", rank=4, data=images, progress=False
+        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="low_rank", rank=4, progress=False
     ).stitcher
     made.source = ModelReference("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
     made.target = ModelReference("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
@@ -105,7 +105,7 @@ def test_figures_that_are_undefined_are_a_dash(stitcher: Stitcher) -> None:
 def test_no_path_of_this_machine_is_told(images: Any, tmp_path: Path) -> None:
     build("vit", 0).save_pretrained(tmp_path / "parent")
     a = hf_stitch.load(str(tmp_path / "parent"))
-    model = hf_stitch.stitch(a, LAYERS["vit"], a, LAYERS["vit"], data=images, progress=False)
+    model = hf_stitch.stitch(a, a, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     model.save_pretrained(tmp_path / "model")
     stitcher = model.stitcher
     stitcher.source = a.pinned  # as someone might who makes one by hand
@@ -129,7 +129,7 @@ def test_what_a_record_says_means_nothing_to_markdown(stitcher: Stitcher) -> Non
 
 def test_a_second_push_keeps_what_a_person_wrote(hub: Hub, images: Any) -> None:
     a, b = network("vit"), network("vit", 1)
-    model = hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     for push in (model.stitcher.push_to_hub, model.push_to_hub):
         push("alice/link")
         files = dict(hub.files("alice/link"))
@@ -222,7 +222,7 @@ def test_of_two_cards_the_words_here_win_and_metadata_are_joined(stitcher: Stitc
 
 def test_a_model_pulled_and_saved_again_has_one_card(hub: Hub, images: Any, tmp_path: Path) -> None:
     a, b = network("vit"), network("vit", 1)
-    model = hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/whole")
     StitchedModel.from_pretrained("alice/whole").save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text().count(BEGIN) == 1

@@ -24,7 +24,7 @@ def model(images: Any) -> StitchedModel:
     from tiny_networks import network
 
     a, b = network("vit"), network("vit", 1)
-    return hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    return hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def stitcher(hub: Hub, images: Any) -> Stitcher:
     """A stitcher whose parents are on the Hub."""
     serve(hub, "alice/vit", "alice/vit-2")
     a, b = hf_stitch.load("alice/vit"), hf_stitch.load("alice/vit-2")
-    return hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False).stitcher
+    return hf_stitch.stitch(
+        a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False
+    ).stitcher
 
 
 def same(stitcher: Stitcher, again: Stitcher) -> bool:
@@ -257,7 +259,9 @@ def test_a_parent_loaded_with_options_is_found_under_another_name(hub: Hub, imag
     serve(hub, "alice/vit")
     hub.put("alice/moved", files_of("vit", 0))
     a = hf_stitch.load("alice/vit", dtype="bfloat16")
-    made = hf_stitch.stitch(a, LAYERS["vit"], a, LAYERS["vit"], data=images, progress=False).stitcher
+    made = hf_stitch.stitch(
+        a, a, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False
+    ).stitcher
     assert made.attach(source="alice/moved").dtype == torch.bfloat16
 
 

@@ -86,7 +86,9 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
         a, b = adapters[source], adapters[target]
         data = images if a.interface.modality == "image" else texts
         layers = [LAYERS[PARENTS[id][0]] for id in (source, target)]
-        model = hf_stitch.stitch(a, layers[0], b, layers[1], matcher, data=data, progress=False, **options)
+        model = hf_stitch.stitch(
+            a, b, data, source_layer=layers[0], target_layer=layers[1], matcher=matcher, progress=False, **options
+        )
         samples = [s["image"] if "image" in s else s["text"] for s in data[:5]]
         inputs = model.preprocess(samples)
         with torch.no_grad():
@@ -162,10 +164,12 @@ def test_a_pipeline_from_a_pushed_id_says_what_the_model_did(
     ]
     pictures[0]["image"].save(tmp_path / "picture.png")
     a, b = hf_stitch.load("timm/cnn"), hf_stitch.load("alice/vit")
-    seen = hf_stitch.stitch(a, LAYERS["cnn"], b, LAYERS["vit"], "ridge", data=pictures, progress=False)
+    seen = hf_stitch.stitch(
+        a, b, pictures, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="ridge", progress=False
+    )
     seen.push_to_hub("alice/pictures")
     a, b = (hf_stitch.load(id, task="text-encoding") for id in ("alice/bert", "alice/bert-2"))
-    plain = hf_stitch.stitch(a, a.layers[1], b, b.layers[1], data=texts, progress=False, task=None)
+    plain = hf_stitch.stitch(a, b, texts, source_layer=a.layers[1], target_layer=b.layers[1], progress=False, task=None)
     plain.push_to_hub("alice/features")
 
     arguments = (tmp_path / "picture.png", tmp_path / "found.json")

@@ -34,7 +34,7 @@ def originals(images: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """Both artefacts, tiny."""
     folder = tmp_path_factory.mktemp("originals")
     a, b = network("vit"), network("vit", 1)
-    model = hf_stitch.stitch(a, LAYERS["vit"], b, LAYERS["vit"], data=images, progress=False)
+    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     model.save_pretrained(folder / "model")
     model.stitcher.save_pretrained(folder / "stitcher")
     return {"model": folder / "model", "stitcher": folder / "stitcher"}
@@ -262,7 +262,9 @@ def test_a_network_with_more_buffers_than_there_is_room_for_loads(
     config = transformers.GPTNeoConfig(**size, **ends, attention_types=[[["global"], 3]], max_position_embeddings=100)
     texts = [{"text": " ".join(f"w{(7 * i + j) % 40}" for j in range(5))} for i in range(20)]
     a = hf_stitch.load(kind(config).eval(), processor=plain_tokenizer())
-    made = hf_stitch.stitch(a, a.layers[1], a, a.layers[0], "identity", data=texts, task=None, progress=False)
+    made = hf_stitch.stitch(
+        a, a, texts, source_layer=a.layers[1], target_layer=a.layers[0], matcher="identity", task=None, progress=False
+    )
     made.save_pretrained(tmp_path)
     words = made.preprocess(["w1 w2 w3"])
     with torch.no_grad():
@@ -366,7 +368,9 @@ def spoken(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model with its tokenizer."""
     folder = tmp_path_factory.mktemp("spoken")
     a = network("llama")
-    made = hf_stitch.stitch(a, LAYERS["llama"], a, LAYERS["llama"], "identity", data=texts, progress=False)
+    made = hf_stitch.stitch(
+        a, a, texts, source_layer=LAYERS["llama"], target_layer=LAYERS["llama"], matcher="identity", progress=False
+    )
     made.config.pad_token_id, made.config.eos_token_id = 0, 2  # as one does for pipelines
     made.save_pretrained(folder)
     return folder

@@ -21,7 +21,9 @@ def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any
     source, target = request.param
     a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images
     layers = LAYERS[source], LAYERS[target]
-    model = hf_stitch.stitch(a, layers[0], b, layers[1], "ridge", data=data, progress=False)
+    model = hf_stitch.stitch(
+        a, b, data, source_layer=layers[0], target_layer=layers[1], matcher="ridge", progress=False
+    )
     batch = inputs(a)
     return model, batch if source in LANGUAGE else {"pixel_values": batch[a.interface.content[0]]}
 
@@ -40,7 +42,13 @@ def test_it_exports(strict: bool, model_and_batch: Any) -> None:
 
 def test_it_exports_for_any_number_of_samples(net: Any, images: Any) -> None:
     model = hf_stitch.stitch(
-        net("cnn"), LAYERS["cnn"], net("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False
+        net("cnn"),
+        net("vit", 1),
+        images,
+        source_layer=LAYERS["cnn"],
+        target_layer=LAYERS["vit"],
+        matcher="ridge",
+        progress=False,
     )
     pixels = torch.stack([sample["image"] for sample in images[:7]])
     shapes = {"pixel_values": {0: torch.export.Dim("batch", min=2, max=64)}}

@@ -21,7 +21,7 @@ GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
     options = {"matcher": "ridge", "task": "text-generation", **options}
-    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **options)
+    return hf_stitch.stitch(a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **options)
 
 
 def written(model: Any, tokens: int = 8, **options: Any) -> Any:

@@ -66,7 +66,9 @@ LAYER = {"timm": LAYERS["cnn"], "transformers": LAYERS["vit"]}
 def test_images_between_any_two_libraries(source: str, target: str, pictures: Any, tmp_path: Path) -> None:
     """Both artefacts, four combinations: the folder with its processor, and the stitcher with its parents."""
     a, b = vision(source, 0), vision(target, 1)
-    model = hf_stitch.stitch(a, LAYER[source], b, LAYER[target], "ridge", data=pictures, progress=False)
+    model = hf_stitch.stitch(
+        a, b, pictures, source_layer=LAYER[source], target_layer=LAYER[target], matcher="ridge", progress=False
+    )
     model.save_pretrained(tmp_path / "model")
     model.stitcher.save_pretrained(tmp_path / "stitcher")
     inputs = a.preprocess([sample["image"] for sample in pictures[:3]])
@@ -125,7 +127,7 @@ def test_a_timm_network_within_transformers_has_its_processor_saved(pictures: An
     a = hf_stitch.load(parent, processor=AutoImageProcessor.from_pretrained(tmp_path / "parent"))
     assert type(a.processor) is TimmImageProcessor
     layer = next(name for name in a.layers if "layer2" in name)
-    model = hf_stitch.stitch(a, layer, a, layer, "ridge", data=pictures, progress=False)
+    model = hf_stitch.stitch(a, a, pictures, source_layer=layer, target_layer=layer, matcher="ridge", progress=False)
     model.save_pretrained(tmp_path / "model")
     assert type(AutoImageProcessor.from_pretrained(tmp_path / "model")) is TimmImageProcessor
     again = StitchedModel.from_pretrained(tmp_path / "model")
@@ -139,7 +141,14 @@ def test_a_timm_network_within_transformers_has_its_processor_saved(pictures: An
 def test_texts(net: Any, texts: Any, tmp_path: Path) -> None:
     a, b = net("bert"), net("roberta", 1)
     model = hf_stitch.stitch(
-        a, LAYERS["bert"], b, LAYERS["roberta"], "ridge", data=texts, progress=False, pooling="mean"
+        a,
+        b,
+        texts,
+        source_layer=LAYERS["bert"],
+        target_layer=LAYERS["roberta"],
+        matcher="ridge",
+        progress=False,
+        pooling="mean",
     )
     model.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == a.processor.get_vocab()
@@ -152,7 +161,15 @@ def test_texts(net: Any, texts: Any, tmp_path: Path) -> None:
 
 def test_text_generation(net: Any, texts: Any, tmp_path: Path) -> None:
     a = net("gpt2")
-    model = hf_stitch.stitch(a, LAYERS["gpt2"], net("llama", 1), LAYERS["llama"], "ridge", data=texts, progress=False)
+    model = hf_stitch.stitch(
+        a,
+        net("llama", 1),
+        texts,
+        source_layer=LAYERS["gpt2"],
+        target_layer=LAYERS["llama"],
+        matcher="ridge",
+        progress=False,
+    )
     model.save_pretrained(tmp_path)
     run = pipeline("text-generation", model=str(tmp_path))
     prompts = ["w1 w2 w3 w4", "w5"]
@@ -167,7 +184,14 @@ def test_text_generation(net: Any, texts: Any, tmp_path: Path) -> None:
 def test_features_of_a_model_without_a_head(net: Any, texts: Any, tmp_path: Path) -> None:
     b = hf_stitch.load(transformers.BertModel(transformers.BertConfig(**TEXT)).eval(), processor=plain_tokenizer())
     model = hf_stitch.stitch(
-        net("t5"), LAYERS["t5"], b, "encoder.layer.1", "ridge", data=texts, progress=False, task=None
+        net("t5"),
+        b,
+        texts,
+        source_layer=LAYERS["t5"],
+        target_layer="encoder.layer.1",
+        matcher="ridge",
+        progress=False,
+        task=None,
     )
     model.save_pretrained(tmp_path)
     found = torch.tensor(pipeline("feature-extraction", model=str(tmp_path))("w1 w2 w3"))
@@ -184,7 +208,9 @@ def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
         transformers.ViTModel(config).eval(),
         processor=transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE}),
     )
-    model = hf_stitch.stitch(a, LAYERS["cnn"], b, b.layers[1], "ridge", data=pictures, progress=False, task=None)
+    model = hf_stitch.stitch(
+        a, b, pictures, source_layer=LAYERS["cnn"], target_layer=b.layers[1], matcher="ridge", progress=False, task=None
+    )
     model.save_pretrained(tmp_path)
     found = torch.tensor(pipeline("image-feature-extraction", model=str(tmp_path))(pictures[0]["image"]))
     with torch.no_grad():
@@ -195,7 +221,13 @@ def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
 def test_another_process_needs_the_import_of_auto_alone(net: Any, images: Any, tmp_path: Path) -> None:
     """``AutoConfig`` knows the config by hf_stitch.models; the mappings of models need hf_stitch.auto."""
     model = hf_stitch.stitch(
-        net("cnn"), LAYERS["cnn"], net("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False
+        net("cnn"),
+        net("vit", 1),
+        images,
+        source_layer=LAYERS["cnn"],
+        target_layer=LAYERS["vit"],
+        matcher="ridge",
+        progress=False,
     )
     model.save_pretrained(tmp_path)
     code = (
@@ -218,7 +250,9 @@ def test_attention_is_as_it_was_or_as_it_is_asked_for(
 ) -> None:
     a, b = network(pair[0]), network(pair[1], 1)
     data = texts if pair[0] == "gpt2" else images
-    model = hf_stitch.stitch(a, LAYERS[pair[0]], b, LAYERS[pair[1]], "ridge", data=data, progress=False)
+    model = hf_stitch.stitch(
+        a, b, data, source_layer=LAYERS[pair[0]], target_layer=LAYERS[pair[1]], matcher="ridge", progress=False
+    )
     model.save_pretrained(tmp_path)
 
     def kinds(found: Any) -> set[str]:

@@ -24,7 +24,9 @@ from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build  # isort: ski
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+    return hf_stitch.stitch(
+        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
+    )
 
 
 def logits(output: Any) -> torch.Tensor:
@@ -308,7 +310,7 @@ def test_a_pooled_stitch_into_a_network_with_a_cls_token_speaks_where_its_head_l
     ).eval()
     images = [{"image": image, "label": i % 4} for i, image in enumerate(torch.randn(120, 3, 32, 32))]
     stitched = hf_stitch.stitch(
-        model, "vit.layers.1", model, "vit.layers.1", data=images, pooling="cls", progress=False
+        model, model, images, source_layer="vit.layers.1", target_layer="vit.layers.1", pooling="cls", progress=False
     )
     assert stitched.evaluation["agreement"].value == 1
     target = hf_stitch.load(model)
@@ -343,6 +345,8 @@ def test_the_layer_of_the_source_is_found_by_likeness() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)), nn.Linear(6, 3))
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 6))
-    stitched = hf_stitch.stitch(a, "auto", a, "2", data=torch.randn(300, 6), task=None, progress=False)
+    stitched = hf_stitch.stitch(
+        a, a, torch.randn(300, 6), source_layer="auto", target_layer="2", task=None, progress=False
+    )
     assert stitched.stitcher.source_layer == "2"
     assert stitched.config.recipe["source_layer"] == "auto"

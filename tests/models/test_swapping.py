@@ -57,7 +57,7 @@ def trained(similarities: Any = "cosine", **options: Any) -> hf_stitch.StitchedM
         optimizer.zero_grad()
         head(rows, labels=labels).loss.backward()
         optimizer.step()
-    return hf_stitch.relative_model(A, LAYER, anchors, similarities, head=head.eval(), task=TASK, **options)
+    return hf_stitch.relative_model(A, anchors, similarities, layer=LAYER, head=head.eval(), task=TASK, **options)
 
 
 RELATIVE = trained(center=True)
@@ -107,7 +107,7 @@ def test_trainer_trains_a_head_alone_and_behind_a_frozen_encoder(tmp_path: Path)
     assert Trainer(head, arguments, train_dataset=rows).train().training_loss > 0
     assert all(not torch.equal(value, before[name]) for name, value in head.state_dict().items())
 
-    model = hf_stitch.relative_model(A, LAYER, ANCHORS, num_labels=4, task=TASK, progress=False)
+    model = hf_stitch.relative_model(A, ANCHORS, layer=LAYER, num_labels=4, task=TASK, progress=False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS}).with_format("torch")
     Trainer(model, arguments, train_dataset=rows).train()
@@ -131,9 +131,9 @@ def test_a_relative_model_is_its_parts_in_a_row() -> None:
 def test_any_module_serves_as_a_head() -> None:
     decoder = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 4))
     state = torch.get_rng_state()
-    model = hf_stitch.relative_model(A, LAYER, ANCHORS, "angular", head=decoder, center=True, progress=False)
+    model = hf_stitch.relative_model(A, ANCHORS, "angular", layer=LAYER, head=decoder, center=True, progress=False)
     assert torch.equal(torch.get_rng_state(), state)
-    swapped = hf_stitch.swap(model, encoder=B, layer=LAYER, anchors=ANCHORS, progress=False)
+    swapped = hf_stitch.swap(model, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, progress=False)
     x = torch.randn(5, 4)
     torch.testing.assert_close(swapped(input=x), model(input=x), rtol=1e-4, atol=1e-4)
 
@@ -141,7 +141,7 @@ def test_any_module_serves_as_a_head() -> None:
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_halves_that_were_trained_have_no_stitcher(side: Any, tmp_path: Path) -> None:
     head = Head(HeadConfig(in_features=20, num_labels=4))
-    model = hf_stitch.relative_model(A, LAYER, ANCHORS, head=head, task=TASK, progress=False)
+    model = hf_stitch.relative_model(A, ANCHORS, layer=LAYER, head=head, task=TASK, progress=False)
     assert model.stitcher.attach(A, head)(input=X[:3]).logits.equal(model(input=X[:3]).logits)
     with torch.no_grad():
         next(getattr(model, side).parameters()).mul_(2)
@@ -151,7 +151,7 @@ def test_halves_that_were_trained_have_no_stitcher(side: Any, tmp_path: Path) ->
 
 def test_a_trained_model_is_saved_whole_and_knows_that_it_was_trained(net: Any, images: Any, tmp_path: Path) -> None:
     anchors = Samples.of(images).take(12)
-    model = hf_stitch.relative_model(net("cnn"), "layer4.0", anchors, num_labels=5, progress=False)
+    model = hf_stitch.relative_model(net("cnn"), anchors, layer="layer4.0", num_labels=5, progress=False)
     with torch.no_grad():
         model.target.model.classifier.bias.add_(1)
     model.save_pretrained(tmp_path)
@@ -171,14 +171,14 @@ def test_a_trained_model_is_saved_whole_and_knows_that_it_was_trained(net: Any, 
 def test_what_makes_no_relative_model_is_refused(given: dict[str, Any], message: str) -> None:
     anchors = ANCHORS if "change_of_basis" not in given.values() else ANCHORS.take(12)
     with pytest.raises((ValueError, TypeError), match=message):
-        hf_stitch.relative_model(A, LAYER, anchors, progress=False, **given)
+        hf_stitch.relative_model(A, anchors, layer=LAYER, progress=False, **given)
 
 
 # -- swapping
 
 
 def test_an_encoder_that_turns_scales_and_shifts_changes_no_prediction_of_a_relative_model() -> None:
-    swapped = hf_stitch.swap(RELATIVE, encoder=B, layer=LAYER, anchors=ANCHORS, data=TEST, progress=False)
+    swapped = hf_stitch.swap(RELATIVE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, data=TEST, progress=False)
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, RELATIVE(input=x).logits, rtol=1e-3, atol=1e-3)
     scores = swapped.evaluation.scores
@@ -189,14 +189,14 @@ def test_an_encoder_that_turns_scales_and_shifts_changes_no_prediction_of_a_rela
     assert swapped.anchors is not None
     assert swapped.anchors.has(B, LAYER)
     # The set knows both encoders now: back again, with no samples.
-    back = hf_stitch.swap(swapped, encoder=A, layer=LAYER)
+    back = hf_stitch.swap(swapped, encoder=A, encoder_layer=LAYER)
     assert torch.equal(back(input=x).logits, RELATIVE(input=x).logits)
 
 
 def test_an_absolute_model_needs_a_map() -> None:
     def swapped(matcher: Any, **options: Any) -> hf_stitch.StitchedModel:
         return hf_stitch.swap(
-            ABSOLUTE, encoder=B, layer=LAYER, anchors=ANCHORS, matcher=matcher, progress=False, **options
+            ABSOLUTE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, matcher=matcher, progress=False, **options
         )
 
     inverse = swapped(EXACT, data=TEST, baselines=["identity", "lstsq"])
@@ -206,13 +206,13 @@ def test_an_absolute_model_needs_a_map() -> None:
     assert accuracy(swapped("identity")) == pytest.approx(unmapped)
     assert unmapped < 0.7
     # What was swapped in by a map is swapped again: the head's own side of the anchors is kept.
-    assert accuracy(hf_stitch.swap(swapped("lstsq"), encoder=B, layer=LAYER)) == pytest.approx(
+    assert accuracy(hf_stitch.swap(swapped("lstsq"), encoder=B, encoder_layer=LAYER)) == pytest.approx(
         inverse.evaluation["accuracy"].value, abs=0.02
     )
 
 
 def test_an_absolute_model_trained_end_to_end_is_matched_as_it_is_now() -> None:
-    model = hf_stitch.relative_model(A, LAYER, ANCHORS, None, num_labels=4, task=TASK, progress=False)
+    model = hf_stitch.relative_model(A, ANCHORS, None, layer=LAYER, num_labels=4, task=TASK, progress=False)
     assert not model.has_changed("source")
     with torch.no_grad():  # as training would
         model.source.model[0].weight.mul_(-2)
@@ -222,14 +222,16 @@ def test_an_absolute_model_trained_end_to_end_is_matched_as_it_is_now() -> None:
     now = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
     now[0].load_state_dict(model.source.model[0].state_dict())
     its_own = hf_stitch.load(now, example_inputs=torch.randn(2, 4))
-    swapped = hf_stitch.swap(model, encoder=its_own, layer="2", anchors=ANCHORS, matcher="lstsq", progress=False)
+    swapped = hf_stitch.swap(
+        model, encoder=its_own, encoder_layer="2", anchors=ANCHORS, matcher="lstsq", progress=False
+    )
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, model(input=x).logits, rtol=1e-3, atol=1e-3)
-    back = hf_stitch.swap(swapped, encoder=its_own, layer="2", matcher="lstsq")  # the set knows both
+    back = hf_stitch.swap(swapped, encoder=its_own, encoder_layer="2", matcher="lstsq")  # the set knows both
     assert torch.equal(back(input=x).logits, swapped(input=x).logits)
     known = AnchorSet.of(ANCHORS).encode(its_own, "2", ANCHORS, progress=False)
     with pytest.raises(ValueError, match=r"encoder of this absolute model has changed .* pass the anchors' samp"):
-        hf_stitch.swap(model, encoder=its_own, layer="2", anchors=known)
+        hf_stitch.swap(model, encoder=its_own, encoder_layer="2", anchors=known)
 
 
 @pytest.mark.parametrize("given", ["samples", "set"])
@@ -238,12 +240,12 @@ def test_an_ordinary_network_takes_another_encoder_by_anchors_alone(given: str) 
     if given == "set":
         anchors = AnchorSet.of(ANCHORS).encode(A, LAYER, ANCHORS).encode(B, LAYER, ANCHORS)
     swapped = hf_stitch.swap(
-        A, target_layer=LAYER, encoder=B, layer=LAYER, anchors=anchors, data=TEST, task=TASK, progress=False
+        A, target_layer=LAYER, encoder=B, encoder_layer=LAYER, anchors=anchors, data=TEST, task=TASK, progress=False
     )
     assert swapped.evaluation["agreement"].value > 0.98
     assert {"procrustes", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
     assert swapped.config.recipe["matcher"]["name"] == "inverse_relative"
-    again = hf_stitch.swap(swapped, encoder=WIDER, layer="2", anchors=ANCHORS, progress=False)
+    again = hf_stitch.swap(swapped, encoder=WIDER, encoder_layer="2", anchors=ANCHORS, progress=False)
     assert again.stitch.widths == (15, 12)
 
 
@@ -257,14 +259,14 @@ def test_encoders_may_see_parallel_samples() -> None:
         Samples.of(-torch.stack([X[i] for i in s.ids]), id=s.ids, label=s.labels) for s in (ANCHORS, TEST)
     )
     swapped = hf_stitch.swap(
-        RELATIVE, encoder=c, layer="2", paired_anchors=parallel, data=test, paired_data=TEST, progress=False
+        RELATIVE, encoder=c, encoder_layer="2", paired_anchors=parallel, data=test, paired_data=TEST, progress=False
     )
     assert swapped.evaluation["agreement"].value == 1
     assert swapped.config.recipe["paired_anchors"] == parallel.fingerprint
     with pytest.raises(ValueError, match=r"not parallel: .*another order"):
-        hf_stitch.swap(RELATIVE, encoder=c, layer="2", paired_anchors=parallel.select(range(19, -1, -1)))
+        hf_stitch.swap(RELATIVE, encoder=c, encoder_layer="2", paired_anchors=parallel.select(range(19, -1, -1)))
     absolute = hf_stitch.swap(
-        ABSOLUTE, encoder=c, layer="2", paired_anchors=parallel, matcher=EXACT, data=test, paired_data=TEST
+        ABSOLUTE, encoder=c, encoder_layer="2", paired_anchors=parallel, matcher=EXACT, data=test, paired_data=TEST
     )
     assert absolute.evaluation["agreement"].value > 0.98
 
@@ -272,7 +274,9 @@ def test_encoders_may_see_parallel_samples() -> None:
 def test_models_trained_end_to_end_exchange_their_halves() -> None:
     def of(encoder: hf_stitch.Adapter) -> hf_stitch.StitchedModel:
         torch.manual_seed(1)
-        return hf_stitch.relative_model(encoder, LAYER, ANCHORS, center=True, num_labels=4, task=TASK, progress=False)
+        return hf_stitch.relative_model(
+            encoder, ANCHORS, layer=LAYER, center=True, num_labels=4, task=TASK, progress=False
+        )
 
     one, other = of(A), of(B)
     with torch.no_grad():  # as training would, both halves move, and the anchors follow
@@ -284,7 +288,7 @@ def test_models_trained_end_to_end_exchange_their_halves() -> None:
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, one(input=x).logits, rtol=1e-3, atol=1e-3)
     assert swapped.evaluation["agreement"].value > 0.98
-    uncentred = hf_stitch.relative_model(B, LAYER, ANCHORS, num_labels=4, task=TASK, progress=False)
+    uncentred = hf_stitch.relative_model(B, ANCHORS, layer=LAYER, num_labels=4, task=TASK, progress=False)
     with pytest.raises(ValueError, match="project differently: center True and False"):
         hf_stitch.swap(one, encoder=uncentred)
     with pytest.raises(TypeError, match="fits a relative model only"):
@@ -316,15 +320,15 @@ class Unread:
             "all 20 anchors have the same representation",
         ),
         ({}, "not encoded by .* no encoder of these weights"),
-        ({"anchors": RELATIVE.anchors, "encoder": A, "layer": "1"}, "this encoder at another layer or by other rows"),
-        ({"encoder": A, "pooling": "cls"}, "this encoder at another layer or by other rows"),
-        ({"anchors": ANCHORS, "layer": "9"}, "does not exist"),
+        ({"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"}, "this encoder at another layer or by another pooling"),
+        ({"encoder": A, "pooling": "cls"}, "this encoder at another layer or by another pooling"),
+        ({"anchors": ANCHORS, "encoder_layer": "9"}, "does not exist"),
         ({"anchors": ANCHORS, "matcher": "lstsq"}, "needs no map"),
         ({"anchors": ANCHORS, "target_layer": "2"}, "leave out target_layer"),
     ],
 )
 def test_bad_input_is_found_before_the_data_are_read(given: dict[str, Any], message: str) -> None:
-    options = {"encoder": B, "layer": LAYER, **given}
+    options = {"encoder": B, "encoder_layer": LAYER, **given}
     with pytest.raises((ValueError, TypeError), match=message):
         hf_stitch.swap(RELATIVE, data=Unread(), progress=False, **options)
 
@@ -336,17 +340,17 @@ def test_anchors_that_say_nothing_of_a_new_encoder_are_refused() -> None:
     twice[0].bias.data.zero_()
     dead = hf_stitch.load(twice, example_inputs=torch.randn(2, 4))
     with pytest.raises(ValueError, match=r"anchors .* have the same representation"):
-        hf_stitch.swap(RELATIVE, encoder=dead, layer="1", anchors=ANCHORS, progress=False)
+        hf_stitch.swap(RELATIVE, encoder=dead, encoder_layer="1", anchors=ANCHORS, progress=False)
     uncentred, x = trained(), torch.stack([X[i] for i in ANCHORS.ids])
     zero = nn.Sequential(nn.Linear(4, 6, bias=True))
     zero[0].bias.data = -(zero[0].weight @ x[3]).detach()
     null = hf_stitch.load(nn.Sequential(Shift(zero[0], x[3]), nn.Linear(6, 2)), example_inputs=torch.randn(2, 4))
     with pytest.raises(ValueError, match="cosine: anchor 3 of 20 is 0 and has no direction"):
-        hf_stitch.swap(uncentred, encoder=null, layer="0", anchors=ANCHORS, progress=False)
+        hf_stitch.swap(uncentred, encoder=null, encoder_layer="0", anchors=ANCHORS, progress=False)
     basis = trained("change_of_basis")
     with pytest.raises(ValueError, match="change_of_basis: the 20 anchors span 4 of 15"):
         flat = hf_stitch.load(nn.Sequential(nn.Linear(4, 15, bias=False), nn.Linear(15, 2)), example_inputs=x[:2])
-        hf_stitch.swap(basis, encoder=flat, layer="0", anchors=ANCHORS, progress=False)
+        hf_stitch.swap(basis, encoder=flat, encoder_layer="0", anchors=ANCHORS, progress=False)
 
 
 class Shift(nn.Module):
@@ -364,27 +368,27 @@ class Shift(nn.Module):
 def test_labels_that_are_no_classes_are_found_before_the_data_are_read() -> None:
     data = Samples.of(X[:10], label=[9] * 10)
     with pytest.raises(ValueError, match="has label 9, and the target predicts classes 0 to 3"):
-        hf_stitch.swap(RELATIVE, encoder=B, layer=LAYER, anchors=ANCHORS, data=data, progress=False)
+        hf_stitch.swap(RELATIVE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, data=data, progress=False)
 
 
 def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
     """A head on a ResNet's means takes a ViT's CLS token; an ordinary RoBERTa a BERT."""
     anchors = Samples.of(images).take(12)
-    model = hf_stitch.relative_model(net("cnn"), "layer4.0", anchors, num_labels=5, progress=False)
+    model = hf_stitch.relative_model(net("cnn"), anchors, layer="layer4.0", num_labels=5, progress=False)
     assert model.task == "image-classification"
     swapped = hf_stitch.swap(
-        model, encoder=net("vit"), layer="vit.layers.2", pooling="cls", anchors=anchors, data=images, progress=False
+        model,
+        encoder=net("vit"),
+        encoder_layer="vit.layers.2",
+        pooling="cls",
+        anchors=anchors,
+        data=images,
+        progress=False,
     )
     assert swapped.stitch.pooling == "cls"
-    swapped = hf_stitch.swap(
-        net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"), layer="bert.encoder.layer.2",
-        pooling="cls", anchors=Samples.of(texts), data=texts, progress=False,
-    )  # fmt: skip
+    swapped = hf_stitch.swap(net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"), encoder_layer="bert.encoder.layer.2", pooling="cls", anchors=Samples.of(texts), data=texts, progress=False)  # fmt: skip
     assert swapped.evaluation.scores.keys() >= {"stitched", "procrustes"}
-    swapped = hf_stitch.swap(
-        net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), layer="layer4.0",
-        anchors=Samples.of(images), data=images, progress=False,
-    )  # fmt: skip
+    swapped = hf_stitch.swap(net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), encoder_layer="layer4.0", anchors=Samples.of(images), data=images, progress=False)  # fmt: skip
     assert swapped.anchors.has(net("vit"), "vit.layers.2", "cls")
 
 
@@ -392,12 +396,12 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
     anchors = Samples.of(images).take(12)
     a, b = net("cnn"), net("deit")
     known = AnchorSet.of(anchors).encode(a, "layer4.0", anchors).encode(b, "blocks.2", anchors, "cls")
-    model = hf_stitch.relative_model(a, "layer4.0", known, num_labels=5, progress=False)
-    expected = hf_stitch.swap(model, encoder=b, layer="blocks.2", pooling="cls")
+    model = hf_stitch.relative_model(a, known, layer="layer4.0", num_labels=5, progress=False)
+    expected = hf_stitch.swap(model, encoder=b, encoder_layer="blocks.2", pooling="cls")
     inputs = model.preprocess([sample["image"] for sample in images[:5]])
     model.save_pretrained(tmp_path)
     again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
-    swapped = hf_stitch.swap(again, encoder=b, layer="blocks.2", pooling="cls")
+    swapped = hf_stitch.swap(again, encoder=b, encoder_layer="blocks.2", pooling="cls")
     assert torch.equal(swapped(**inputs).logits, expected(**inputs).logits)
     (tmp_path / "anchors.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"no anchors\.safetensors"):

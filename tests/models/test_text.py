@@ -17,7 +17,9 @@ GPT2_LLAMA = (LAYERS["gpt2"], LAYERS["llama"])
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data, progress=False, **{"matcher": "ridge", **options})
+    return hf_stitch.stitch(
+        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
+    )
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])

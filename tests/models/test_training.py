@@ -21,7 +21,9 @@ from tiny_networks import LAYERS, build, network  # isort: skip
 
 def image_model(images: Any) -> StitchedModel:
     a, b = network("cnn"), network("vit", 1)
-    return hf_stitch.stitch(a, LAYERS["cnn"], b, LAYERS["vit"], "ridge", data=images, progress=False)
+    return hf_stitch.stitch(
+        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="ridge", progress=False
+    )
 
 
 def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transformers.Trainer:
@@ -81,7 +83,9 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path) -
 
 def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any) -> None:
     a, b = network("gpt2"), network("llama", 1)
-    model = hf_stitch.stitch(a, LAYERS["gpt2"], b, LAYERS["llama"], "ridge", data=texts, progress=False)
+    model = hf_stitch.stitch(
+        a, b, texts, source_layer=LAYERS["gpt2"], target_layer=LAYERS["llama"], matcher="ridge", progress=False
+    )
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -149,7 +153,15 @@ def test_what_a_live_parent_is_does_not_matter_after(images: Any) -> None:
     parent = build("cnn", 0)
     a = hf_stitch.load(parent, example_inputs=torch.randn(2, 3, 32, 32))
     before = {name: value.clone() for name, value in parent.state_dict().items()}
-    model = hf_stitch.stitch(a, LAYERS["cnn"], network("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False)
+    model = hf_stitch.stitch(
+        a,
+        network("vit", 1),
+        images,
+        source_layer=LAYERS["cnn"],
+        target_layer=LAYERS["vit"],
+        matcher="ridge",
+        progress=False,
+    )
     pixels, labels = torch.stack([s["image"] for s in images[:4]]), torch.tensor([s["label"] for s in images[:4]])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model.train()(pixel_values=pixels, labels=labels).loss.backward()

@@ -49,7 +49,16 @@ def test_a_relative_head_takes_another_encoder(encoders: tuple[hf_stitch.Adapter
 
 def test_an_ordinary_head_takes_another_encoder_by_inverse_projection(encoders: tuple[hf_stitch.Adapter, ...]) -> None:
     b, a = encoders
-    stitched = hf_stitch.stitch(a, "2", b, "2", "inverse_relative", data=torch.randn(100, 4), task=None, progress=False)
+    stitched = hf_stitch.stitch(
+        a,
+        b,
+        torch.randn(100, 4),
+        source_layer="2",
+        target_layer="2",
+        matcher="inverse_relative",
+        task=None,
+        progress=False,
+    )
     x = torch.randn(7, 4)
     torch.testing.assert_close(stitched(input=x), b.model(x), rtol=1e-3, atol=1e-4)
 

@@ -93,7 +93,15 @@ def ends(folder: Path, steps: int, dtype: torch.dtype, count: int) -> dict[str, 
     train, test = images(dtype)
     own, other = (
         hf_stitch.stitch(
-            a, layer, b, "5", "random", data=train, test_data=test.take(20), task="image-classification", progress=False
+            a,
+            b,
+            train,
+            source_layer=layer,
+            target_layer="5",
+            matcher="random",
+            test_data=test.take(20),
+            task="image-classification",
+            progress=False,
         ).to(dtype)
         for layer in ("5", "8")
     )

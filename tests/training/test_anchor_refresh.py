@@ -76,7 +76,9 @@ def test_an_encoder_outside_the_model_is_put_in_eval_mode_and_left_as_it_was() -
 
 def test_the_mean_of_a_stitched_model_follows_its_anchors() -> None:
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-    model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification", progress=False)
+    model = hf_stitch.relative_model(
+        encoder, X[:10], layer="1", num_labels=2, task="image-classification", progress=False
+    )
     before = model.stitch.body_mean.clone()
     with torch.no_grad():
         model.source.model[0].weight.mul_(-3)
@@ -104,7 +106,9 @@ def embedded(model: hf_stitch.StitchedModel) -> Tensor:
 def test_trainer_trains_end_to_end_and_evaluates_with_the_anchors_at_hand(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-    model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification", progress=False)
+    model = hf_stitch.relative_model(
+        encoder, X[:10], layer="1", num_labels=2, task="image-classification", progress=False
+    )
     model.source.requires_grad_(True)
     first = model.stitch.body.anchors.clone()
     rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS.tolist()}).with_format("torch")
@@ -128,7 +132,7 @@ def test_how_often_one_evaluates_changes_nothing(tmp_path: Path) -> None:
     def trained(**options: Any) -> hf_stitch.StitchedModel:
         torch.manual_seed(0)
         encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-        model = hf_stitch.relative_model(encoder, "1", X[:10], num_labels=2, task="image-classification")
+        model = hf_stitch.relative_model(encoder, X[:10], layer="1", num_labels=2, task="image-classification")
         model.source.requires_grad_(True)
         rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS.tolist()}).with_format("torch")
         arguments = TrainingArguments(

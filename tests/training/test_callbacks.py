@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 from watched_networks import Net, Other, adapter, images, net, telling, trainer
 
 import hf_stitch
-from hf_stitch.analysis import record
+from hf_stitch.analysis import extract_activations
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
 
 PROBE = images(40, seed=5)
@@ -134,7 +134,7 @@ def test_previous_and_saved_activations(tmp_path: Path, reference: hf_stitch.Ada
     own = adapter(run.model)
     SimilarityCallback("previous", PROBE, every=1).attach(run, own)
     SimilarityCallback("start", PROBE, every=1).attach(run, own)
-    saved = record(reference, ["blocks.0", "blocks.1"], PROBE, progress=False)
+    saved = extract_activations(reference, PROBE, layers=["blocks.0", "blocks.1"], progress=False)
     SimilarityCallback(saved, PROBE, every=1, name="saved").attach(run, own)
     SimilarityCallback(reference, PROBE, every=1, name="live").attach(run, own)
     run.train()
@@ -169,11 +169,11 @@ def test_stitchability_is_what_stitch_says(reference: hf_stitch.Adapter) -> None
     for figure, target in (("blocks.0", "blocks.0"), ("blocks.0->blocks.1", "blocks.1")):
         layers = hf_stitch.stitch(
             own,
-            "blocks.0",
             reference,
-            target,
-            "ridge",
-            data=train,
+            train,
+            source_layer="blocks.0",
+            target_layer=target,
+            matcher="ridge",
             test_data=test,
             task=None,
             ridge=0.1,
@@ -376,7 +376,7 @@ def dynamics(*curve: float, distance: bool = False) -> Dynamics:
     n = len(curve)
     values = np.eye(n)
     values[:, -1] = values[-1] = curve
-    return Dynamics({"layer": values}, tuple(range(n)), tuple(map(float, range(n))), "m", distance, 9, "mean")
+    return Dynamics({"layer": values}, tuple(range(n)), tuple(map(float, range(n))), "m", not distance, 9, "mean")
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_nonsense_is_refused_at_once(arguments: dict[str, Any], message: str) ->
 
 
 def test_activations_of_other_samples_are_refused(reference: hf_stitch.Adapter) -> None:
-    saved = record(reference, ["blocks.0"], PROBE, progress=False)
+    saved = extract_activations(reference, PROBE, layers=["blocks.0"], progress=False)
     turned = hf_stitch.Activations(saved.values, saved.ids[::-1], "mean")
     with pytest.raises(ValueError, match="another order"):
         SimilarityCallback(turned, PROBE)

@@ -66,7 +66,9 @@ def stitched(
 ) -> StitchedModel:
     a, b = adapters(dtype)
     options = {"matcher": "lstsq", "task": "image-classification", "progress": False, "test_size": 10, **options}
-    return hf_stitch.stitch(a, layers[0], b, layers[1], data=data or samples(dtype=dtype), **options).to(dtype)
+    return hf_stitch.stitch(
+        a, b, data or samples(dtype=dtype), source_layer=layers[0], target_layer=layers[1], **options
+    ).to(dtype)
 
 
 def matcher(**options: Any) -> TaskLoss:
@@ -139,7 +141,9 @@ def words(count: int) -> list[dict[str, Any]]:
 
 def of_texts(source: str, target: str) -> StitchedModel:
     a, b = double(source), double(target, 1)
-    model = hf_stitch.stitch(a, LAYERS[source], b, LAYERS[target], "ridge", data=words(80), progress=False)
+    model = hf_stitch.stitch(
+        a, b, words(80), source_layer=LAYERS[source], target_layer=LAYERS[target], matcher="ridge", progress=False
+    )
     return model.to(torch.float64)
 
 
@@ -459,11 +463,11 @@ def test_texts_kept_in_files_or_computed_anew(
 ) -> None:
     model = hf_stitch.stitch(
         net(source),
-        LAYERS[source],
         net(target, 1),
-        LAYERS[target],
-        "ridge",
-        data=texts,
+        texts,
+        source_layer=LAYERS[source],
+        target_layer=LAYERS[target],
+        matcher="ridge",
         pooling=pooling,
         progress=False,
     )
@@ -477,7 +481,13 @@ def test_texts_kept_in_files_or_computed_anew(
 def test_tokens_that_pad_count_for_nothing(net: Any, texts: Any) -> None:
     """The loss of the first step is the model's own, whatever the lengths of the texts."""
     model = hf_stitch.stitch(
-        net("gpt2"), LAYERS["gpt2"], net("llama", 1), LAYERS["llama"], "ridge", data=texts, progress=False
+        net("gpt2"),
+        net("llama", 1),
+        texts,
+        source_layer=LAYERS["gpt2"],
+        target_layer=LAYERS["llama"],
+        matcher="ridge",
+        progress=False,
     )
     layer = matcher(max_steps=1, batch_size=80, lr=1e-9).fit(model, texts, progress=False)
     inputs = model.preprocess([text["text"] for text in texts])
@@ -520,16 +530,26 @@ def test_bad_input_is_refused_before_anything_is_computed() -> None:
     unlabelled = torch.randn(20, 3, SIZE, SIZE, dtype=torch.float64)
     a, b = adapters()
     with pytest.raises(ValueError, match="labels='hard' needs labelled samples"):
-        hf_stitch.stitch(a, "c2", b, "c2", matcher(), data=unlabelled, task="image-classification")
+        hf_stitch.stitch(
+            a, b, unlabelled, source_layer="c2", target_layer="c2", matcher=matcher(), task="image-classification"
+        )
     with pytest.raises(ValueError, match="task_loss needs a head"):
-        hf_stitch.stitch(a, "c2", b, "c2", TaskLoss(), data=unlabelled, task=None)
+        hf_stitch.stitch(a, b, unlabelled, source_layer="c2", target_layer="c2", matcher=TaskLoss(), task=None)
     models = [stitched(), stitched(("c2", "c3"))]
     with pytest.raises(ValueError, match="end in the same cut of the same target, got None at c2, None at c3"):
         matcher().fit(models, samples())
     with pytest.raises(ValueError, match="patience needs a validation"):
         matcher(patience=1).fit(models[0], samples())
     with pytest.raises(ValueError, match="patience needs a validation"):
-        hf_stitch.stitch(a, "auto", b, "c2", matcher(patience=1), data=samples(), task="image-classification")
+        hf_stitch.stitch(
+            a,
+            b,
+            samples(),
+            source_layer="auto",
+            target_layer="c2",
+            matcher=matcher(patience=1),
+            task="image-classification",
+        )
     with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is LowRankStitch"):
         matcher(orthogonal=True).fit(stitched(matcher=registries.matchers.build("low_rank", rank=2)), samples())
 
@@ -571,11 +591,22 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
     data = Samples.of(torch.randn(40, 3, SIZE, SIZE, dtype=torch.float64), label=labels)
     training = matcher(**REHEARSED[message])
     options: dict[str, Any] = {"task": "image-classification", "pooling": "mean", "progress": False}
-    model = hf_stitch.stitch(a, "c2", b, "c2", "ridge", data=data.select(range(6, 40)), **options).to(torch.float64)
+    model = hf_stitch.stitch(
+        a, b, data.select(range(6, 40)), source_layer="c2", target_layer="c2", matcher="ridge", **options
+    ).to(torch.float64)
     monkeypatch.setattr("hf_stitch.workflows._stitch.collect", None)
     monkeypatch.setattr("hf_stitch.training.task_loss.Prepared", None)
     with pytest.raises(ValueError, match=re.escape(message)):
-        hf_stitch.stitch(a, "c2", b, "c2", training, data=data, test_data=data.select(range(6, 40)), **options)
+        hf_stitch.stitch(
+            a,
+            b,
+            data,
+            source_layer="c2",
+            target_layer="c2",
+            matcher=training,
+            test_data=data.select(range(6, 40)),
+            **options,
+        )
     with pytest.raises(ValueError, match=re.escape(message)):
         training.fit(model, data, progress=False)
     if "label 9" in message:
@@ -734,7 +765,13 @@ def test_nothing_is_hashed_that_no_checkpoint_asks_for(monkeypatch: Any) -> None
 
 def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:
     model = hf_stitch.stitch(
-        net("deit"), LAYERS["deit"], net("vit", 1), LAYERS["vit"], "ridge", data=images, progress=False
+        net("deit"),
+        net("vit", 1),
+        images,
+        source_layer=LAYERS["deit"],
+        target_layer=LAYERS["vit"],
+        matcher="ridge",
+        progress=False,
     )
     layer = matcher(penalties={"l1": 1e-3}, lr=1e-2).fit(model, images, progress=False)
     assert layer.parts == ("body", "prefix")

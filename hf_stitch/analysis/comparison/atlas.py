@@ -82,6 +82,24 @@ class SimilarityAtlas(Result):
         own, other = (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
         return {layer: other[place] for layer, place in zip(own, best, strict=True)}
 
+    def best_pair(self, metric: str | None = None) -> tuple[str, str]:
+        """The most similar pair of layers, by a metric (default: the first); of equal pairs the first.
+
+        Args:
+            metric: One of the metrics of the atlas.
+
+        Example:
+            >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
+            >>> SimilarityAtlas({"cka": values}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"}).best_pair()
+            ('a1', 'b0')
+        """
+        name = metric or next(iter(self.values))
+        place = self._best(name, "a")
+        rows = np.arange(len(place))
+        values = self[name][rows, place]
+        a = int(values.argmin() if name in self.distances else values.argmax())
+        return self.layers_a[a], self.layers_b[place[a]]
+
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each metric and pair of layers: ``metric``, ``layer_a``, ``layer_b``, ``value``."""
         import pandas
