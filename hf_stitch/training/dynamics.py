@@ -126,7 +126,7 @@ class Dynamics(Result):
 
         Example:
             >>> values = np.array([[1, 0.5, 0.3], [0.5, 1, 0.95], [0.3, 0.95, 1]])
-            >>> d = Dynamics({"conv": values}, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", False, 9, "mean")
+            >>> d = Dynamics({"conv": values}, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", True, 9, "mean")
             >>> d.settled(0.9), d.settled(0.99)
             ({'conv': 1.0}, {'conv': 2.0})
         """

@@ -88,7 +88,7 @@ def test_a_barrier_is_the_greatest_fall_below_the_line_of_the_ends(place: Any) -
     itself = join(place.target, "0", place.stitched.stitch.identity(), place.target, "0", task=place.target.task)
     identity = itself.stitch.with_maps(LinearStitch.of(weight=torch.eye(8), bias=torch.zeros(8)), None)
     found = mode_connectivity(
-        itself, {"a": identity, "b": place.stitched.stitch}, place.test, weights=[0.5], threshold=0.0, **QUICK
+        itself, {"a": identity, "b": place.stitched.stitch}, place.test, weights=[0.5], min_relative_accuracy=0.0, **QUICK
     )
     path, barrier = found.paths["a", "b"], found.barriers["a", "b"]
     line = (path[0.0].value + path[1.0].value) / 2
@@ -159,10 +159,10 @@ def test_the_curve_of_pruning_begins_with_the_whole_stitch(place: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": 1e-4, "share": 0.5}, "got both"),
+        ({"threshold": 1e-4, "sparsity": 0.5}, "got both"),
         ({"threshold": -1.0}, "threshold must be >= 0"),
         ({"threshold": float("nan")}, "threshold must be >= 0"),
-        ({"share": 1.1}, r"sparsity must be in \[0, 1\], got 1\.1"),
+        ({"sparsity": 1.1}, r"sparsity must be in \[0, 1\], got 1\.1"),
     ],
 )
 def test_pruning_refuses(options: dict[str, float], message: str) -> None:

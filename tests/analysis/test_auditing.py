@@ -148,7 +148,7 @@ def test_it_goes_through_json_to_text_and_to_a_figure(direct: Audit) -> None:
 
 
 def test_what_cannot_be_audited_is_refused(place: Any) -> None:
-    with pytest.raises(ValueError, match="accurate must be above 0"):
+    with pytest.raises(ValueError, match="min_relative_accuracy must be above 0"):
         audit(place.stitched, place, min_relative_accuracy=0)
     with pytest.raises(ValueError, match="the two sides differ first"):
         audit(place.stitched, place, paired_data=place.train)

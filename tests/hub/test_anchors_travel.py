@@ -29,7 +29,7 @@ for name, model in (
     ("inverse", hf_stitch.Stitcher.from_pretrained("alice/inverse").attach()),
     ("inverse-model", hf_stitch.StitchedModel.from_pretrained("alice/inverse-model")),
 ):
-    swapped = hf_stitch.swap(model, encoder="alice/vit-2", layer="vit.layers.2", pooling="cls")
+    swapped = hf_stitch.swap(model, encoder="alice/vit-2", encoder_layer="vit.layers.2", pooling="cls")
     with torch.no_grad():
         found[name] = model(**inputs).logits
         found[f"{name} swapped"] = swapped(**inputs).logits

@@ -311,7 +311,7 @@ def test_a_damaged_set_is_refused(chosen: Samples, tmp_path: Path, damage: str) 
     elif damage == "json":
         config.write_text("{")
     else:
-        changes = {"format": {"format": 2}, "key": {"encoded": []}, "short": {"ids": described["ids"][1:]}}
+        changes = {"format": {"format": 3}, "key": {"encoded": []}, "short": {"ids": described["ids"][1:]}}
         config.write_text(json.dumps(described | changes[damage]))
     with pytest.raises(ValueError, match="cannot be read"):
         AnchorSet.from_pretrained(tmp_path)
