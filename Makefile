@@ -2,12 +2,14 @@
 # .venv, made once and renewed when a pyproject.toml changes. PYTHON=python3.12 chooses another interpreter.
 
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+VENV ?= .venv
+RESOLUTION ?= highest
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 PLUGINS := $(wildcard plugins/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test quality style bench clean
+.PHONY: help quickstart test test-oldest quality style docs dist bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -19,6 +21,10 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
+# An environment apart, with the oldest version of every dependency that pyproject.toml allows.
+test-oldest: ## run the tests with the oldest supported dependencies
+	$(MAKE) test VENV=.venv-oldest RESOLUTION=lowest-direct
+
 quality: $(READY) ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,15 +35,26 @@ style: $(READY) ## repair style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY) ## build the documentation; a broken link fails
+	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --quiet --python $(BIN)/python -e ".[docs]"
+	$(BIN)/python -m sphinx -W -n --keep-going -q docs build/docs
+
+dist: $(READY) ## build wheel and sdist, and try the wheel in a clean environment beside other libraries
+	rm -rf dist build/smoke
+	PATH="$$PATH:$(CURDIR)/$(BIN)" uv build --quiet
+	$(PYTHON) -m venv build/smoke
+	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --quiet --python build/smoke/bin/python dist/*.whl "gradio>=5" sentence-transformers peft lightning
+	cd build/smoke && bin/python ../../tests/smoke.py
+
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 clean: ## remove the environment and everything cached
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # uv installs many times faster than pip, which has only to fetch it.
 $(READY): pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --python $(BIN)/python -e ".[dev]" $(addprefix -e ./,$(PLUGINS))
+	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --python $(BIN)/python --resolution $(RESOLUTION) -e ".[dev]" $(addprefix -e ./,$(PLUGINS))
 	touch $@
