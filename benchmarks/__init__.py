@@ -1,4 +1,4 @@
-"""Benchmarks: ratios against a baseline in the same run.
+"""Benchmarks, reported as ratios to a baseline measured in the same run.
 
-``python -m benchmarks`` runs all, ``python -m benchmarks cuts`` one.
+``python -m benchmarks`` runs all benchmarks, ``python -m benchmarks cuts`` runs one.
 """

@@ -1,4 +1,4 @@
-"""Run benchmarks by name; without a name, all of them."""
+"""Run the named benchmarks, or all benchmarks if no name is given."""
 
 import importlib
 import sys

@@ -1,11 +1,11 @@
-"""Every pair of layers against the bare forwards of both networks, beside others that compare layers.
+"""Comparison of all pairs of layers: time over the forward passes of both networks, and error, for several tools.
 
-Random weights, real sizes, float32. Seconds are those of the processor: on one thread the same as those of a clock on a
-machine that does nothing else. Errors are the largest among all pairs, against the same estimator in float64, of the
-activations that a tool takes. Rows are flattened: with us without tokens of no position (CLS); texts, whose lengths
-vary, we do not flatten, and take the mean.
+Random weights, real sizes, float32. Times are processor seconds, which on one thread equal wall-clock seconds on an
+idle machine. Errors are the maximum over all pairs, against the same estimator in float64 on the activations that the
+tool uses. Activations are flattened. hf-stitch leaves out tokens without a position (CLS), and takes the mean for
+texts, because their lengths vary.
 
-The others come with ``pip install "hf-stitch[bench]"``; what is missing is left out, and said.
+Install the other tools with ``pip install "hf-stitch[bench]"``. Tools that are not installed are reported and left out.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ DEVIATIONS = (0, 30, 300)
 OURS, DEBIASED = "hf-stitch", "debiased, mean"
 
 
-# -- what is compared --------------------------------------------------------------------------------------------------
+# -- networks and inputs -----------------------------------------------------------------------------------------------
 def _resnet() -> nn.Module:
-    return timm.create_model("resnet18", num_classes=10, zero_init_last=False)  # zeros leave CKA undefined
+    return timm.create_model("resnet18", num_classes=10, zero_init_last=False)  # CKA is undefined for zeros
 
 
 def _bert() -> nn.Module:
@@ -58,7 +58,7 @@ def _bert() -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """Two networks of a kind, and what they are shown; images of a size, or texts where it is 0."""
+    """Two networks of one architecture and the size of their inputs: images of ``size`` pixels, or texts if it is 0."""
 
     create: Callable[[], nn.Module]
     size: int
@@ -68,18 +68,18 @@ class Case:
 
     @property
     def rows(self) -> Pooling:
-        """The pooling of minibatch CKA."""
+        """Pooling for minibatch CKA."""
         return "flatten" if self.size else "mean"
 
     def inputs(self, n: int) -> Tensor:
-        """Random samples."""
+        """Draw ``n`` random samples: images ``(n, 3, size, size)`` float32, or token ids ``(n, TOKENS)`` int64."""
         generator = torch.Generator().manual_seed(0)
         if self.size:
             return torch.randn(n, 3, self.size, self.size, generator=generator)
         return torch.randint(1000, 20000, (n, TOKENS), generator=generator)
 
     def adapter(self, seed: int) -> Adapter:
-        """A network with random weights."""
+        """Build a network with random weights."""
         torch.manual_seed(seed)
         return hf_stitch.load(self.create().eval(), example_inputs=self.inputs(2) if self.size else None)
 
@@ -102,7 +102,7 @@ class _Shift(nn.Module):
 
 
 def _far(seed: int, deviations: float) -> nn.Module:
-    """Three layers whose outputs have a standard deviation of about 1, and a mean so many away from 0."""
+    """Build three layers whose outputs have a standard deviation of about 1 and a mean of ``deviations``."""
     torch.manual_seed(seed)
     widths = (64, 512, 512, 512)
     layers = []
@@ -116,7 +116,7 @@ def _far(seed: int, deviations: float) -> nn.Module:
 
 
 def _modules(adapter: Adapter, inputs: Tensor) -> list[str]:
-    """All that run once and return a representation, in the order in which they return."""
+    """List the modules that run once and return a representation, in execution order."""
     named = []
     for name, _ in adapter.model.named_modules():
         with contextlib.suppress(NotACutError):
@@ -154,9 +154,9 @@ def _torch_cka(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, ba
         cka = CKA(a.model, b.model, "a", "b", list(layers), list(layers))
         try:
             cka.compare(DataLoader(TensorDataset(inputs), batch))
-        except AssertionError:  # of values that are NaN
+        except AssertionError:  # torch-cka asserts that no value is NaN
             return np.full((len(layers), len(layers)), np.nan)
-        finally:  # it leaves its hooks behind
+        finally:  # torch-cka does not remove its hooks
             for adapter in (a, b):
                 for module in adapter.model.modules():
                     module._forward_hooks.clear()
@@ -178,7 +178,7 @@ def _others() -> dict[str, Tool]:
             importlib.import_module(module)
             tools[name] = tool
         except ImportError:
-            print(f'{name} is not installed and left out: pip install "hf-stitch[bench]"', file=sys.stderr)
+            print(f'{name} is not installed and is left out: pip install "hf-stitch[bench]"', file=sys.stderr)
     return tools
 
 
@@ -188,13 +188,13 @@ def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: 
             adapter.forward(adapter.preprocess(part.samples))
 
 
-# -- the truth ---------------------------------------------------------------------------------------------------------
+# -- reference ---------------------------------------------------------------------------------------------------------
 def _reference(
     a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, pooling: Pooling | None
 ) -> Array:
-    """Minibatch CKA in float64 (Nguyen et al. 2021, equation 3), with explicit matrices.
+    """Compute minibatch CKA in float64 (Nguyen et al. 2021, equation 3) from explicit Gram matrices.
 
-    Rows are made by a policy, or of all that there is.
+    Rows come from a pooling, or are the flattened activations if ``pooling`` is ``None``.
     """
     sums: Any = 0
     for part in inputs.split(batch):
@@ -202,12 +202,12 @@ def _reference(
         for adapter in (a, b):
             found: dict[str, Tensor] = {}
 
-            def see(name: str, representation: Any, found: dict[str, Tensor] = found) -> None:
+            def keep(name: str, representation: Any, found: dict[str, Tensor] = found) -> None:
                 taken = representation.rows(pooling) if pooling else representation.values.flatten(1)
                 exact = taken.double() - taken.double().mean(0)
                 found[name] = (exact @ exact.T).fill_diagonal_(0)
 
-            adapter.run_with_callback(adapter.preprocess(list(part)), layers, see)
+            adapter.run_with_callback(adapter.preprocess(list(part)), layers, keep)
             grams += [found[name] for name in layers]
         k, n = torch.stack(grams), len(part)
         ends = k.sum(2)
@@ -235,15 +235,15 @@ def _errors(
     }
 
 
-# -- the tables --------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def main() -> None:
     """Print the tables."""
     others = _others()
     console = Console(width=160)
-    table = Table(title=f"compare over bare forwards ({machine()})")
+    table = Table(title=f"seconds of compare over seconds of the forward passes ({machine()})")
     heads = [f"{name}{what}" for name in (OURS, *others) for what in ("", " error")]
-    for column in ("networks", "layers", "n", "batch", "forwards s", DEBIASED, *heads):
+    for column in ("networks", "layers", "n", "batch", "forward s", DEBIASED, *heads):
         table.add_column(column)
     for title, case in CASES.items():
         a, b = (case.adapter(seed) for seed in (0, 1))
@@ -251,12 +251,12 @@ def main() -> None:
         layers = _modules(a, inputs[:2]) if case.every_module else list(a.layers)
         tools = {OURS: _ours(case.pooling), **others}
         few = inputs[: 2 * case.batch]
-        errors = _errors(tools, case.pooling, a, b, layers, few, case.batch)  # which warms everything up
+        errors = _errors(tools, case.pooling, a, b, layers, few, case.batch)  # also the warm-up
         quick = {name: tool for name, tool in tools.items() if not (case.every_module and name == "torch-cka")}
         ways = {"bare": _bare, DEBIASED: _ours("mean", debiased=True), **quick}
         seconds = _seconds(ways, a, b, layers, inputs, case.batch, REPEATS)
         ratios = {name: _ratio(seconds[name], seconds["bare"]) for name in (DEBIASED, *quick)}
-        for name in tools.keys() - quick.keys():  # two batches are enough to see
+        for name in tools.keys() - quick.keys():  # too slow for all samples: two batches show the ratio
             once = _seconds({"bare": _bare, name: tools[name]}, a, b, layers, few, case.batch, 1)
             ratios[name] = _ratio(once[name], once["bare"])
         cells = [ratios[DEBIASED]]
@@ -266,7 +266,7 @@ def main() -> None:
         table.add_row(title, f"{len(layers)} × {len(layers)}", str(case.n), str(case.batch), f"{bare:.2f}", *cells)
         console.print(table)
     tools = {OURS: _ours("flatten"), **others}
-    moved = Table(*["away by", *tools], title="largest error; means away from 0 by standard deviations")
+    moved = Table(*["mean / std", *tools], title="largest error by distance of the mean from 0, in standard deviations")
     for deviations in DEVIATIONS:
         inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
         a, b = (hf_stitch.load(_far(seed, deviations), example_inputs=inputs[:2]) for seed in (0, 1))
@@ -289,5 +289,5 @@ def _seconds(
 
 
 def _ratio(seconds: Sequence[float], bare: Sequence[float]) -> str:
-    """The median over rounds."""
+    """Format the median over rounds of the ratio of seconds."""
     return f"{statistics.median(one / other for one, other in zip(seconds, bare, strict=True)):.3f}"

@@ -1,4 +1,7 @@
-"""Encode + decode at the middle block against one forward of the whole network; random weights, real sizes."""
+"""Time of encode and decode at the middle block over one forward pass of the whole network.
+
+Random weights, real sizes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def _inputs(adapter: hf_stitch.Adapter) -> dict[str, Any]:
 
 @torch.no_grad()
 def main() -> None:
-    """Print the table."""
+    """Run the benchmark and print its table."""
     title = f"encode + decode at the middle block, batch {BATCH} ({machine()})"
     table = Table("network", "cut", "forward s", "encode + decode s", "ratio", "exact", title=title)
     for name, create in NETWORKS.items():

@@ -1,7 +1,7 @@
-"""Whether cuts are exact, found out without the means by which an adapter verifies them.
+"""Check that cuts are exact, independently of the verification in the adapter.
 
-The model is called as it is; inputs are drawn anew, in other sizes than an adapter tries; the outputs are compared bit
-for bit by code of its own.
+The model is called directly, inputs are drawn in sizes that the adapter does not try, and separate code compares the
+outputs bit by bit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.discovery.operations import Operations
 
 TOKENS = 64
-"""How long a text is that is long, and that costs are measured with."""
+"""Number of tokens in long texts and in texts for measuring cost."""
 
 
 class InexactError(AssertionError):
-    """A listed cut is none; the message says on which inputs."""
+    """Raised if a listed cut is not exact. The message names the inputs."""
 
 
 def fresh(adapter: Adapter) -> Iterator[dict[str, Any]]:
-    """Inputs of other sizes than those that an adapter verifies with; texts also ragged, padded left or right, long."""
+    """Yield inputs in sizes that the adapter does not use for verification.
+
+    Texts are also ragged, padded on the left or right, and long.
+    """
     example = adapter.example
     if adapter.interface.modality != "text":
         for seed, samples in ((11, 5), (12, 3)):
@@ -38,14 +41,14 @@ def fresh(adapter: Adapter) -> Iterator[dict[str, Any]]:
 
 
 def batch(adapter: Adapter, samples: int) -> dict[str, Any]:
-    """Inputs of so many samples, texts of :data:`TOKENS` tokens or as many as the model takes."""
+    """Draw inputs for some samples. Texts have :data:`TOKENS` tokens, or the maximum of the model if it is lower."""
     if adapter.interface.modality != "text":
         return {name: _drawn(value, samples, 31) for name, value in adapter.example.items()}
     return _texts(adapter, samples, min(TOKENS, adapter.interface.max_tokens or TOKENS), "right", 31)
 
 
 def _drawn(value: Any, batch: int, seed: int) -> Any:
-    """Values of another batch and of other content; what is the same for each sample is repeated."""
+    """Draw a new floating-point tensor for another batch size, or repeat the samples of an integer tensor."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
     generator = torch.Generator().manual_seed(seed)
@@ -73,7 +76,7 @@ def _texts(adapter: Adapter, batch: int, tokens: int, side: str, seed: int) -> d
             inputs[name] = real.long()
         elif name == content:
             inputs[name] = torch.where(real, ids, adapter.interface.pad_id or 0)
-            if isinstance(end, int):  # texts end as those of a tokenizer do: heads look for that
+            if isinstance(end, int):  # as tokenizers do: some heads search for the end-of-text token
                 last = (real * torch.arange(1, tokens + 1)).argmax(1)
                 inputs[name][torch.arange(batch), last] = end
         elif isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == example.shape[1]:
@@ -86,12 +89,12 @@ def _texts(adapter: Adapter, batch: int, tokens: int, side: str, seed: int) -> d
 
 
 def bits(output: Any) -> list[Tensor]:
-    """The tensors of an output, in order."""
+    """Return the tensors of an output in order."""
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def agree(a: list[Tensor], b: list[Tensor]) -> bool:
-    """Whether tensors are equal bit for bit, NaN equal to NaN."""
+    """Return whether two lists of tensors are bit-identical, treating NaN as equal to NaN."""
     return len(a) == len(b) > 0 and all(
         x.shape == y.shape
         and x.dtype == y.dtype
@@ -103,11 +106,16 @@ def agree(a: list[Tensor], b: list[Tensor]) -> bool:
 
 @torch.no_grad()
 def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
-    """Check that ``decode(encode(x)[l], l)`` is ``model(x)`` at some layers, on inputs that decode never sees.
+    """Check that ``decode(encode(x)[l], l)`` equals ``model(x)`` at the given layers.
+
+    Args:
+        adapter: The network.
+        layers: The cuts to check.
 
     Raises:
-        InexactError: At a layer it is not, or the context holds the content.
-        ValueError: The model tells no inputs apart, so that nothing would be checked.
+        InexactError: If a layer is not exact, or the context contains the content.
+        ValueError: If the model returns no finite number, or the same output for different inputs, so that the check
+            would be meaningless.
     """
     outputs = []
     for number, inputs in enumerate(fresh(adapter)):
@@ -117,7 +125,7 @@ def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
             _check_context(adapter, representation.context, inputs, layer)
             got = bits(adapter.decode(representation, layer))
             if not agree(got, expected):
-                raise InexactError(f"{layer!r}: decode(encode(x)) is not model(x) on inputs {number}")
+                raise InexactError(f"{layer!r}: decode(encode(x)) differs from model(x) on inputs {number}")
     if not any(bool(t.isfinite().any()) for t in outputs[-1] if t.is_floating_point()):
         raise ValueError("the model returns no finite number")
     _check_that_inputs_matter(adapter)
@@ -132,7 +140,7 @@ def _check_context(adapter: Adapter, context: Any, inputs: Any, layer: str) -> N
             allowed = torch.tensor([*adapter.interface.special_ids, adapter.interface.filler_id])
             kept = not bool(torch.isin(erased, allowed).all())
         if kept:
-            raise InexactError(f"{layer!r}: the context holds {name}")
+            raise InexactError(f"{layer!r}: the context contains {name}")
 
 
 def _check_that_inputs_matter(adapter: Adapter) -> None:
@@ -141,12 +149,16 @@ def _check_that_inputs_matter(adapter: Adapter) -> None:
     other = {**inputs, name: inputs[name].flip(0)}
     options = adapter.interface.options
     if agree(bits(adapter.model(**{**options, **inputs})), bits(adapter.model(**{**options, **other}))):
-        raise ValueError("the model gives the same output for different inputs")
+        raise ValueError("the model returns the same output for different inputs")
 
 
 @torch.no_grad()
 def cost(adapter: Adapter, layer: str, inputs: dict[str, Any]) -> float | None:
-    """Floating-point operations of encode and decode at a layer over those of one forward; ``None`` if none count."""
+    """Count floating-point operations of encode and decode at a layer, over those of one forward pass.
+
+    Returns:
+        The ratio, or ``None`` if the forward pass has no operations that are counted.
+    """
     counts = []
     for run in (lambda: adapter.forward(inputs), lambda: adapter.decode(adapter.encode(inputs, layer)[layer], layer)):
         with Operations() as counter:

@@ -1,4 +1,4 @@
-"""Affine least squares from a stream of rows, against ``torch.linalg.lstsq`` on all of them at once."""
+"""Affine least squares on streamed rows compared with ``torch.linalg.lstsq`` on all rows at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = (100_000, 1_000_000)
 
 
 def rows(n: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of related float32 rows."""
+    """Yield batches of paired float32 rows ``(BATCH, WIDTH)`` with a noisy linear relation."""
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5
     for _ in range(0, n, BATCH):
@@ -31,7 +31,7 @@ def rows(n: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def streamed(n: int) -> tuple[float, Tensor]:
-    """Seconds and solution from moments; making the rows is not counted."""
+    """Return seconds and weights ``(WIDTH, WIDTH)`` of the fit from moments, without the time to generate rows."""
     seconds, moments = 0.0, Moments(WIDTH, WIDTH)
     for x, y in rows(n):
         start = time.perf_counter()
@@ -43,7 +43,7 @@ def streamed(n: int) -> tuple[float, Tensor]:
 
 
 def dense(n: int, driver: str) -> tuple[float, Tensor]:
-    """Seconds and solution from ``torch.linalg.lstsq`` on [X|1] in float32."""
+    """Return seconds and weights ``(WIDTH, WIDTH)`` of ``torch.linalg.lstsq`` on [X|1] in float32."""
     x, y = torch.empty(n, WIDTH + 1), torch.empty(n, WIDTH)
     for i, (part_x, part_y) in enumerate(rows(n)):
         x[i * BATCH : (i + 1) * BATCH, :WIDTH] = part_x
@@ -55,9 +55,9 @@ def dense(n: int, driver: str) -> tuple[float, Tensor]:
 
 
 def main() -> None:
-    """Each way in a process of its own, so that peaks of memory are its own."""
+    """Run each method in a separate process, to measure its peak memory, and print the table."""
     title = f"affine least squares {WIDTH} -> {WIDTH}, float32 rows ({machine()})"
-    table = Table("rows", "way", "seconds", "over streamed", "peak memory MB", "largest difference", title=title)
+    table = Table("rows", "method", "seconds", "over streamed", "peak memory MB", "largest difference", title=title)
     for n in SIZES:
         found: dict[str, tuple[float, float, Tensor]] = {}
         for way in ("streamed", "gels", "gelsy"):
@@ -68,7 +68,7 @@ def main() -> None:
                 check=False,
             )
             if output.returncode:
-                table.add_row(f"{n:,}", way, "does not fit" if output.returncode < 0 else output.stderr.strip()[-60:])
+                table.add_row(f"{n:,}", way, "out of memory" if output.returncode < 0 else output.stderr.strip()[-60:])
                 continue
             seconds, peak, path = output.stdout.split()
             found[way] = (float(seconds), float(peak), torch.load(path, weights_only=True))

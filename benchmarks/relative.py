@@ -1,9 +1,9 @@
-"""Relative representations and neighbours among them, against plain PyTorch and latentis; memory where rows are many.
+"""Relative representations and nearest neighbours compared with plain PyTorch and latentis, and memory for many rows.
 
-Random rows, float32, cosine. Neighbours are exact everywhere; of two that are equally near, ways may differ. Each way
-runs in a process of its own, so that peaks of memory are its own.
+Random rows, float32, cosine similarity. All methods search exactly, but may break ties differently. Each method runs in
+a separate process, to measure its peak memory.
 
-latentis comes with ``pip install "hf-stitch[bench]"``; where it is missing it is left out, and said.
+Install latentis with ``pip install "hf-stitch[bench]"``. If it is not installed, the table reports that and omits it.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from hf_stitch.relative import RelativeProjection, nearest
 CHUNK, NEIGHBOURS, REPEATS = 4096, 10, 3
 SPEED = (20_000, 300, 300)
 MEMORY = (1_000_000, 768, 1_000)
-"""Rows, their width, anchors."""
+"""Number of rows, width of a row, number of anchors."""
 
 Sizes = tuple[int, int, int]
 Way = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From rows and anchors to relative representations and the places of their neighbours."""
+"""Maps rows and anchors to relative representations and the indices of their nearest neighbours."""
 
 
 def made(n: int, width: int, anchors: int) -> tuple[Tensor, Tensor]:
-    """Rows, and anchors that are some of them."""
+    """Draw random rows ``(n, width)``, and take the first ``anchors`` of them as anchors."""
     rows = torch.randn(n, width, generator=torch.Generator().manual_seed(0))
     return rows, rows[:anchors].clone()
 
 
 def ours(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """By this library."""
+    """Compute relative representations and neighbours with hf-stitch."""
     with torch.no_grad():
         relative = RelativeProjection.of(anchors)(rows)
     return relative, nearest(relative, relative.split(CHUNK), NEIGHBOURS)[1]
 
 
 def plain(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """As one would write it: all similarities of a chunk of queries at a time."""
+    """Compute relative representations and neighbours with plain PyTorch, for one chunk of queries at a time."""
     relative = functional.normalize(rows) @ functional.normalize(anchors).T
     unit = functional.normalize(relative)
     return relative, torch.cat([(queries @ unit.T).topk(NEIGHBOURS).indices for queries in unit.split(CHUNK)])
 
 
 def latentis(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """By latentis, whose search is that of faiss."""
+    """Compute relative representations and neighbours with latentis, which searches with faiss."""
     from latentis.space.search import SearchIndex, SearchMetric
     from latentis.transform.projection import cosine_proj, relative_projection
 
@@ -75,7 +75,7 @@ WAYS: dict[str, Way] = {"hf-stitch": ours, "plain": plain, "latentis": latentis}
 
 
 class Drawn:
-    """Rows that are there only while somebody looks at them, a chunk at a time."""
+    """A virtual array of random rows, generated one slice at a time."""
 
     ndim = 2
 
@@ -91,9 +91,9 @@ class Drawn:
 
 
 def timed(way: str, sizes: Sizes) -> tuple[float, Tensor, Tensor]:
-    """The least seconds of several runs, and what was found."""
+    """Return the minimum seconds over several runs, the relative representations and the neighbours."""
     rows, anchors = made(*sizes)
-    WAYS[way](rows[:100], anchors[:50])  # imports
+    WAYS[way](rows[:100], anchors[:50])  # import libraries before the clock starts
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -103,7 +103,7 @@ def timed(way: str, sizes: Sizes) -> tuple[float, Tensor, Tensor]:
 
 
 def streamed(sizes: Sizes) -> tuple[float, Tensor, Tensor]:
-    """Seconds for the neighbours of 20 rows among many that stream, and what was found."""
+    """Return seconds, relative representations and neighbours of 20 rows among a stream of many rows."""
     n, width, anchors = sizes
     rows: Any = Drawn(n, width)
     first = torch.from_numpy(rows[0:CHUNK])
@@ -115,7 +115,7 @@ def streamed(sizes: Sizes) -> tuple[float, Tensor, Tensor]:
 
 
 def peak() -> float:
-    """Most memory that this process has held, in MB; where Linux counts it, without what its parent held."""
+    """Return the peak memory of this process in MB. On Linux, the memory of the parent is excluded."""
     status = Path("/proc/self/status")
     if status.is_file():
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
@@ -123,22 +123,26 @@ def peak() -> float:
 
 
 def alone(way: str, sizes: Sizes) -> tuple[float, float, Tensor, Tensor] | str:
-    """One way in a process of its own: seconds, peak of memory in MB, what was found; or why there is nothing."""
+    """Run one method in a separate process.
+
+    Returns:
+        Seconds, peak memory in MB, relative representations and neighbours; or an error message.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "found.pt"
         command = [sys.executable, "-m", "benchmarks.relative", way, str(place), *map(str, sizes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            return "does not fit" if done.returncode < 0 else done.stderr.strip()[-60:]
+            return "out of memory" if done.returncode < 0 else done.stderr.strip()[-60:]
         seconds, most = map(float, done.stdout.split())
         return seconds, most, *torch.load(place, weights_only=True)
 
 
 def compare(sizes: Sizes) -> Table:
-    """Every way on the same rows."""
+    """Compare all methods on the same rows."""
     n, width, anchors = sizes
-    title = f"{n:,} rows x {width}, {anchors} anchors, {NEIGHBOURS} neighbours of each ({machine()})"
-    columns = ("way", "seconds", "over plain", "peak memory MB", "largest difference", "same neighbours")
+    title = f"{n:,} rows x {width}, {anchors} anchors, {NEIGHBOURS} nearest neighbours ({machine()})"
+    columns = ("method", "seconds", "over plain", "peak memory MB", "largest difference", "same neighbours")
     table = Table(*columns, title=title)
     found = {way: alone(way, sizes) for way in WAYS if way != "latentis" or importlib.util.find_spec("latentis")}
     base = found["plain"]
@@ -156,9 +160,9 @@ def compare(sizes: Sizes) -> Table:
 
 
 def memory(sizes: Sizes) -> Table:
-    """A stream of few rows and of many."""
+    """Measure streams of few and of many rows."""
     n, width, anchors = sizes
-    title = f"neighbours of 20 rows among rows x {width} that stream, {anchors} anchors ({machine()})"
+    title = f"nearest neighbours of 20 rows among streamed rows x {width}, {anchors} anchors ({machine()})"
     table = Table("rows", "seconds", "peak memory MB", title=title)
     for count in (n // 50, n):
         result = alone("streamed", (count, width, anchors))
@@ -168,7 +172,7 @@ def memory(sizes: Sizes) -> Table:
 
 
 def main() -> None:
-    """Both tables."""
+    """Run the benchmark and print both tables."""
     console = Console(width=140)
     console.print(compare(SPEED))
     console.print(memory(MEMORY))

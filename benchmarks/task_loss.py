@@ -1,8 +1,9 @@
-"""A step of task-loss matching against what it must cost, against the naive way, and many stitches against one by one.
+"""Time of a step of task-loss matching compared with the minimal step, a naive implementation and separate training.
 
-The bare step is a forward and backward of the stitch and the target's half behind it, on representations at hand, with
-the gradient of the stitch only, and Adam. The naive way runs both whole networks with hooks in every step, and the
-target once more for its soft labels. Random weights, real sizes, float32; medians of steps.
+The minimal step is a forward and backward pass through the stitching layer and the back half of the target on cached
+activations, with gradients for the stitching layer only, and Adam. The naive implementation runs both whole networks
+with hooks in every step, and the target a second time for its soft labels. Separate training fits several stitching
+layers one by one instead of all at once. Random weights, real sizes, float32, medians of steps.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _stitched(a: Adapter, source_layer: str, b: Adapter, target_layer: str, data
 
 
 def _ours(models: list[StitchedModel], data: Samples, batch: int) -> float:
-    """Seconds of a step."""
+    """Return the median seconds of a step of :class:`TaskLoss`."""
     times: list[float] = []
     TaskLoss(max_steps=STEPS, batch_size=batch).fit(
         models, data, progress=False, callback=lambda step, layers: times.append(time.perf_counter())
@@ -68,13 +69,13 @@ def _median(step: Callable[[], object]) -> float:
 
 def _bare(model: StitchedModel, images: torch.Tensor) -> float:
     with torch.no_grad():
-        there = model.source(**model.source_inputs({"pixel_values": images}))
+        activations = model.source(**model.source_inputs({"pixel_values": images}))
     labels = torch.randn(len(images), 10).softmax(-1)
     model.freeze_networks()
     optimizer = torch.optim.Adam(model.stitch.parameters())
 
     def step() -> None:
-        functional.cross_entropy(logits_of(model.target(model.stitch(there))), labels).backward()
+        functional.cross_entropy(logits_of(model.target(model.stitch(activations))), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -82,7 +83,7 @@ def _bare(model: StitchedModel, images: torch.Tensor) -> float:
 
 
 def _naive(a: Adapter, b: Adapter, model: StitchedModel, layers: tuple[str, str], images: torch.Tensor) -> float:
-    """Both whole networks, with hooks that take and put representations."""
+    """Return the median seconds of a step that runs both networks, with hooks that read and replace activations."""
     source, target = (net.model.eval().requires_grad_(False) for net in (a, b))
     stitch = model.stitch.requires_grad_(True)
     optimizer = torch.optim.Adam(stitch.parameters())
@@ -96,8 +97,8 @@ def _naive(a: Adapter, b: Adapter, model: StitchedModel, layers: tuple[str, str]
             source(images)
             soft = target(images).softmax(-1)
         handle.remove()
-        there = stitch(cut.represent(kept["x"], {a.interface.content[0]: images}, a.interface)).values
-        handle = put.register_forward_hook(lambda m, args, output: there)
+        stitched = stitch(cut.represent(kept["x"], {a.interface.content[0]: images}, a.interface)).values
+        handle = put.register_forward_hook(lambda m, args, output: stitched)
         functional.cross_entropy(target(images), soft).backward()
         handle.remove()
         optimizer.step()
@@ -107,9 +108,9 @@ def _naive(a: Adapter, b: Adapter, model: StitchedModel, layers: tuple[str, str]
 
 
 def main() -> None:
-    """Print the table."""
+    """Run the benchmark and print its table."""
     table = Table("networks", "cut", "batch", "step s", title=f"task-loss matching ({machine()})")
-    for column in ("over bare", "naive over ours", f"{GRID} one by one over at once"):
+    for column in ("over minimal", "naive over ours", f"{GRID} one by one over all at once"):
         table.add_column(column, justify="right")
     for name, (create, size, batch) in CASES.items():
         a, b = (_adapter(create, size, seed) for seed in (0, 1))

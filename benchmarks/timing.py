@@ -1,4 +1,4 @@
-"""Paired timings: two ways in turn, so that a drift of the machine meets both."""
+"""Paired timings: functions run in turn, so that a drift of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ import torch
 
 
 def paired(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Median seconds of both, and the median of the ratios first/second pair by pair.
+    """Time two functions in turn, after one warm-up run of each.
 
-    One run of each is not counted.
+    Args:
+        first: First function.
+        second: Second function.
+        repeats: Number of timed runs of each.
+
+    Returns:
+        Median seconds of the first, median seconds of the second, and the median over runs of the ratio first/second.
     """
     ways = {"first": first, "second": second}
     in_turn(ways, 1)
@@ -26,7 +32,16 @@ def paired(first: Callable[[], object], second: Callable[[], object], repeats: i
 def in_turn(
     functions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of every run of each, all of them in turn."""
+    """Time several functions in turn.
+
+    Args:
+        functions: Functions by name.
+        repeats: Number of runs of each.
+        clock: Returns the time in seconds.
+
+    Returns:
+        Name -> seconds of every run.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
@@ -37,5 +52,5 @@ def in_turn(
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Describe the machine: processor architecture, number of threads and version of torch."""
     return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -1,7 +1,7 @@
-"""Tiny random networks of any type that transformers or timm knows: sizes shrunk by the names of config fields.
+"""Tiny random networks of every type in transformers and timm.
 
-No type is treated by itself but for what :data:`EXCEPTIONS` holds: where sizes depend on each other in a way that no
-name tells.
+Sizes are reduced by the names of config fields. :data:`EXCEPTIONS` lists the types whose sizes depend on each other in
+a way that the names do not show.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SUITES = {
     "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "AutoModelForCausalLM"),
     "masked": ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "AutoModelForMaskedLM"),
 }
-"""Suite -> the table of its types, and the class that makes a model of a config."""
+"""Suite -> name of the table of its model types, and of its Auto class."""
 
 COUNTS = """
 num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers
 num_blocks depth conf_num_hidden_layers num_self_attends_per_block
 """
-"""Fields that count layers. A list of as many entries as a config has layers is cut to the new number."""
+"""Fields that count layers. Lists with one entry per layer are shortened to the new number."""
 
 NAMES = {
     64: """
@@ -70,7 +70,7 @@ NAMES = {
     """,
 }
 SIZES = {name: size for size, names in {**NAMES, LAYERS: NAMES[LAYERS] + COUNTS}.items() for name in names.split()}
-"""What a field is shrunk to, where its default is larger."""
+"""Config field -> its maximum value."""
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -141,21 +141,24 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
     },
 }
-"""Type -> arguments of its config that win over the rules: sizes that hang together, or defaults that do not run."""
+"""Model type -> config arguments that override the rules: dependent sizes, or defaults that do not run."""
 
 
 def types(suite: str) -> dict[str, str]:
-    """The types of a suite's table, each with the class that it makes."""
+    """Return the model types of a suite, with the name of the model class of each."""
     table = getattr(modeling_auto, SUITES[suite][0])
     return {kind: made if isinstance(made, str) else made[0] for kind, made in table.items()}
 
 
 def config(kind: str, keep: tuple[str, ...] = ()) -> Any:
-    """A tiny config of a type of transformers.
+    """Create a tiny transformers config.
 
     Args:
-        kind: The type, as ``bert``.
+        kind: Model type, e.g. ``bert``.
         keep: Fields that keep their default.
+
+    Returns:
+        The config.
     """
     exceptions = EXCEPTIONS.get(kind, {})
     default = transformers.CONFIG_MAPPING[kind](**exceptions)
@@ -163,7 +166,7 @@ def config(kind: str, keep: tuple[str, ...] = ()) -> Any:
 
 
 def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> Any:
-    """A config of the same class with smaller sizes, its parts likewise."""
+    """Create a config of the same class with smaller sizes, including nested configs."""
     values = dict(exceptions)
     for name, value in vars(default).items():
         if name in keep or name.startswith("_"):
@@ -191,23 +194,23 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
     }
     try:
         made = kind(**values)
-    except Exception:  # the lists of one entry for each layer are not derived: they are cut too
+    except Exception:  # lists with one entry per layer are not derived: shorten them too
         made = kind(**values, **{name: _some(value) for name, value in lists.items()})
     left = {name: _some(value) for name, value in lists.items() if len(getattr(made, name, None) or ()) == len(value)}
     return kind(**values, **left) if left else made
 
 
 def _some(entries: Any) -> Any:
-    """As many entries as there are layers now: the first, and at the end the kinds that are not among these."""
+    """Shorten a list to :data:`LAYERS` entries: the first ones, then the kinds of entries that are missing."""
     kinds = list(dict.fromkeys(entries)) if isinstance(entries[0], (str, int, float)) else []
     missing = [kind for kind in kinds if kind not in entries[:LAYERS]][: LAYERS - 1]
     return type(entries)([*entries[: LAYERS - len(missing)], *missing])
 
 
 def shaken(model: nn.Module) -> nn.Module:
-    """The model in eval mode with noise on every weight.
+    """Add noise to every weight and switch the model to eval mode.
 
-    What is initialised with zeros, or so that it does nothing, would hide what passes through it.
+    Weights that are initialised as zeros, or as the identity, would hide an inexact cut.
     """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -215,14 +218,14 @@ def shaken(model: nn.Module) -> nn.Module:
             if parameter.is_floating_point():
                 parameter += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         for module in model.modules():
-            if isinstance(module, nn.Conv2d):  # the signal lives through any depth
+            if isinstance(module, nn.Conv2d):  # keeps the scale of the signal at any depth
                 nn.init.kaiming_normal_(module.weight, generator=generator)
     return model.eval()
 
 
 @torch.no_grad()
 def calibrate(model: nn.Module, inputs: Mapping[str, Any]) -> None:
-    """Give every BatchNorm the statistics of a batch, without which what passes through many of them dies out."""
+    """Set the statistics of every BatchNorm from a batch, so that the signal does not vanish in deep networks."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -235,16 +238,16 @@ def calibrate(model: nn.Module, inputs: Mapping[str, Any]) -> None:
 
 
 Attempt = Callable[[], tuple[nn.Module, Any]]
-"""Makes a model and an example of its input (``None``: what an adapter invents); it may turn out that it cannot."""
+"""Creates a model and example inputs (``None``: the adapter invents them). It may raise."""
 
 
 def attempts(suite: str, kind: str) -> Iterator[Attempt]:
-    """Ways to a model of a type, the smallest first."""
+    """Yield attempts to create a model of a type, the smallest first."""
     made: Any = getattr(transformers, types(suite)[kind])
 
     def attempt(keep: tuple[str, ...]) -> tuple[nn.Module, Any]:
         small = config(kind, keep)
-        if not isinstance(small, made.config_class):  # the class makes one part of the whole
+        if not isinstance(small, made.config_class):  # the model class takes one of the nested configs
             parts = [part for part in vars(small).values() if isinstance(part, made.config_class)]
             small = parts[0] if parts else small
         if suite == "causal" and hasattr(small, "is_decoder"):
@@ -257,7 +260,7 @@ def attempts(suite: str, kind: str) -> Iterator[Attempt]:
 
 
 def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Smaller inputs than an adapter makes, where a config does not tell the size; ``None`` for all others."""
+    """Return small images for image models whose config has no image size, and ``None`` for all other models."""
     name = getattr(model, "main_input_name", "")
     generator = torch.Generator().manual_seed(0)
     config: Any = model.config
@@ -270,14 +273,14 @@ def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
 
 
 def smallest(module: str) -> str:
-    """The name of the model with the fewest parameters in a module of ``timm.models``."""
+    """Return the name of the model with the fewest parameters in a module of ``timm.models``."""
     counts: dict[str, int] = {}
     for name in timm.list_models(module=module):
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
             try:
                 counts[name] = sum(p.numel() for p in timm.create_model(name).parameters())
-            except Exception:  # some cannot be built without memory
+            except Exception:  # some models cannot be built on the meta device
                 continue
     if not counts:
         counts = {
@@ -288,7 +291,7 @@ def smallest(module: str) -> str:
 
 
 def timm_attempts(name: str, sizes: tuple[int, ...] = (64, 56, 128)) -> Iterator[Attempt]:
-    """Ways to a timm model with random weights and inputs of a small size, at last of its own."""
+    """Yield attempts to create a timm model with random weights for small inputs, and finally for its default input."""
 
     def attempt(size: int | None, **arguments: Any) -> tuple[nn.Module, Any]:
         torch.manual_seed(0)

@@ -1,7 +1,8 @@
-"""Exact cuts across the families: the smallest model of every timm module, tiny configs of every transformers type.
+"""Sweep over model families: the smallest model of every timm module and a tiny config of every transformers type.
 
-``python benchmarks/zoo.py`` examines each family in a process of its own, which may crash or hang without harm to the
-others, writes one line of JSON for it, and at the end the report. A second run goes on where the first ended.
+``python benchmarks/zoo.py`` examines each family in a separate process, so that a crash or a timeout does not affect
+the others, and appends one line of JSON per family. ``--report`` writes the report at the end. A second run resumes
+where the first one stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # called by its path
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import timm
@@ -38,28 +39,28 @@ SUITES = ("timm", *tiny.SUITES)
 SECONDS, GIGABYTES = 900, 8
 LARGE, SOME = 50_000_000, 5
 BUSY, MOST = 0.05, 128
-"""Seconds that a forward takes at least when it is timed, and the most samples for that."""
+"""Minimum seconds of a timed forward pass, and the maximum number of samples to reach it."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was found of a family.
+    """Results for one family.
 
     Attributes:
-        suite: ``timm``, or which head of transformers.
-        family: Module of ``timm.models``, or type of transformers.
-        model: Name of the model in timm, or of its class.
-        parameters: How many it has.
-        candidates: How many blocks everything seems to flow through.
-        listed: Its cuts; of networks of more than 50 million parameters, those among five candidates.
-        exact: How many of these are, by :mod:`benchmarks.exactness`.
-        plans: How many cuts take which plan.
-        middle: The cut at the middle.
-        operations: Floating-point operations of encode + decode there, over those of one forward.
-        seconds: The same of seconds.
-        reason: Why there are fewer than two cuts; empty otherwise.
-        inexact: Which listed cut is none, and where; empty where all are.
-        took: Seconds for all of this.
+        suite: ``timm``, or a head of transformers.
+        family: Module of ``timm.models``, or model type of transformers.
+        model: Name of the timm model, or of the transformers class.
+        parameters: Number of parameters.
+        candidates: Number of blocks that are candidates for cuts.
+        listed: Verified cuts. Only five candidates are tried in networks with more than 50 million parameters.
+        exact: Number of listed cuts that :mod:`benchmarks.exactness` found exact.
+        plans: Plan -> number of cuts that use it.
+        middle: The listed cut in the middle.
+        operations: Floating-point operations of encode and decode at the middle cut over those of one forward pass.
+        seconds: Seconds of encode and decode at the middle cut over those of one forward pass.
+        reason: Why there are fewer than two cuts, or an empty string.
+        inexact: The listed cut that is not exact and the inputs that show it, or an empty string.
+        took: Seconds to examine the family.
     """
 
     suite: str
@@ -79,15 +80,22 @@ class Record:
 
 
 def families(suite: str) -> tuple[str, ...]:
-    """The families of a suite."""
+    """Return the families of a suite."""
     return tuple(timm.list_modules()) if suite == "timm" else tuple(tiny.types(suite))
 
 
 def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
-    """An adapter of a family's model, of the smallest size in which it runs.
+    """Load a family's model in the smallest size that runs.
+
+    Args:
+        suite: One of :data:`SUITES`.
+        family: A family of the suite.
+
+    Returns:
+        The adapter of a model with random weights.
 
     Raises:
-        Exception: What the last attempt said, if no model can be made or runs.
+        Exception: The error of the last attempt, if no model can be created and run.
     """
     attempts = tiny.timm_attempts(tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
     failures = []
@@ -105,7 +113,7 @@ def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
 
 
 def examine(suite: str, family: str) -> Record:
-    """Find and check the cuts of a family."""
+    """Find and check the cuts of a family. Errors are stored in the record."""
     start = time.monotonic()
     record = Record(suite, family)
     try:
@@ -125,16 +133,16 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     candidates = adapter.candidates
     if record.parameters > LARGE and len(candidates) > SOME:
         candidates = tuple(candidates[i * (len(candidates) - 1) // (SOME - 1)] for i in range(SOME))
-    told = {layer: adapter.verify_cut(layer) for layer in candidates}
-    listed = tuple(layer for layer, e in told.items() if e.status == "verified")
-    refused = [e.reason for e in told.values() if e.status == "refused"]
+    infos = {layer: adapter.verify_cut(layer) for layer in candidates}
+    listed = tuple(layer for layer, e in infos.items() if e.status == "verified")
+    refused = [e.reason for e in infos.values() if e.status == "refused"]
     few = f"everything flows through {len(candidates) or 'no'} single module{'s'[: len(candidates) > 1]}"
     reason = "" if len(listed) > 1 else refused[0] if refused else few
     record = dataclasses.replace(
         record,
         candidates=len(adapter.candidates),
         listed=listed,
-        plans=dict(Counter(str(told[n].plan) for n in listed)),
+        plans=dict(Counter(str(infos[n].plan) for n in listed)),
         reason=reason[:400],
     )
     if not listed:
@@ -162,7 +170,7 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
 
 
 def busy(adapter: hf_stitch.Adapter) -> dict[str, Any]:
-    """Inputs of as many samples as keep the network busy for a while, so that its time is not that of Python."""
+    """Draw enough samples for a forward pass that takes longer than the overhead of Python."""
     samples = 2
     while True:
         inputs = exactness.batch(adapter, samples)
@@ -180,7 +188,7 @@ def _child(pipe: Connection, suite: str, family: str) -> None:
 
 
 def apart(suite: str, family: str) -> Record:
-    """Examine a family in a process of its own, within limits of time and memory."""
+    """Examine a family in a separate process with limits on time and memory."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs, suite, family), daemon=True)
     process.start()
@@ -198,7 +206,7 @@ def apart(suite: str, family: str) -> Record:
 
 
 def read(path: Path) -> dict[tuple[str, str], Record]:
-    """The records of a file, the last of each family."""
+    """Read the records of a file: (suite, family) -> the last record."""
     if not path.exists():
         return {}
     records = [Record(**json.loads(line)) for line in path.read_text().splitlines()]
@@ -208,12 +216,12 @@ def read(path: Path) -> dict[tuple[str, str], Record]:
 def main() -> None:
     """Run the sweep and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--suite", choices=SUITES, action="append", help="one of the suites; default: all")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="families by a pattern, as 'resnet*'")
-    parser.add_argument("--again", action="store_true", help="examine families anew that have a record")
-    parser.add_argument("--failed", action="store_true", help="examine families anew whose record has a reason")
-    parser.add_argument("--records", type=Path, default=Path("build/zoo.jsonl"), help="where records are kept")
-    parser.add_argument("--report", type=Path, help="where the report goes, as docs/zoo.md")
+    parser.add_argument("--suite", choices=SUITES, action="append", help="suite to examine, repeatable; default: all")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="examine families that match, e.g. 'resnet*'")
+    parser.add_argument("--again", action="store_true", help="examine families again that have a record")
+    parser.add_argument("--failed", action="store_true", help="examine families again whose record contains a failure")
+    parser.add_argument("--records", type=Path, default=Path("build/zoo.jsonl"), help="file of records")
+    parser.add_argument("--report", type=Path, help="write the report to this file, e.g. docs/zoo.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -230,7 +238,7 @@ def main() -> None:
             or (options.failed and (done[suite, family].reason or done[suite, family].inexact))
         )
     ]
-    adapter_of("text", "llama")  # what every process needs is imported before they part
+    adapter_of("text", "llama")  # import shared modules before forking
     options.records.parent.mkdir(parents=True, exist_ok=True)
     with options.records.open("a") as file:
         for suite, family in tqdm(wanted, "families", file=sys.stderr):

@@ -1,6 +1,6 @@
-"""The library in a few lines, on the networks that ``make quickstart`` trained on handwritten digits.
+"""Stitch two networks, score the result and save it, with the networks that ``make quickstart`` trained on digits.
 
-python examples/quickstart.py [FOLDER]        # FOLDER: where it wrote, by default runs/quickstart
+python examples/quickstart.py [FOLDER]        # FOLDER: output folder of the quickstart, by default runs/quickstart
 """
 
 import sys
@@ -29,4 +29,4 @@ print(stitched.evaluation)
 
 stitched.stitcher.save_pretrained(folder / "mine")
 again = hf_stitch.Stitcher.from_pretrained(folder / "mine").attach(source, target)
-print("saved, loaded and attached:", again.stitcher)
+print("saved, reloaded and attached:", again.stitcher)

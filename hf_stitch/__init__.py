@@ -1,7 +1,7 @@
-"""Compare, connect and exchange neural networks: what one knows inside, another can use.
+"""Compare, stitch and exchange neural networks.
 
-Importing this package is cheap: a public name is imported, with what it needs, when it is first used. The names and
-where they come from stand in ``__init__.pyi``.
+Importing this package is fast: public names, listed in ``__init__.pyi``, are imported together with their dependencies
+when they are first used.
 """
 
 import lazy_loader

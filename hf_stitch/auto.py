@@ -1,4 +1,4 @@
-"""Makes transformers' Auto classes, and with them ``pipeline``, know stitched models: ``import hf_stitch.auto``.
+"""Registration of stitched models with the Auto classes and ``pipeline`` of transformers: ``import hf_stitch.auto``.
 
 Example:
     >>> import hf_stitch.auto
@@ -24,5 +24,5 @@ _register(StitchedModel)
 for _task in registries.heads:
     try:
         _register(registries.heads.get(_task))
-    except PluginError as _error:  # which breaks nothing but itself
+    except PluginError as _error:  # a broken plugin must not prevent the import
         warnings.warn(str(_error), stacklevel=2)

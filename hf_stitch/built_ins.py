@@ -1,4 +1,4 @@
-"""The methods of this package, by registry and name: the one table that a new method adds a line to."""
+"""Built-in entries of every registry. To add a method to the package, add a line to :data:`BUILT_INS`."""
 
 BUILT_INS: dict[str, dict[str, str]] = {
     "adapters": {
@@ -98,7 +98,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "Head": "hf_stitch.artefacts.head:Head",
     },
 }
-"""Every built-in name of every registry, as ``module:attribute``."""
+"""From registry to built-in name to the class behind it, as ``module:attribute``."""
 
 BASES: dict[str, str] = {
     "adapters": "hf_stitch.adapters.base:Adapter",
@@ -111,4 +111,4 @@ BASES: dict[str, str] = {
     "heads": "hf_stitch.artefacts.modeling:StitchedModel",
     "networks": "transformers:PreTrainedModel",
 }
-"""The class that everything in a registry is a subclass of, as ``module:attribute``."""
+"""From registry to the base class of all its entries, as ``module:attribute``."""

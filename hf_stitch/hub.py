@@ -1,4 +1,4 @@
-"""Folders of the Hub: downloaded and uploaded whole, with errors that say what happened and what to do."""
+"""Download and upload of folders of the Hub, with errors that explain what happened and what to do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ CARD = "README.md"
 
 
 class DownloadOptions(TypedDict, total=False):
-    """How the Hub is reached to read from it.
+    """Options of downloads from the Hub.
 
     Attributes:
         revision: Branch, tag or commit; default: the default branch.
-        token: Hub token; default: the one that this machine is logged in with.
-        cache_dir: Where downloads are kept.
-        local_files_only: Use what is cached only.
-        force_download: Download again.
+        token: Hub token; default: the token with which this machine is logged in.
+        cache_dir: Folder for downloaded files; default: the cache of ``huggingface_hub``.
+        local_files_only: Use cached files only (default: ``False``).
+        force_download: Download files even if they are cached (default: ``False``).
+
+    Example:
+        >>> DownloadOptions(revision="main", local_files_only=True)
+        {'revision': 'main', 'local_files_only': True}
     """
 
     revision: str | None
@@ -33,14 +37,18 @@ class DownloadOptions(TypedDict, total=False):
 
 
 class UploadOptions(TypedDict, total=False):
-    """How something is uploaded.
+    """Options of uploads to the Hub.
 
     Attributes:
-        private: Whether a model that is created is private; default: the namespace's own rule.
-        token: Hub token; default: the one that this machine is logged in with.
-        revision: Branch; created if it does not exist.
-        commit_message: Its message.
-        create_pr: Open a pull request instead of committing.
+        private: Whether a newly created model is private; default: the setting of the namespace.
+        token: Hub token; default: the token with which this machine is logged in.
+        revision: Branch, which is created if it does not exist; default: the default branch.
+        commit_message: Message of the commit (default: ``"Upload"``).
+        create_pr: Open a pull request instead of committing (default: ``False``).
+
+    Example:
+        >>> UploadOptions(private=True, commit_message="Ridge stitch")
+        {'private': True, 'commit_message': 'Ridge stitch'}
     """
 
     private: bool | None
@@ -51,46 +59,54 @@ class UploadOptions(TypedDict, total=False):
 
 
 def download(repo_id: str, *, files: list[str], **options: Unpack[DownloadOptions]) -> Path:
-    """Some files of a model on the Hub, from the cache where it has them.
+    """Download files of a model on the Hub that are not in the cache.
 
     Args:
-        repo_id: The model.
-        files: Patterns of the names of the files wanted; none in subfolders.
-        **options: As in :class:`DownloadOptions`.
+        repo_id: Id of the model.
+        files: Glob patterns of file names; files in subfolders are ignored.
+        **options: See :class:`DownloadOptions`.
 
     Returns:
-        The folder that holds them; its name is the commit.
+        Folder that contains the files; its name is the hash of the commit.
 
     Raises:
-        FileNotFoundError: If there is no such model or revision that the token may see, or nothing cached offline.
+        FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if files are not
+            cached and the Hub is not available.
         PermissionError: If the model is gated, or the token may not read it.
-        ConnectionError: If the Hub cannot be reached, or the connection broke.
-        OSError: If the Hub answers with another error.
+        ConnectionError: If the Hub is not available, or the connection broke.
+        OSError: If the Hub returns another error.
+
+    Example:
+        >>> folder = download("gpt2", files=["config.json"])  # doctest: +SKIP
     """
     from huggingface_hub import snapshot_download
 
     revision = options.get("revision")
     place = f"{repo_id}@{revision}" if revision else repo_id
-    with _telling(f"{place} could not be downloaded"):
+    with _readable_errors(f"{place} could not be downloaded"):
         folder = snapshot_download(repo_id, allow_patterns=files, ignore_patterns=["*/*"], **options)
     return Path(folder)
 
 
 def commit_of(repo_id: str, **options: Unpack[DownloadOptions]) -> str | None:
-    """The commit that a revision of a model is at now, so that all files of one load are of one commit.
+    """Resolve a revision of a model to a commit, so that all files of one load belong to one commit.
 
     Args:
-        repo_id: The model.
-        **options: As in :class:`DownloadOptions`.
+        repo_id: Id of the model.
+        **options: See :class:`DownloadOptions`.
 
     Returns:
-        ``None`` where there is no such model, or it cannot be reached: what loads it then gives the better error.
+        Hash of the commit; ``None`` if the model does not exist or is not available. Loading it then raises an error
+        with more detail.
+
+    Example:
+        >>> commit = commit_of("gpt2", revision="main")  # doctest: +SKIP
     """
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(repo_id, "config.json", **options)).parent.name
-    except Exception:  # whatever it is, what loads the model meets it too
+    except Exception:  # loading the model raises the same error
         return None
 
 
@@ -102,30 +118,35 @@ def upload(
     card: Callable[[str, str | None], str],
     **options: Unpack[UploadOptions],
 ) -> CommitInfo:
-    """A folder to the Hub in one commit: all of it arrives, or nothing changes.
+    """Upload a folder to the Hub in one commit: either all files change, or none.
 
     Args:
-        folder: What to upload; files in subfolders are left out.
-        repo_id: The model; created if it does not exist. Without a namespace: the user's own.
-        replaces: Patterns of names: such files of the model that the folder does not have are deleted with the commit
-            (shards of an earlier upload).
-        card: From the model's full id and its present card to the new one.
-        **options: As in :class:`UploadOptions`.
+        folder: Folder to upload; its subfolders are ignored.
+        repo_id: Id of the model, which is created if it does not exist. Without a namespace: that of the user.
+        replaces: Glob patterns of file names. Matching files of the model that are not in the folder are deleted in the
+            same commit (shards of an earlier upload).
+        card: Function of the full id of the model and of its present card (or ``None``) that returns the new card.
+        **options: See :class:`UploadOptions`.
 
     Returns:
-        The commit: ``oid``, ``commit_url``, ``pr_url``.
+        The commit, with ``oid``, ``commit_url`` and ``pr_url``.
 
     Raises:
-        FileNotFoundError: If there is no such revision.
-        PermissionError: If the token is missing or may not write there.
-        ConnectionError: If the Hub cannot be reached, or the connection broke.
-        OSError: If the Hub answers with another error, as when someone else pushed in between.
+        FileNotFoundError: If the revision does not exist.
+        PermissionError: If the token is missing or has no write access.
+        ConnectionError: If the Hub is not available, or the connection broke.
+        OSError: If the Hub returns another error, for example because of a concurrent push.
+
+    Example:
+        >>> commit = upload(
+        ...     Path("stitcher"), "alice/stitcher", replaces=["*.safetensors"], card=lambda id, card: card or f"# {id}"
+        ... )  # doctest: +SKIP
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(token=options.get("token"))
     revision, create_pr = options.get("revision"), options.get("create_pr", False)
-    with _telling(f"{repo_id} could not be uploaded"):
+    with _readable_errors(f"{repo_id} could not be uploaded"):
         repo_id = api.create_repo(repo_id, private=options.get("private"), exist_ok=True).repo_id
         if revision is not None and not create_pr and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -152,28 +173,28 @@ def upload(
 
 
 def _read(api: HfApi, repo_id: str, name: str, commit: str) -> str:
-    # Not by the cache's way of names: line ends stay as they are.
+    # Bytes, because reading as text would change line ends.
     return Path(api.hf_hub_download(repo_id, name, revision=commit)).read_bytes().decode("utf-8-sig")
 
 
 @contextmanager
-def _telling(failure: str) -> Iterator[None]:
-    """Errors of the Hub's client as Python's own, each with what to do."""
+def _readable_errors(failure: str) -> Iterator[None]:
+    """Translate errors of the Hub client into built-in exceptions with advice."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.HFValidationError as error:
         raise FileNotFoundError(
-            f"{failure}: there is no such folder here, and a model on the Hub is called 'owner/name'"
+            f"{failure}: it is neither a folder on this machine nor the id of a model on the Hub, 'owner/name'"
         ) from error
     except errors.GatedRepoError as error:
         raise PermissionError(
-            f"{failure}: it is gated; ask for access on its page, then log in (hf auth login) or pass token="
+            f"{failure}: it is gated; request access on its page, then log in (hf auth login) or pass token="
         ) from error
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(
-            f"{failure}: it has no such revision; look at its branches and commits on the Hub"
+            f"{failure}: it has no such revision; check its branches and commits on the Hub"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise FileNotFoundError(
@@ -182,14 +203,14 @@ def _telling(failure: str) -> Iterator[None]:
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise FileNotFoundError(
-            f"{failure}: it is not in the cache (or not whole), and the Hub was not asked or did not answer"
-            f"{_reason(error)}; connect, and let it be downloaded once (local_files_only=False)"
+            f"{failure}: it is not in the cache (or not whole), and the Hub was not contacted or did not respond"
+            f"{_reason(error)}; connect to the network and download it once (local_files_only=False)"
         ) from error
     except errors.HfHubHTTPError as error:
-        raise _answer(failure, error.response.status_code, error.server_message) from error
+        raise _http_error(failure, error.response.status_code, error.server_message) from error
     except errors.LocalTokenNotFoundError as error:
         raise PermissionError(f"{failure}: this machine is not logged in; hf auth login, or pass token=") from error
-    except (errors.HTTPError, RuntimeError) as error:  # the latter for large files
+    except (errors.HTTPError, RuntimeError) as error:  # RuntimeError is raised for large files
         raise ConnectionError(
             f"{failure}: the connection broke, or the upload was refused{_reason(error)}; try again: nothing was left "
             "half done"
@@ -198,23 +219,23 @@ def _telling(failure: str) -> Iterator[None]:
         raise OSError(f"{failure}: {error}") from error
 
 
-def _answer(failure: str, status: int, said: str | None) -> OSError:
-    """What an HTTP status of the Hub means."""
-    words = f" ({said})" if said else ""
+def _http_error(failure: str, status: int, message: str | None) -> OSError:
+    """Return the exception for an HTTP status of the Hub."""
+    words = f" ({message})" if message else ""
     kind: type[OSError]
     if status in (401, 403):
         kind, advice = PermissionError, f"the token may not do this{words}; log in (hf auth login) or pass token="
     elif status in (409, 412):
-        kind, advice = OSError, f"it changed while it was written{words}; look at what changed and push again"
+        kind, advice = OSError, f"it changed while it was written{words}; check the changes and push again"
     elif status >= 500 or status == 429:
-        kind, advice = ConnectionError, f"the Hub answers {status}{words}; try again later"
+        kind, advice = ConnectionError, f"the Hub returned status {status}{words}; try again later"
     else:
-        kind, advice = OSError, f"the Hub answers {status}{words}"
+        kind, advice = OSError, f"the Hub returned status {status}{words}"
     return kind(f"{failure}: {advice}")
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what lies at the bottom of an error."""
+    """Return the class and first line of the root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

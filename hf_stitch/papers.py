@@ -1,4 +1,4 @@
-"""The papers that methods come from, named once."""
+"""References to the papers that the methods come from."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper.
+    """A reference to a paper.
 
     Attributes:
         title: Authors and title.
-        url: Where it is: its page on arXiv, or its DOI.
+        url: Link to the arXiv page or the DOI.
 
     Example:
         >>> CSISZARIK_2021.url
@@ -23,11 +23,18 @@ class Paper:
 
 
 def arxiv(title: str, id: str) -> Paper:
-    """A paper on arXiv.
+    """Make a reference to a paper on arXiv.
 
     Args:
         title: Authors and title.
-        id: As ``2110.14633``.
+        id: arXiv identifier without version, for example ``2110.14633``.
+
+    Returns:
+        The reference, with the link to the abstract page.
+
+    Example:
+        >>> arxiv("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633").url
+        'https://arxiv.org/abs/2110.14633'
     """
     return Paper(title, f"https://arxiv.org/abs/{id}")
 

@@ -1,4 +1,4 @@
-"""The processes that share a job: one, or those that ``accelerate launch`` started."""
+"""The processes that share a job: a single one, or those that ``accelerate launch`` started."""
 
 from __future__ import annotations
 
@@ -14,18 +14,33 @@ T = TypeVar("T")
 
 
 LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Variables in which launchers say how many processes there are: torchrun's, and those of several mpirun."""
+"""Environment variables with the number of processes: that of torchrun, and those of several mpirun."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that share the samples; one, if there is no accelerator."""
+    """The processes that share the samples.
+
+    Attributes:
+        accelerator: Accelerator of the processes; ``None`` for a single process.
+
+    Example:
+        >>> Processes(None).count, Processes(None).part(10)
+        (1, (0, 10))
+    """
 
     accelerator: Accelerator | None
 
     @classmethod
     def of(cls, accelerator: Accelerator | None) -> Processes:
-        """Those that are given, or those that were launched."""
+        """Use the given accelerator, or create one if several processes were launched.
+
+        Args:
+            accelerator: Accelerator of the caller, or ``None``.
+
+        Returns:
+            The processes.
+        """
         if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
             from accelerate import Accelerator
 
@@ -34,31 +49,46 @@ class Processes:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return 1 if self.accelerator is None else self.accelerator.num_processes
 
     @property
     def rank(self) -> int:
-        """Which one this is."""
+        """Rank of this process, from 0."""
         return 0 if self.accelerator is None else self.accelerator.process_index
 
     def part(self, n: int) -> tuple[int, int]:
-        """This process's share of n samples, from where to where: none is left out, none comes twice.
+        """Return the range of samples of this process; the ranges of all processes are a partition.
+
+        Args:
+            n: Number of samples.
+
+        Returns:
+            Index of the first sample, and index after the last sample.
 
         Raises:
             ValueError: If there are fewer samples than processes.
         """
         if n < self.count:
-            raise ValueError(f"{n} samples are not enough for {self.count} processes")
+            raise ValueError(
+                f"{n} samples are not enough for {self.count} processes: pass more samples or launch fewer processes"
+            )
         return n * self.rank // self.count, n * (self.rank + 1) // self.count
 
     @property
     def device(self) -> torch.device | None:
-        """Where this process runs networks; ``None`` without an accelerator."""
+        """Device on which this process runs networks; ``None`` without an accelerator."""
         return None if self.accelerator is None else self.accelerator.device
 
     def agree(self, value: T) -> T:
-        """What the first process says."""
+        """Broadcast a value from rank 0.
+
+        Args:
+            value: Value of this process; it must be possible to pickle it.
+
+        Returns:
+            The value of rank 0.
+        """
         if self.count == 1:
             return value
         from accelerate.utils import broadcast_object_list
@@ -66,7 +96,14 @@ class Processes:
         return broadcast_object_list([value])[0]
 
     def gather(self, value: T) -> list[T]:
-        """What every process says, in the order of the ranks."""
+        """Gather a value from every process.
+
+        Args:
+            value: Value of this process; it must be possible to pickle it.
+
+        Returns:
+            The values in the order of the ranks.
+        """
         if self.count == 1:
             return [value]
         from accelerate.utils import gather_object

@@ -1,4 +1,4 @@
-"""What a result depends on beside its data: versions, and the distributions that methods come from."""
+"""Provenance of results: versions of packages, and the distributions of the plugins in use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hf_stitch import __version__
 from hf_stitch.registry import PluginError, registries
 
 Method = tuple[str, str]
-"""A registry and a name in it: ``("matchers", "lstsq")``."""
+"""A registry and a name in it, for example ``("matchers", "lstsq")``."""
 
 
 def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
-    """Versions of what a result depends on.
+    """Return the versions of the packages that a result depends on.
 
     Args:
-        methods: Those that were used; the distributions of plugins are listed too.
+        methods: Methods in use, as pairs of a registry and a name; distributions of plugins are included. Default:
+            none.
 
     Returns:
         Distribution -> version.
@@ -37,14 +38,18 @@ def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
 
 
 def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
-    """The methods that hf-stitch itself does not have, with the distributions that bring them.
+    """List the methods that are not built into hf-stitch, with the distributions that provide them.
 
     Args:
-        methods: Those that are needed.
+        methods: Methods in use, as pairs of a registry and a name.
 
     Returns:
-        For each its registry, name, distribution and version; the latter two are ``None`` for what was registered at
-        run time.
+        A dictionary with ``registry``, ``name``, ``distribution`` and ``version`` for each method; distribution and
+        version are ``None`` for methods that were registered at run time.
+
+    Example:
+        >>> requirements([("matchers", "lstsq")])
+        []
     """
     found = []
     for kind, name in dict.fromkeys(methods):
@@ -55,14 +60,17 @@ def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
 
 
 def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Make sure that methods of plugins are installed.
+    """Check that the required methods are installed.
 
     Args:
-        required: From :func:`requirements`.
-        where: What needs them, for messages.
+        required: Output of :func:`requirements`.
+        where: Description of the object that needs them, for messages.
 
     Raises:
-        PluginError: If one is missing; the message says what to install.
+        PluginError: If a method is missing; the message names the package to install.
+
+    Example:
+        >>> check_requirements([{"registry": "matchers", "name": "lstsq"}], "stitcher.json")
     """
     for each in required:
         kind, name = str(each["registry"]), str(each["name"])
@@ -71,10 +79,10 @@ def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> Non
         distribution = each.get("distribution")
         if distribution is None:
             raise PluginError(
-                f"{where} needs {name!r} among {kind}, which was registered at run time where it was made: register it "
-                f"before loading, by hf_stitch.registries.{kind}.register"
+                f"{where} needs {name!r} among {kind}, which was registered at run time when {where} was created: "
+                f"register it with hf_stitch.registries.{kind}.register before loading"
             )
         raise PluginError(
-            f"{where} needs {name!r} among {kind}, which comes from {distribution} {each.get('version')}, and that is "
-            f"not installed: pip install {distribution}"
+            f"{where} needs {name!r} among {kind}, which comes from {distribution} {each.get('version')}, a package "
+            f"that is not installed: pip install {distribution}"
         )

@@ -1,4 +1,4 @@
-"""Which network is meant: :class:`ModelReference`, and the :func:`weights_hash` that pins what it holds."""
+"""References to networks: :class:`ModelReference`, and the :func:`weights_hash` that identifies their weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelReference", "weights_hash"]
 
 HUB_DEFAULT = "transformers"
-"""The library of models on the Hub whose name does not tell another."""
+"""The library of models on the Hub whose owner is not the name of another library."""
 
 PERSONAL = frozenset(
     (
@@ -32,28 +32,27 @@ PERSONAL = frozenset(
         "trust_remote_code",
     )
 )
-"""Loading options that say nothing of the network and must not be published or repeated unasked."""
+"""Loading options that do not describe the network and must not be published or repeated without consent."""
 
 
 @dataclass(frozen=True)
 class ModelReference:
-    """One of the two networks: what it is called, where it comes from and how it was loaded.
+    """A reference to a network: its id, the library that loads it, and the loading options.
 
     Attributes:
-        id: A Hub id, ``library:name`` (``timm:resnet18``), the absolute path of a local folder, or ``None`` for a
+        id: Id on the Hub, ``library:name`` (``timm:resnet18``), the absolute path of a local folder, or ``None`` for a
             module of user code.
-        library: What loads it: a name of ``hf_stitch.registries.adapters`` (``transformers``, ``timm``, ``torch``, or
-            that of a plugin).
-        revision: Branch, tag or commit on the Hub; ``None`` means the default branch.
-        task: Which head, where the id alone does not say it.
-        kwargs: Loading options, as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Those that belong to a
-            user or a machine (``token``, ``cache_dir``, ``device_map``, …) are never recorded, nor is trust in remote
-            code.
-        weights_hash: What :func:`weights_hash` gives for the loaded network.
+        library: Library that loads the network: a name in ``hf_stitch.registries.adapters`` (``transformers``,
+            ``timm``, ``torch``, or that of a plugin).
+        revision: Branch, tag or commit on the Hub; ``None`` (default) means the default branch.
+        task: Task of the head, if the id does not determine it; otherwise ``None`` (default).
+        kwargs: Loading options as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Options of a user or a
+            machine (``token``, ``cache_dir``, ``device_map``, …) and trust in remote code are never recorded.
+        weights_hash: Output of :func:`weights_hash` for the loaded network; ``None`` (default) if unknown.
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.
-        TypeError: If a loading option cannot be written as JSON, so that no record of the network could repeat it.
+        TypeError: If a loading option cannot be recorded as JSON.
 
     Example:
         >>> gpt2 = ModelReference.parse("openai-community/gpt2@607a30d", task="text-generation")
@@ -73,40 +72,48 @@ class ModelReference:
     weights_hash: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no later session could load again."""
+        """Check the library and convert the loading options to JSON values."""
         if self.library not in registries.adapters:
             raise UnknownNameError(
                 f"library must be one that has an adapter ({', '.join(registries.adapters)}), got {self.library!r}; "
-                "that of a plugin must be installed"
+                "install the plugin if a plugin provides it"
             )
         lasting = {name: _as_json(value, name) for name, value in self.kwargs.items() if name not in PERSONAL}
         object.__setattr__(self, "kwargs", lasting)
 
     @classmethod
     def parse(cls, text: str, task: str | None = None, **kwargs: Any) -> ModelReference:
-        """Read what people write to name a model; an existing folder wins over a Hub id of the same name.
+        """Parse the name of a model; an existing folder takes precedence over a Hub id of the same name.
 
         Args:
-            text: ``org/name``, ``org/name@revision``, ``timm/…`` (the Hub, through the library that the owner is
-                called after), ``timm:name`` (an architecture by timm's name, or whatever another library makes of a
-                name), or a local folder with a ``config.json`` that an adapter can read.
-            task: Which head, where the id alone does not say it.
+            text: ``org/name`` or ``org/name@revision`` (a model on the Hub, loaded with transformers, or with the
+                library that has the name of the owner, as for ``timm/…``), ``timm:name`` (a name that a library
+                defines, for timm an architecture), or a local folder with a ``config.json`` that an adapter can read.
+            task: Task of the head, if the id does not determine it; otherwise ``None`` (default).
             **kwargs: Loading options to record.
 
+        Returns:
+            The reference.
+
         Raises:
-            ValueError: If the text is empty, gives a revision that nothing can have, or names a folder without a model.
-            FileNotFoundError: If the text can only be a folder and there is none.
+            ValueError: If the text is empty, contains a revision where none is possible, or is a folder without a
+                model.
+            FileNotFoundError: If the text can only be a folder, and the folder does not exist.
+
+        Example:
+            >>> ModelReference.parse("timm:resnet18").library
+            'timm'
         """
         if not text.strip():
             raise ValueError("the name of a model is empty: give a Hub id, timm:name or a local folder")
         if "revision" in kwargs:
-            raise ValueError(f"write the revision behind the id: {text}@{kwargs['revision']}")
+            raise ValueError(f"write the revision after the id: {text}@{kwargs['revision']}")
         text = text.strip()
         scheme, colon, rest = text.partition(":")
         if colon and scheme in registries.adapters:
             if "@" in rest:
                 raise ValueError(
-                    f"{text!r} is a name of {scheme} and has no revision; pin weights on the Hub by "
+                    f"{text!r} is a name of {scheme} and has no revision; pin weights on the Hub with "
                     "'owner/name@revision'"
                 )
             return cls(text, scheme, task=task, kwargs=kwargs)
@@ -115,30 +122,42 @@ class ModelReference:
             return cls(str(folder), _library_of(folder), task=task, kwargs=kwargs)
         name, at, revision = text.rpartition("@") if "@" in text else (text, "", "")
         if at and not (name and revision):
-            raise ValueError(f"{text!r} has nothing {'behind' if name else 'before'} '@'; write 'owner/name@revision'")
+            raise ValueError(f"{text!r} has nothing {'after' if name else 'before'} '@'; write 'owner/name@revision'")
         if at and Path(name).expanduser().is_dir():
-            raise ValueError(f"{name!r} is a local folder, and those have no revision; leave out '@{revision}'")
+            raise ValueError(f"{name!r} is a local folder, which has no revision; remove '@{revision}'")
         if _looks_local(name) or name.count("/") > 1:
-            raise FileNotFoundError(f"no folder {text!r}; a model on the Hub is called 'name' or 'owner/name'")
+            raise FileNotFoundError(f"no folder {text!r}; the id of a model on the Hub is 'name' or 'owner/name'")
         return cls(name, _library_of_name(name), revision=revision or None, task=task, kwargs=kwargs)
 
     @property
     def is_local(self) -> bool:
-        """Whether the id is a path on this machine, which means nothing elsewhere and is not to be published."""
+        """Whether the id is a path on this machine, which is not valid elsewhere and must not be published."""
         return self.id is not None and (_looks_local(self.id) or Path(self.id).is_dir())
 
     @property
     def public(self) -> ModelReference:
-        """What may be published of it: without the path of a local folder."""
+        """The reference without the path of a local folder, for publication."""
         return replace(self, id=None, revision=None) if self.is_local else self
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
+        """Return the reference as JSON values, from which :meth:`from_dict` restores it.
+
+        Returns:
+            A dictionary with one entry per attribute.
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ModelReference:
-        """Read :meth:`to_dict`; keys of a newer version are left out with a warning that names them.
+        """Restore a reference from the output of :meth:`to_dict`.
+
+        Keys of a newer version are ignored with a warning that names them.
+
+        Args:
+            record: Dictionary with one entry per attribute; entries other than ``id`` and ``library`` may be missing.
+
+        Returns:
+            The reference.
 
         Raises:
             ValueError: If ``id`` or ``library`` is missing.
@@ -146,40 +165,40 @@ class ModelReference:
         missing = [key for key in ("id", "library") if key not in record]
         if missing:
             raise ValueError(
-                f"the record of an reference lacks {' and '.join(missing)}; it has {', '.join(record) or 'none'}"
+                f"the record of a reference lacks {' and '.join(missing)}; it has {', '.join(record) or 'none'}"
             )
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:
             warnings.warn(
-                f"the record of reference {record['id']!r} has {', '.join(unknown)}, which this version does not know "
-                "and leaves out; it was probably written by a newer version",
+                f"the record of the reference {record['id']!r} has {', '.join(unknown)}, which this version does not "
+                "know and ignores; it was probably written by a newer version",
                 stacklevel=2,
             )
         return cls(**{key: value for key, value in record.items() if key in known})
 
     def __str__(self) -> str:
-        """The id as :meth:`parse` reads it; for a module of user code, a description."""
+        """Return the id in the syntax of :meth:`parse`, or a description of a module of user code."""
         if self.id is None:
             return f"live {self.library} module" + (f" {self.weights_hash[:15]}" if self.weights_hash else "")
         return self.id + (f"@{self.revision}" if self.revision else "")
 
 
 def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
-    """Hash of everything in a module's ``state_dict``: names, dtypes, shapes and bytes, sorted by name.
+    """Hash the ``state_dict`` of a module: names, dtypes, shapes and bytes, sorted by name.
 
-    It does not depend on the device or on the order in which submodules were registered, and changes with any bit of
-    any weight or persistent buffer.
+    The hash does not depend on the device or on the order in which submodules were registered. It changes with any bit
+    of any weight or persistent buffer.
 
     Args:
-        module: A module whose weights are loaded, or its ``state_dict``.
+        module: Module whose weights are loaded, or its ``state_dict``.
 
     Returns:
         ``"sha256:"`` and 64 hexadecimal digits.
 
     Raises:
-        ValueError: If an entry is on the meta device and so has no bytes.
-        TypeError: If an entry is no tensor.
+        ValueError: If an entry is on the meta device and therefore has no bytes.
+        TypeError: If an entry is not a tensor.
 
     Example:
         >>> import torch
@@ -212,17 +231,17 @@ def _looks_local(name: str) -> bool:
 
 
 def _library_of_name(name: str) -> str:
-    """The library that the owner of a Hub id is called after, or else transformers."""
+    """Return the library with the name of the owner of a Hub id, or else transformers."""
     owner, slash, _ = name.partition("/")
     return owner if slash and owner in registries.adapters else HUB_DEFAULT
 
 
 def _library_of(folder: Path) -> str:
-    """Which library wrote the ``config.json`` of a folder: the adapters are asked."""
+    """Return the library whose adapter reads the ``config.json`` of a folder."""
     path = folder / "config.json"
     if not path.is_file():
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-        raise ValueError(f"{folder} has no config.json, so it holds no model; found: {found or 'nothing'}")
+        raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found or 'nothing'}")
     config = json.loads(path.read_text(encoding="utf-8"))
     reading = [name for name in registries.adapters if registries.adapters.get(name).reads(config)]
     if len(reading) == 1:
@@ -237,7 +256,7 @@ def _library_of(folder: Path) -> str:
 
 
 def _as_json(value: Any, name: str) -> Any:
-    """A loading option as JSON values; torch's dtypes and devices by their names."""
+    """Convert a loading option to JSON values; dtypes and devices of torch become their names."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, (list, tuple)):
@@ -247,6 +266,6 @@ def _as_json(value: Any, name: str) -> Any:
     if f"{type(value).__module__}.{type(value).__name__}" in ("torch.dtype", "torch.device"):
         return str(value).removeprefix("torch.")
     raise TypeError(
-        f"the loading option {name}={value!r} cannot be recorded as JSON, so the model could not be found again: "
-        "load it yourself and pass the live module"
+        f"the loading option {name}={value!r} cannot be recorded as JSON, so the model could not be loaded again: "
+        "load it yourself and pass the module"
     )

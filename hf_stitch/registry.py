@@ -1,7 +1,7 @@
-"""Registries: from a name to the class or function behind it, imported when it is asked for.
+"""Registries that map names to classes and functions, and import them on first use.
 
-What the package itself offers stands in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions add to
-it by entry points in the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
+The built-in entries are listed in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions add entries
+with entry points in the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
 
     [project.entry-points."hf_stitch.matchers"]
     diagonal = "hf_stitch_diagonal:Diagonal"
@@ -38,22 +38,25 @@ T = TypeVar("T")
 
 
 class UnknownNameError(ValueError, KeyError):
-    """A registry has no such name; the message lists what it has."""
+    """Raised for a name that is not in the registry; the message lists the available names."""
 
-    # KeyError would show the message in quotes, as if it were a key.
+    # KeyError prints its message with quotes around it, as if it were a key.
     __str__ = Exception.__str__
 
 
 class PluginError(ImportError):
-    """A plugin is installed but what it announces cannot be imported; ``__cause__`` is the reason."""
+    """Raised if an entry of an installed plugin cannot be imported; ``__cause__`` holds the original error."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """The option that resembles a mistyped name most, or an empty string if none does.
+    """Find the valid name that is most similar to a mistyped one, ignoring case.
 
     Args:
-        name: What was asked for.
-        options: What there is.
+        name: The mistyped name.
+        options: The valid names.
+
+    Returns:
+        The most similar valid name, or an empty string if none is similar enough.
 
     Example:
         >>> did_you_mean("procustes", ["lstsq", "procrustes", "ridge"])
@@ -67,15 +70,16 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 class Registry(Generic[T]):
-    """The names of one kind of thing (matchers, metrics, …) and what stands behind each.
+    """A mapping from names to classes or functions of one kind, for example matchers or metrics.
 
-    Listing names imports nothing; :meth:`get` imports the one thing asked for. What the package offers itself cannot be
-    replaced: a plugin of the same name is left out with a warning, a run-time registration is refused.
+    Listing names imports nothing; :meth:`get` imports only the requested entry. Built-in entries cannot be replaced: a
+    plugin with the same name is ignored with a warning, and a registration at run time raises an error.
 
     Args:
-        kind: The plural that names the registry; plugins announce themselves in the group ``hf_stitch.<kind>``.
+        kind: Plural name of the registry, for example ``"matchers"``. Plugins use the entry point group
+            ``hf_stitch.<kind>``.
         built_ins: From name to ``module:attribute``.
-        base: The class that everything in it is a subclass of, as ``module:attribute``.
+        base: The base class of all entries, as ``module:attribute``.
 
     Example:
         >>> shapes = Registry("shapes", {"ordered": "collections:OrderedDict"}, "builtins:dict")
@@ -100,49 +104,59 @@ class Registry(Generic[T]):
         self._registered: dict[str, Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
-        """For example ``<registry of matchers: identity, low_rank, lstsq>``."""
+        """Return for example ``<registry of matchers: identity, low_rank, lstsq>``."""
         return f"<registry of {self.kind}: {', '.join(self.names())}>"
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such a name; imports nothing."""
+        """Whether the registry contains a name; imports nothing."""
         return name in self._built_ins or name in self._registered or name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
-        """The names, sorted."""
+        """Iterate over the names in sorted order."""
         return iter(self.names())
 
     @property
     def base(self) -> type[T]:
-        """The class that everything in it is a subclass of."""
+        """The base class of all entries."""
         found: type[T] = resolve_name(self._base)
         return found
 
     def names(self) -> tuple[str, ...]:
-        """All names, sorted. Imports nothing, and lists plugins that will turn out to be broken."""
+        """Return all names in sorted order; imports nothing, so that broken plugins are listed too."""
         return tuple(sorted({*self._built_ins, *self._plugins, *self._registered}))
 
     def check(self, name: str) -> None:
-        """Make sure that there is such a name; imports nothing.
+        """Raise an error if a name is not in the registry; imports nothing.
 
         Args:
             name: The name.
 
         Raises:
-            UnknownNameError: If there is none; the message lists those there are.
+            UnknownNameError: If the registry has no such name; the message lists the available names.
         """
         if name not in self:
             hint = did_you_mean(name, self.names())
             raise UnknownNameError(
                 f"no {name!r} among {self.kind}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"There are: {', '.join(self.names()) or 'none'}"
+                f"Available: {', '.join(self.names()) or 'none'}"
             )
 
     def get(self, name: str) -> Any:
-        """The class or function behind a name.
+        """Import and return the class or function behind a name.
+
+        Args:
+            name: The name.
+
+        Returns:
+            The class or function, not an instance of it.
 
         Raises:
-            UnknownNameError: If there is no such name.
-            PluginError: If it belongs to a plugin that cannot be imported.
+            UnknownNameError: If the registry has no such name.
+            PluginError: If the name comes from a plugin that cannot be imported.
+
+        Example:
+            >>> registries.matchers.get("ridge").__name__
+            'Ridge'
         """
         self.check(name)
         if name in self._registered:
@@ -159,19 +173,22 @@ class Registry(Generic[T]):
             ) from error
 
     def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
-        """Build what stands behind a name, with its options.
+        """Build an instance from a name and options.
 
         Args:
-            spec: A name; or its record, a mapping of ``name`` and options, as ``to_dict`` gives it; or what is built
-                already, which is returned as it is.
-            **options: Of what a name stands for; those left out keep their defaults.
+            spec: A name; a record, that is, a mapping with ``name`` and options, as returned by ``to_dict``; or an
+                instance, which is returned unchanged.
+            **options: Options of the class behind the name. Options that are left out keep their defaults.
+
+        Returns:
+            An instance of :attr:`base`.
 
         Raises:
-            UnknownNameError: If there is no such name.
-            PluginError: If it belongs to a plugin that cannot be imported.
-            TypeError: If an option is unknown or missing, options come with what is built already, or what stands
-                behind the name is of another kind.
-            ValueError: If an option is out of its range.
+            UnknownNameError: If the registry has no such name.
+            PluginError: If the name comes from a plugin that cannot be imported.
+            TypeError: If ``spec`` is none of these three, an option is unknown or missing, options are given together
+                with an instance, or the entry is not a subclass of :attr:`base`.
+            ValueError: If a record has no ``name``, or an option is out of its range.
 
         Example:
             >>> registries.matchers.build("ridge", ridge=0.5)
@@ -183,27 +200,27 @@ class Registry(Generic[T]):
         if isinstance(spec, base):
             if options:
                 raise TypeError(
-                    f"{spec!r} is built already, and options came beside it: {', '.join(options)}; give them with a "
-                    "name"
+                    f"{spec!r} is an instance and cannot take further options ({', '.join(options)}); pass the name "
+                    "together with the options"
                 )
             return spec
         if isinstance(spec, Mapping):
             options = {**spec, **options}
             if "name" not in options:
-                raise ValueError(f"a record of {self.kind} needs a 'name', one of: {', '.join(self.names())}")
+                raise ValueError(f"a record of {self.kind} needs the key 'name', one of: {', '.join(self.names())}")
             spec = options.pop("name")
         if not isinstance(spec, str):
             raise TypeError(
-                f"{self.kind} are given by name, as a {base.__name__} or as its record, got {type(spec).__name__}"
+                f"{self.kind} must be given as a name, a {base.__name__} or a record of one, got {type(spec).__name__}"
             )
         factory = self.get(spec)
         if not (isinstance(factory, type) and issubclass(factory, base)):
-            raise TypeError(f"{spec!r} among {self.kind} is {factory!r}, which is no subclass of {base.__name__}")
+            raise TypeError(f"{spec!r} among {self.kind} is {factory!r}, which is not a subclass of {base.__name__}")
         self._check_options(spec, factory, options)
         return factory(**options)
 
     def _check_options(self, name: str, factory: type[T], options: Mapping[str, Any]) -> None:
-        """Refuse options that there are not, or that are missing; constructors that take any check them themselves."""
+        """Raise an error for unknown or missing options; constructors with ``**kwargs`` check their own."""
         parameters = inspect.signature(factory).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
@@ -225,14 +242,24 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: str, factory: None = None) -> Callable[[F], F]: ...
     def register(self, name: str, factory: F | None = None) -> F | Callable[[F], F]:
-        """Add a name for the life of this process; without ``factory``, a decorator.
+        """Add an entry that lasts until the process ends; without ``factory``, return a decorator.
 
         Args:
             name: The new name.
-            factory: The class or function behind it; returned as it is.
+            factory: The class or function to register.
+
+        Returns:
+            ``factory`` unchanged, or a decorator that registers and returns the class or function it decorates.
 
         Raises:
             ValueError: If the name is taken.
+
+        Example:
+            >>> shapes = Registry("shapes", {}, "builtins:dict")
+            >>> shapes.register("plain", dict)
+            <class 'dict'>
+            >>> "plain" in shapes
+            True
         """
         if factory is None:
             return lambda decorated: self.register(name, decorated)
@@ -244,10 +271,20 @@ class Registry(Generic[T]):
         return factory
 
     def origin(self, name: str) -> str:
-        """Where a name comes from: ``built-in``, ``plugin <distribution> <version>`` or ``registered at run time``.
+        """Return where an entry comes from.
+
+        Args:
+            name: The name.
+
+        Returns:
+            ``built-in``, ``plugin <distribution> <version>`` or ``registered at run time``.
 
         Raises:
-            UnknownNameError: If there is no such name.
+            UnknownNameError: If the registry has no such name.
+
+        Example:
+            >>> registries.matchers.origin("lstsq")
+            'built-in'
         """
         self.check(name)
         if name in self._built_ins:
@@ -255,37 +292,37 @@ class Registry(Generic[T]):
         return _describe(self._plugins[name]) if name in self._plugins else "registered at run time"
 
     def distribution(self, name: str) -> tuple[str, str] | None:
-        """The distribution and version of the plugin that a name comes from.
+        """Return the distribution and version of the plugin that an entry comes from.
 
         Args:
             name: The name.
 
         Returns:
-            ``None`` for built-ins, and for what was registered at run time.
+            Name and version of the distribution; ``None`` for built-in entries and entries registered at run time.
 
         Raises:
-            UnknownNameError: If there is no such name.
+            UnknownNameError: If the registry has no such name.
         """
         self.check(name)
         entry = None if name in self._built_ins or name in self._registered else self._plugins[name]
         return (entry.dist.name, entry.dist.version) if entry is not None and entry.dist is not None else None
 
     def _holder(self, name: str) -> str:
-        """The dotted name of what stands behind a name, without importing it."""
+        """Describe the class or function behind a name without importing it."""
         if name in self._registered:
             return repr(self._registered[name])
         return self._built_ins[name] if name in self._built_ins else self._plugins[name].value
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:
-        """What other distributions announce, read once; of a name announced twice the first distribution keeps it."""
+        """Entry points of other distributions, read once; the first distribution by name keeps a duplicate name."""
         plugins: dict[str, EntryPoint] = {}
         for entry in sorted(entry_points(group=f"hf_stitch.{self.kind}"), key=_describe):
             if entry.name in self._built_ins or entry.name in plugins:
                 holder = _describe(plugins[entry.name]) if entry.name in plugins else "a built-in"
                 warnings.warn(
-                    f"the {_describe(entry)} announces {entry.name!r} among {self.kind}, a name held by {holder}: "
-                    f"it is left out. Its author should choose another name.",
+                    f"the {_describe(entry)} registers {entry.name!r} among {self.kind}, a name already taken by "
+                    f"{holder}. The entry is ignored; its author should choose another name.",
                     stacklevel=2,
                 )
             else:
@@ -295,7 +332,20 @@ class Registry(Generic[T]):
 
 @dataclass(frozen=True)
 class Registries:
-    """All registries, by attribute or by name; iterating gives the names.
+    """All registries of the package, accessible by attribute or by name.
+
+    Iterating yields the names of the registries. The instance of the package is :data:`hf_stitch.registries`.
+
+    Attributes:
+        adapters: Adapters of libraries, for example ``transformers`` and ``timm``.
+        overrides: Overrides for single architectures.
+        stitches: Maps between representations.
+        matchers: Methods that fit a map.
+        metrics: Similarity metrics.
+        similarities: Similarity functions of relative representations.
+        anchors: Methods that select anchors.
+        heads: Stitched models by task.
+        networks: Networks defined by this package.
 
     Example:
         >>> "lstsq" in registries.matchers
@@ -317,17 +367,17 @@ class Registries:
     networks: Registry[PreTrainedModel]
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the registries."""
+        """Iterate over the names of the registries."""
         return (field.name for field in fields(self))
 
     def __getitem__(self, kind: str) -> Registry[Any]:
-        """The registry of this name.
+        """Return the registry with a name.
 
         Raises:
-            UnknownNameError: If there is none.
+            UnknownNameError: If there is no such registry.
         """
         if kind not in tuple(self):
-            raise UnknownNameError(f"no registry {kind!r}; there are: {', '.join(self)}")
+            raise UnknownNameError(f"there is no registry {kind!r}. Available: {', '.join(self)}")
         registry: Registry[Any] = getattr(self, kind)
         return registry
 
@@ -336,5 +386,5 @@ registries = Registries(**{kind: Registry(kind, names, BASES[kind]) for kind, na
 
 
 def _describe(entry: EntryPoint) -> str:
-    """The distribution that an entry point comes from, for example ``plugin hf-stitch-diagonal 0.1.0``."""
+    """Describe the distribution of an entry point, for example ``plugin hf-stitch-diagonal 0.1.0``."""
     return f"plugin {entry.dist.name} {entry.dist.version}" if entry.dist else f"plugin {entry.value}"

@@ -1,8 +1,8 @@
-"""What a network says at a cut: :class:`Representation`, and the :class:`RepresentationSpec` it has there.
+"""Activations at a layer: :class:`Representation`, and their shape: :class:`RepresentationSpec`.
 
-A representation keeps apart what the mathematics needs (``values``, and which of them count: ``mask``,
-``prefix_tokens``) and what the rest of the network needs (``context``). :meth:`Representation.rows` turns it into the
-n x d matrix that matchers and metrics work on, by a named pooling.
+A representation separates the activations (``values``, with ``mask`` and ``prefix_tokens``) from the additional
+arguments that the rest of the network needs (``context``). :meth:`Representation.rows` converts it to the n x d
+matrix that matchers and metrics use, with a named pooling.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 @dataclass(frozen=True)
 class RepresentationSpec:
-    """The shape of a representation, apart from the size of the batch and the length of a text.
+    """The shape of a representation without the batch size and the number of tokens of a text.
 
     Attributes:
         layout: Order of the axes: ``bd`` vectors, ``bnd`` tokens, ``bchw`` and ``bhwc`` grids.
         width: Number of features d (channels).
-        grid: Height and width of the grid of positions, ``None`` for vectors and for text.
-        prefix_tokens: Leading tokens that belong to no position (CLS, registers, distillation); layout ``bnd`` only.
+        grid: Height and width of the grid of positions; None for vectors and for text.
+        prefix_tokens: Number of leading tokens without a position (CLS, registers, distillation); layout ``bnd`` only.
 
     Example:
         >>> RepresentationSpec("bnd", 192, grid=(14, 14), prefix_tokens=1)
@@ -42,16 +42,16 @@ class RepresentationSpec:
     prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no representation can have."""
+        """Validate the fields."""
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
         if self.prefix_tokens and self.layout != "bnd":
-            raise ValueError(f"prefix tokens exist in the layout bnd only, got {self.prefix_tokens} in {self.layout}")
+            raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; ``RepresentationSpec(**form.to_dict())`` gives it back."""
+        """Return the fields as JSON values; ``RepresentationSpec(**spec.to_dict())`` restores the spec."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -65,16 +65,19 @@ class Representation:
     """The activations of a batch at one cut.
 
     Attributes:
-        values: The activations, in the order of axes that ``layout`` names.
+        values: The activations, with the axes in the order of ``layout``.
         layout: ``bd``, ``bnd``, ``bchw`` or ``bhwc``.
-        mask: For ``bnd``: (batch, tokens) bool, true where a token is real. ``None``: all are.
-        prefix_tokens: For ``bnd``: number of leading tokens that belong to no position.
-        grid: For ``bnd`` of an image model: height and width of the grid that the tokens after the prefix form; such
-            tokens have no mask.
-        context: What the rest of the network needs beside the values: the keyword arguments of its forward, with the
-            content of the input erased.
-        padding_unknown: Whether padding is among the positions and nobody knows where (tokens merged on the way, or padded by
-            the network): rows that would count it are refused.
+        mask: For ``bnd``: (batch, tokens) bool, true for real tokens. None if all tokens are real.
+        prefix_tokens: For ``bnd``: number of leading tokens without a position.
+        grid: For ``bnd`` of an image model: height and width of the grid of the tokens after the prefix. Such tokens
+            have no mask.
+        context: Further keyword arguments for the forward pass of the rest of the network, with the content of the
+            input erased.
+        padding_unknown: Whether some positions are padding but it is unknown which ones (the network merged or padded
+            tokens). :meth:`rows` then raises an error for poolings that would include padding.
+
+    Raises:
+        ValueError: The fields do not fit together.
 
     Example:
         >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
@@ -93,7 +96,7 @@ class Representation:
     padding_unknown: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the parts fit together."""
+        """Validate the fields."""
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
         if self.values.dim() != len(self.layout):
@@ -104,7 +107,7 @@ class Representation:
             h = 2 if self.layout == "bchw" else 1
             object.__setattr__(self, "grid", (int(self.values.shape[h]), int(self.values.shape[h + 1])))
         if self.layout != "bnd" and (self.mask is not None or self.prefix_tokens):
-            raise ValueError(f"mask and prefix tokens exist in the layout bnd only, not in {self.layout}")
+            raise ValueError(f"mask and prefix tokens need the layout bnd, got {self.layout}")
         if self.mask is not None and (self.mask.shape != self.values.shape[:2] or self.mask.dtype != torch.bool):
             raise ValueError(
                 f"mask must be bool of the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got "
@@ -114,16 +117,14 @@ class Representation:
             tokens = self.values.shape[1] - self.prefix_tokens
             if tokens < 0 or (self.grid is not None and tokens != self.grid[0] * self.grid[1]):
                 spec = f" and a grid of {self.grid[0]}x{self.grid[1]}" if self.grid else ""
-                raise ValueError(f"{self.values.shape[1]} tokens do not hold {self.prefix_tokens} prefix tokens{spec}")
+                raise ValueError(f"{self.values.shape[1]} tokens do not match {self.prefix_tokens} prefix tokens{spec}")
             if self.grid is not None and self.mask is not None:
-                raise ValueError(
-                    "a mask belongs to texts, and these tokens form a grid: every position of an image is real"
-                )
+                raise ValueError("tokens with a grid cannot have a mask: every position of an image is real")
 
-    # -- what it is -------------------------------------------------------------------------------------------------
+    # -- shape ------------------------------------------------------------------------------------------------------
     @property
     def spec(self) -> RepresentationSpec:
-        """Layout, width, grid and prefix tokens: what a stitch must know of it."""
+        """Layout, width, grid and prefix tokens."""
         return RepresentationSpec(self.layout, self.width, self.grid, self.prefix_tokens)
 
     @property
@@ -137,26 +138,33 @@ class Representation:
         return self.values.shape[1 if self.layout == "bchw" else -1]
 
     def replace(self, **changes: Any) -> Representation:
-        """A copy with some parts replaced."""
+        """Return a copy with some fields replaced.
+
+        Args:
+            **changes: New values by field.
+
+        Returns:
+            The copy.
+        """
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
     def rows(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
-        """The n x d matrix that this representation is for the mathematics.
+        """Convert to an n x d matrix with a pooling.
 
         Args:
-            pooling: ``none`` every grid position or token is a row, masked ones left out; ``flatten`` a sample is a
-                row of all its positions' features; ``mean`` over the positions of a sample; ``cls`` the first token;
-                ``last`` the last real token.
-            prefix: Let prefix tokens count as positions (``none``, ``flatten``, ``mean``).
+            pooling: ``none``: every grid position or token is a row, without masked ones. ``flatten``: the concatenated
+                features of all positions of a sample. ``mean``: the mean over the positions of a sample. ``cls``: the
+                first token. ``last``: the last real token.
+            prefix: Whether prefix tokens count as positions (for ``none``, ``flatten`` and ``mean``).
 
         Returns:
-            (n, d) tensor, samples in order, on the device and in the dtype of the values.
+            (n, d) tensor in the order of the samples, on the device and in the dtype of the values.
 
         Raises:
-            ValueError: For an unknown pooling, or one that this representation does not have (``cls`` of a grid,
-                ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without a single
-                real token, any but ``cls`` of a blurred one).
+            ValueError: The pooling is unknown, or not defined for this representation: ``cls`` or ``last`` of a grid,
+                ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without real
+                tokens, or any except ``cls`` if the padding is unknown.
         """
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
@@ -170,7 +178,7 @@ class Representation:
             return tokens.flatten(0, 1) if mask is None else tokens[mask]
         if pooling == "flatten":
             if mask is not None and not bool(mask.all()):
-                raise ValueError("pooling 'flatten' needs samples of one length; use 'none', 'mean', 'cls' or 'last'")
+                raise ValueError("pooling 'flatten' needs samples of equal length; use 'none', 'mean', 'cls' or 'last'")
             return tokens.flatten(1)
         if mask is None:
             return tokens.mean(1)
@@ -181,20 +189,34 @@ class Representation:
         return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
     def check_padding_known(self, pooling: Pooling) -> None:
-        """Refuse rows that would count padding.
+        """Check that a pooling does not include padding.
+
+        Args:
+            pooling: The pooling.
 
         Raises:
-            ValueError: If the representation is blurred, and the pooling is another than ``cls``.
+            ValueError: The padding is unknown, and the pooling is not ``cls``.
         """
         if self.padding_unknown and pooling != "cls":
             raise ValueError(
                 f"pooling {pooling!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
-                "are not the tokens of the text but merged, or padded by the network itself, and which of them are "
-                "real is not known; use 'cls' or another layer, or leave out the mask if no text is padded"
+                "are merged tokens, or were padded by the network, so it is unknown which of them are "
+                "real; use 'cls' or another layer, or leave out the mask if no text is padded"
             )
 
     def row_samples(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
-        """For each row of :meth:`rows`, the index in the batch of the sample it belongs to: (n,) int64."""
+        """Return the sample of each row of :meth:`rows`.
+
+        Args:
+            pooling: As in :meth:`rows`.
+            prefix: As in :meth:`rows`.
+
+        Returns:
+            Indices of samples in the batch, (n,) int64.
+
+        Raises:
+            ValueError: The padding is unknown, and the pooling is ``none``.
+        """
         samples = torch.arange(self.batch, device=self.values.device)
         if self.layout == "bd" or pooling != "none":
             return samples
@@ -204,7 +226,7 @@ class Representation:
         return owners.flatten() if mask is None else owners[mask]
 
     def prefix(self) -> Tensor:
-        """The prefix tokens alone: (batch, prefix tokens, d)."""
+        """Return the prefix tokens: (batch, prefix tokens, d)."""
         return (
             self.values[:, : self.prefix_tokens]
             if self.layout == "bnd"
@@ -212,7 +234,7 @@ class Representation:
         )
 
     def positions(self) -> Tensor:
-        """The positions alone, features last, masked ones too: (batch, n, d)."""
+        """Return the positions without prefix tokens, with features last, including masked ones: (batch, n, d)."""
         return self._positions(False)[0]
 
     def _positions(self, prefix: bool) -> tuple[Tensor, Tensor | None]:
@@ -232,11 +254,11 @@ class Representation:
                 f"pooling {pooling!r} needs tokens (layout bnd); layout {self.layout} has 'none', 'flatten', 'mean'"
             )
         if pooling == "cls" and self.grid is not None and self.prefix_tokens == 0:
-            raise ValueError("pooling 'cls' needs a prefix token, and this representation has none; use 'mean'")
+            raise ValueError("pooling 'cls' needs a prefix token, but this representation has none; use 'mean'")
         if self.mask is None:
             return self.values[:, 0 if pooling == "cls" else -1]
         _check_none_empty(self.mask)
-        # argmax finds the first of the real tokens, wherever padding is
+        # argmax returns the first real token, with padding on either side
         place = (
             self.mask.int().argmax(1)
             if pooling == "cls"
@@ -244,19 +266,23 @@ class Representation:
         )
         return self.values[torch.arange(self.batch, device=self.values.device), place]
 
-    # -- in another shape -------------------------------------------------------------------------------------------
+    # -- conversion -------------------------------------------------------------------------------------------------
     def to_layout(self, layout: Layout) -> Representation:
-        """The same positions in another layout of tokens or grid; prefix tokens are left out.
+        """Convert to another layout of tokens or grid, without prefix tokens.
+
+        Args:
+            layout: ``bnd``, ``bchw`` or ``bhwc``, or the current layout.
+
+        Returns:
+            The converted representation, or this one if the layout is the same.
 
         Raises:
-            ValueError: From or to vectors, or from tokens that form no known grid.
+            ValueError: One of the layouts is ``bd``, or the tokens have no known grid.
         """
         if layout == self.layout:
             return self
         if "bd" in (layout, self.layout):
-            raise ValueError(
-                f"a representation of layout {self.layout} has no layout {layout}: vectors have no positions"
-            )
+            raise ValueError(f"cannot convert layout {self.layout} to {layout}: vectors have no positions")
         tokens = self.positions()
         if layout == "bnd":
             return Representation(tokens, "bnd", grid=self.grid, context=self.context)
@@ -265,10 +291,16 @@ class Representation:
         return Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout, context=self.context)
 
     def resize(self, grid: tuple[int, int]) -> Representation:
-        """The positions resampled bilinearly to another grid; prefix tokens stay as they are.
+        """Resample the positions to another grid by bilinear interpolation; prefix tokens are not changed.
+
+        Args:
+            grid: Height and width.
+
+        Returns:
+            The resampled representation, or this one if the grid is the same.
 
         Raises:
-            ValueError: Where the positions form no grid.
+            ValueError: The positions have no grid.
         """
         if self.grid == tuple(grid):
             return self
@@ -285,7 +317,7 @@ class Representation:
     def _grid(self) -> tuple[int, int]:
         if self.grid is None:
             raise ValueError(
-                f"these positions (layout {self.layout}) form no grid: they come from a text or are vectors"
+                f"these positions (layout {self.layout}) have no grid: they are vectors or tokens of a text"
             )
         return self.grid
 
@@ -293,11 +325,11 @@ class Representation:
 def _check_none_empty(mask: Tensor) -> None:
     empty = ~mask.any(1)
     if bool(empty.any()):
-        raise ValueError(f"sample {int(empty.nonzero()[0])} of the batch is masked entirely: it has no real token")
+        raise ValueError(f"sample {int(empty.nonzero()[0])} of the batch is completely masked: it has no real token")
 
 
 def concatenate(batches: Sequence[Tensor]) -> Tensor:
-    """Concatenate batches of activations or of masks; shorter texts are padded with zeros.
+    """Concatenate batches of activations or masks; shorter texts are padded with zeros.
 
     Args:
         batches: Each ``(batch, ...)`` or ``(batch, tokens, ...)``; only the number of tokens may differ.
@@ -317,6 +349,6 @@ def concatenate(batches: Sequence[Tensor]) -> Tensor:
 
 
 def pooling_from_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of version 0.1.0, in which ``pooling`` was ``rows`` and its value ``none`` was ``positions``."""
+    """Convert a record of version 0.1.0, where ``pooling`` was ``rows`` and its value ``none`` was ``positions``."""
     values = {"pooling" if key == "rows" else key: value for key, value in record.items()}
     return values | {"pooling": "none"} if values.get("pooling") == "positions" else values

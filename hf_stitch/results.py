@@ -1,4 +1,4 @@
-"""What every result offers: a table, text, HTML, JSON and pandas."""
+"""Base class of results, with output as table, text, HTML, JSON and data frame."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDTH = 120
-"""Columns of a table as text."""
+"""Width of a text table in characters."""
 
 
 class Result(ABC):
-    """Base of the frozen dataclasses that workflows and analyses return.
+    """Base class of the frozen dataclasses that workflows and analyses return.
 
-    A subclass states its fields and gives a table (``__rich__``) and a data frame (:meth:`to_pandas`); most also have
-    ``plot()``. Text, HTML and JSON follow. In JSON, a number that is not finite becomes text, and a mapping whose keys
-    are no strings a list of pairs.
+    A subclass defines its fields, a table (``__rich__``) and a data frame (:meth:`to_pandas`); most subclasses also
+    have a ``plot()`` method. Text, HTML and JSON output are derived from these. In JSON, NaN and infinite numbers
+    become strings, and a mapping with keys that are not strings becomes a list of pairs.
 
     Attributes:
-        derived: Names of properties that :meth:`to_dict` writes for readers and :meth:`from_dict` does not read.
+        derived: Names of properties that :meth:`to_dict` adds for readers of the JSON and :meth:`from_dict` ignores.
 
     Example:
         >>> from dataclasses import dataclass
@@ -45,12 +45,12 @@ class Result(ABC):
         ...     def to_pandas(self):
         ...         import pandas
         ...         return pandas.DataFrame([self.values])
-        >>> found = Accuracies({"stitched": 0.91, "chance": float("nan")})
-        >>> print(found)
+        >>> result = Accuracies({"stitched": 0.91, "chance": float("nan")})
+        >>> print(result)
         stitched 0.91, chance nan
-        >>> found.to_dict()
+        >>> result.to_dict()
         {'values': {'stitched': 0.91, 'chance': 'nan'}}
-        >>> str(Accuracies.from_dict(found.to_dict())) == str(found)
+        >>> str(Accuracies.from_dict(result.to_dict())) == str(result)
         True
     """
 
@@ -58,14 +58,14 @@ class Result(ABC):
 
     @abstractmethod
     def __rich__(self) -> RenderableType:
-        """The table that ``rich`` prints."""
+        """Return the table that ``rich`` prints."""
 
     @abstractmethod
     def to_pandas(self) -> pandas.DataFrame:
-        """The figures as a data frame, one row for each."""
+        """Return the values as a data frame, one row for each value."""
 
     def __str__(self) -> str:
-        """The table as text."""
+        """Return the table as text."""
         from rich.console import Console
 
         if isinstance(shown := self.__rich__(), str):
@@ -76,7 +76,7 @@ class Result(ABC):
         return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str:
-        """The table as HTML, for notebooks."""
+        """Return the table as HTML, for notebooks."""
         from rich.console import Console
 
         console = Console(width=WIDTH, record=True, file=io.StringIO())
@@ -84,48 +84,71 @@ class Result(ABC):
         return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.25'>{code}</pre>")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
+        """Return the fields and derived properties as JSON values; :meth:`from_dict` is the inverse."""
         return {**encode(self), **{name: encode(getattr(self, name)) for name in self.derived}}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Read :meth:`to_dict`.
+        """Make a result from the output of :meth:`to_dict`.
+
+        Args:
+            record: JSON values of all fields. Derived properties are ignored.
+
+        Returns:
+            The result.
 
         Raises:
-            ValueError: If a field is missing, unknown, or not of its type.
+            ValueError: If a field is missing, unknown, or has the wrong type.
         """
         read: Self = decode(cls, {key: value for key, value in record.items() if key not in cls.derived}, cls.__name__)
         return read
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file; one that is there is replaced whole.
+        """Write the result to a JSON file; an existing file is replaced atomically.
 
         Args:
-            path: The file.
+            path: The file; missing folders are created.
         """
         text = json.dumps({"result": type(self).__name__, **self.to_dict()}, indent=1, ensure_ascii=False) + "\n"
         write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what :meth:`save` wrote.
+        """Read a file written by :meth:`save`.
 
         Args:
             path: The file.
 
+        Returns:
+            The result.
+
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If it holds no JSON, another result, or fields are missing, unknown or not of their type.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file is not JSON or contains a result of another class, or if a field is missing,
+                unknown or has the wrong type.
         """
         record = json.loads(Path(path).read_text(encoding="utf-8"))
         kind = record.pop("result", None) if isinstance(record, dict) else None
         if kind != cls.__name__:
-            raise ValueError(f"{path} holds {f'a result of kind {kind}' if kind else 'no result'}, not {cls.__name__}")
+            found = f"a result of class {kind}" if kind else "no result"
+            raise ValueError(f"{path} contains {found}, not {cls.__name__}; load it with the class that saved it")
         return cls.from_dict(record)
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON values; dataclasses by their fields."""
+    """Convert a value to JSON values; a dataclass becomes a mapping of its fields.
+
+    Args:
+        value: Numbers, strings, ``None``, arrays, mappings, lists, tuples, dataclasses, or nested values of these.
+
+    Returns:
+        JSON values. NaN and infinite numbers become strings; mappings with keys that are not strings become lists of
+        pairs.
+
+    Example:
+        >>> encode({"loss": float("inf"), "steps": np.arange(3)})
+        {'loss': 'inf', 'steps': [0, 1, 2]}
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, np.generic):
@@ -142,20 +165,27 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type, from the JSON values that :func:`encode` gave.
+    """Convert the output of :func:`encode` back to a value of a given type.
 
     Args:
-        kind: The type, as an annotation gives it.
+        kind: The type, as a type annotation.
         value: JSON values.
-        where: What it is, for messages.
+        where: Name of the value in error messages.
+
+    Returns:
+        The value.
 
     Raises:
-        ValueError: If the values are not of the type.
+        ValueError: If ``value`` does not fit the type.
+
+    Example:
+        >>> decode(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves")
+        {'loss': (inf, 0.5)}
     """
     try:
         return _decoded(kind, value, where)
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"{where} cannot be read from {value!r:.80}: {error}") from error
+        raise ValueError(f"{where} cannot be decoded from {value!r:.80}: {error}") from error
 
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the tests of stitched models share: networks, samples and inputs."""
+"""Fixtures of the tests of stitched models: networks, samples and inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny_networks import CLASSES, SIZE, WORDS, network  # isort: skip
 
 @pytest.fixture(scope="session")
 def net() -> Callable[..., Adapter]:
-    """``net(family, seed, dtype)``: an adapter around a tiny network, the same one at every call."""
+    """``net(family, seed, dtype)``: an adapter of a tiny network, the same one in every call."""
     return network
 
 
@@ -38,7 +38,7 @@ def texts() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def inputs(images: Any, texts: Any) -> Callable[..., dict[str, torch.Tensor]]:
-    """``inputs(adapter, padding)``: a batch of inputs of five samples, texts ragged and padded on a side."""
+    """``inputs(adapter, padding)``: inputs of five samples, with texts of several lengths padded on one side."""
 
     def make(adapter: Adapter, padding: str = "right") -> dict[str, torch.Tensor]:
         if adapter.interface.modality != "text":

@@ -1,7 +1,7 @@
-"""A Hub of one's own: a local HTTP server that speaks as much of the Hub's API as its real client uses.
+"""A local Hub: an HTTP server with the part of the Hub API that the real client uses.
 
-It keeps everything in memory, takes large files by the LFS protocol with their sha256 verified, serves them from a path
-of its own behind a redirect, has branches, commits, pull requests and private models, and fails when told to.
+The server keeps everything in memory. It accepts large files with the LFS protocol, verifies their sha256 and serves
+them from another path after a redirect. It has branches, commits, pull requests and private models, and injects faults.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ LARGE = (".safetensors", ".bin", ".npz")
 
 @dataclass
 class Model:
-    """One repository: commits (name -> content), branches, and who may see it."""
+    """One repository: commits (file name -> content), branches and visibility."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
 
     def commit(self, branch: str, files: dict[str, bytes]) -> str:
-        """A new state of a branch."""
+        """Add a commit to a branch and return its hash."""
         sha = hashlib.sha1(repr((branch, len(self.commits), sorted(files.items()))).encode()).hexdigest()
         self.commits[sha] = files
         self.refs[branch] = sha
         return sha
 
     def resolve(self, revision: str) -> str | None:
-        """The commit of a branch or of itself."""
+        """Return the commit of a branch or of a hash; None if there is none."""
         return self.refs.get(revision) or (revision if revision in self.commits else None)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with the next requests whose method and path hold some words.
+    """A fault for the next requests whose method and path contain some words.
 
     Attributes:
-        words: All of these are in ``"METHOD /path"``.
-        status: Answer with this status, or
-        cut: close the connection after so many bytes of the body, or
-        flip: change a byte of the body.
-        times: How often.
+        words: Words that must all occur in ``"METHOD /path"``.
+        status: HTTP status of the response; ``None`` for none.
+        cut: Number of bytes of the body after which the connection is closed; ``None`` to keep it open.
+        flip: Whether one byte of the body is changed.
+        times: Number of requests with the fault.
     """
 
     words: tuple[str, ...]
@@ -65,7 +65,7 @@ class Fault:
 
 
 class Hub:
-    """The server and what it holds; ``with Hub() as hub`` runs it in a thread."""
+    """The server and its content; ``with Hub() as hub`` runs it in a thread."""
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
@@ -76,7 +76,7 @@ class Hub:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.cdn = f"http://localhost:{self._server.server_address[1]}"  # another host to the client
+        self.cdn = f"http://localhost:{self._server.server_address[1]}"  # another host for the client
 
     def __enter__(self) -> Hub:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -87,26 +87,26 @@ class Hub:
         self._server.server_close()
 
     def put(self, id: str, files: dict[str, bytes], branch: str = "main", private: bool = False) -> str:
-        """A model as if someone had pushed it; returns the commit."""
+        """Add a commit to a model, as a push does, and return its hash."""
         model = self.models.setdefault(id, Model(private))
         return model.commit(branch, files)
 
     def files(self, id: str, revision: str = "main") -> dict[str, bytes]:
-        """What a model holds."""
+        """Return the files of a model."""
         model = self.models[id]
         return model.commits[model.resolve(revision) or ""]
 
     def fail(self, *words: str, **how: Any) -> None:
-        """Let something go wrong; see :class:`Fault`."""
+        """Add a fault; see :class:`Fault`."""
         self.faults.append(Fault(words, **how))
 
     def heal(self) -> None:
-        """Let nothing go wrong any more."""
+        """Remove all faults."""
         self.faults.clear()
         self.failed.clear()
 
     def fault(self, request: str) -> Fault | None:
-        """What is to go wrong with a request."""
+        """Return the fault of a request, and count it."""
         for index, fault in enumerate(self.faults):
             if all(word in request for word in fault.words) and self.failed[index] < fault.times:
                 self.failed[index] += 1
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _handle(self) -> None:
-        self.close_connection = True  # every request a connection of its own: what is cut is cut
+        self.close_connection = True  # one connection per request, so that a cut connection is not used again
         path, _, self.query = self.path.partition("?")
         self.parts = [unquote(part) for part in path.strip("/").split("/")]
         self.hub.requests.append(f"{self.command} {unquote(path)}")
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.broken = fault
         try:
             if fault and fault.status:
-                raise _Refused(fault.status, message=f"told to fail with {fault.status}")
+                raise _Refused(fault.status, message=f"injected fault with status {fault.status}")
             self._route()
         except _Refused as refusal:
             headers = {"X-Error-Message": refusal.message} if refusal.message else {}
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return found
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
     def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         broken = getattr(self, "broken", None)
         self.send_response(status)
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    # -- who and what --------------------------------------------------------------------------------------------------
+    # -- users and models-----------------------------------------------------------------------------------------------
     def _user(self) -> str | None:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token and token not in TOKENS:
@@ -229,15 +229,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self.hub.large[oid] = self.body
                 self._send(200)
             case ["verify", _]:
-                asked = json.loads(self.body)
-                if len(self.hub.large.get(asked["oid"], b"")) != asked["size"]:
+                request = json.loads(self.body)
+                if len(self.hub.large.get(request["oid"], b"")) != request["size"]:
                     raise _Refused(422, message="the object is not here")
                 self._send(200)
             case [owner, name, "resolve", revision, *path]:
                 self._resolve(f"{owner}/{name}", revision, "/".join(path))
             case ["cdn", oid]:
                 if "Authorization" in self.headers:
-                    raise _Refused(400, message="a token was sent to where it does not belong")
+                    raise _Refused(400, message="a token was sent to another host")
                 self._send(200, self.hub.large[oid])
             case _:
                 raise _Refused(404, message=f"no route {self.command} {urlsplit(self.path).path}")
@@ -246,25 +246,25 @@ class _Handler(BaseHTTPRequestHandler):
         raise _Refused(401, message="Invalid username or password.")
 
     def _create(self) -> None:
-        asked = json.loads(self.body)
+        request = json.loads(self.body)
         user = self._user()
-        owner = asked.get("organization") or user
+        owner = request.get("organization") or user
         if user is None or owner != user:
             raise _Refused(401 if user is None else 403, message=f"You can't create a repo under {owner}")
-        id = f"{owner}/{asked['name']}"
+        id = f"{owner}/{request['name']}"
         if id in self.hub.models:
-            answer = {"error": "You already created this model repo", "url": f"{self.hub.url}/{id}"}
-            self._send(409, json.dumps(answer).encode(), {"X-Error-Message": answer["error"]})
+            reply = {"error": "You already created this model repo", "url": f"{self.hub.url}/{id}"}
+            self._send(409, json.dumps(reply).encode(), {"X-Error-Message": reply["error"]})
             return
         self.hub.put(
-            id, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=asked.get("visibility") == "private"
+            id, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=request.get("visibility") == "private"
         )
         self._json({"url": f"{self.hub.url}/{id}", "name": id})
 
     def _modes(self, model: Model, revision: str) -> None:
-        """Which files are large, and what is there under their names."""
+        """Send which files are large, and the hashes of the files with their names."""
         there = model.commits[self._commit_of(model, revision)]
-        answers = []
+        modes = []
         for file in json.loads(self.body)["files"]:
             name = file["path"]
             large = name.endswith(LARGE)
@@ -272,8 +272,8 @@ class _Handler(BaseHTTPRequestHandler):
             if name in there:
                 oid = hashlib.sha256(there[name]).hexdigest() if large else _git_oid(there[name])
             mode = "lfs" if large else "regular"
-            answers.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
-        self._json({"files": answers})
+            modes.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._json({"files": modes})
 
     def _branch(self, model: Model, branch: str) -> None:
         if branch in model.refs:
@@ -293,9 +293,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _batch(self, id: str) -> None:
         self._model(id)
-        asked = json.loads(self.body)
+        request = json.loads(self.body)
         objects = []
-        for wanted in asked["objects"]:
+        for wanted in request["objects"]:
             actions = {
                 "upload": {"href": f"{self.hub.url}/upload/{wanted['oid']}"},
                 "verify": {"href": f"{self.hub.url}/verify/{wanted['oid']}"},
@@ -323,10 +323,10 @@ class _Handler(BaseHTTPRequestHandler):
                     del files[value["path"]]
         branch = f"refs/pr/{1 + sum(ref.startswith('refs/pr/') for ref in model.refs)}" if proposal else revision
         new = model.commit(branch, files)
-        answer = {"commitUrl": f"{self.hub.url}/{id}/commit/{new}", "commitOid": new}
+        reply = {"commitUrl": f"{self.hub.url}/{id}/commit/{new}", "commitOid": new}
         if proposal:
-            answer["pullRequestUrl"] = f"{self.hub.url}/{id}/discussions/{branch.rpartition('/')[2]}"
-        self._json(answer)
+            reply["pullRequestUrl"] = f"{self.hub.url}/{id}/discussions/{branch.rpartition('/')[2]}"
+        self._json(reply)
 
     def _resolve(self, id: str, revision: str, name: str) -> None:
         model = self._model(id)
@@ -359,7 +359,7 @@ def _entry(name: str, content: bytes) -> dict[str, Any]:
 
 @contextmanager
 def turned_to_a_hub(cache: Path) -> Iterator[Hub]:
-    """A running Hub; the real client of this process talks to it as ``alice``, with a cache of its own."""
+    """Run a Hub, and make the client of this process use it as user ``alice``, with a separate cache."""
     import huggingface_hub
     import transformers.utils.hub
     from huggingface_hub import constants
@@ -375,7 +375,7 @@ def turned_to_a_hub(cache: Path) -> Iterator[Hub]:
         }.items():
             patch.setattr(constants, name, value)
         patch.setattr(huggingface_hub.hf_api.api, "endpoint", server.url)
-        patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)  # made anew, for this Hub
+        patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)  # created again, for this Hub
         patch.setattr(_http.time, "sleep", lambda _: None)  # between attempts
         patch.setenv("HF_TOKEN", "alice-token")
         yield server

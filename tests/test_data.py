@@ -82,7 +82,7 @@ def test_a_column_named_as_id_is_no_candidate_for_the_text():
 
 def test_several_label_columns():
     data = images(fine=(datasets.ClassLabel(num_classes=9), [8] * 6))
-    with pytest.raises(ValueError, match="could be the labels: 'label', 'fine'; name one by label="):
+    with pytest.raises(ValueError, match="could be the labels: 'label', 'fine'; pass one as label="):
         Samples.of(data)
     assert Samples.of(data, label="fine").num_classes == 9
 
@@ -152,17 +152,17 @@ def test_dictionaries():
     [
         ([], {}, "data is empty"),
         (np.zeros((0, 3)), {}, "data is empty"),
-        ([1, 2], {}, "no column is an image, a text or a tensor"),
-        ([("a", 1)], {}, "Labels are passed by label="),
+        ([1, 2], {}, "no column contains images, texts or tensors"),
+        ([("a", 1)], {}, "Pass labels as label="),
         (["a", None], {}, "text, but NoneType at place 1"),
         (["a", picture(0)], {}, "text, but image at place 1"),
-        (["a", "b"], {"text": "sentence"}, r"text='sentence' is no column; there are: 'samples' \(text\)"),
+        (["a", "b"], {"text": "sentence"}, r"text='sentence' is not a column; the columns are: 'samples' \(text\)"),
         (["a", "b"], {"label": [0]}, "label must have one value for each of 2 samples, got 1"),
         (["a", "b"], {"id": ["x", "x"]}, "ids must be unique, but 'x' occurs 2 times"),
         ([{"a": "x"}], {"image": "a"}, "image='a' must be a column of image, got text"),
         ([{"a": "x"}], {"label": "a"}, "label='a' must be a column of class or integer, got text"),
-        ([{"a": "x", "b": "y"}], {"text_pair": "b"}, "name the first by text"),
-        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b"}, "cannot both be named"),
+        ([{"a": "x", "b": "y"}], {"text_pair": "b"}, "pass the column of the first texts as text"),
+        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b"}, "pass either image or text, not both"),
         (Samples.of(["a"]), {"label": [0]}, "cannot be chosen again"),
     ],
 )
@@ -188,7 +188,7 @@ def test_data_of_the_wrong_type_is_refused(data, options, message):
 def test_a_data_set_without_samples_lists_its_columns():
     data = datasets.Dataset.from_dict({"x": [[1.0, 2.0]], "n": [1]})
     with pytest.raises(
-        ValueError, match=r"no column is an image, a text or a tensor; there are: 'x' \(List\), 'n' \(integer\)"
+        ValueError, match=r"no column contains images, texts or tensors; the columns are: 'x' \(List\), 'n' \(integer\)"
     ):
         Samples.of(data)
     with pytest.raises(ValueError, match="there are no samples"):
@@ -206,7 +206,7 @@ def test_a_sample_without_a_class_matters_only_where_labels_are_used(bad):
     batch = next(samples.batches(3))
     assert batch.samples == list("pqr")
     for use in (lambda: samples.labels, lambda: batch.labels):
-        with pytest.raises(ValueError, match=f"sample 1 has the label {bad}, which is none of the 3 classes"):
+        with pytest.raises(ValueError, match=f"sample 1 has the label {bad}, which is not one of the 3 classes"):
             use()
     assert samples.select([0, 2]).labels == [0, 2]
 
@@ -435,7 +435,7 @@ def test_reading_a_copy_by_its_name_on_the_hub(copies, name):
 
 def test_reading_a_folder_and_choosing_its_split(copies):
     assert len(read_data(str(copies / "single"))) == 3
-    with pytest.raises(ValueError, match="needs a split; there are: train, test"):
+    with pytest.raises(ValueError, match="needs a split; the splits are: train, test"):
         read_data(str(copies / "things"))
     with pytest.raises(ValueError, match=r"(?i)unknown split.*train.*test"):
         read_data(str(copies / "things"), split="dev")
@@ -479,7 +479,7 @@ def test_digits_are_those_of_scikit_learn():
     assert len(seen) == 1797
     assert all(grey[pixels] == label for pixels, label in seen)
     assert np.abs(np.bincount(parts[0].labels) / np.bincount(bunch.target) - 0.8).max() < 0.01
-    with pytest.raises(ValueError, match="sklearn:digits has no split 'dev'; there are: train, test"):
+    with pytest.raises(ValueError, match="sklearn:digits has no split 'dev'; the splits are: train, test"):
         read_data("sklearn:digits", split="dev")
 
 

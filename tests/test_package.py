@@ -1,4 +1,4 @@
-"""The public names of the package, which are imported when first used."""
+"""Public names of the package and their lazy import."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def test_every_public_name_can_be_imported(name):
     assert getattr(hf_stitch, name) is getattr(hf_stitch, name)
 
 
-def test_every_public_name_is_in_the_stub_and_nothing_else_is():
+def test_stub_lists_exactly_the_public_names():
     stub = ast.parse(Path(hf_stitch.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     names = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert names == set(hf_stitch.__all__)
 
 
-def test_unknown_attribute():
+def test_unknown_attribute_raises():
     with pytest.raises(AttributeError, match="lode"):
         hf_stitch.lode  # noqa: B018
 
 
-def test_dir_lists_what_is_not_imported_yet():
+def test_dir_lists_names_that_are_not_imported_yet():
     assert {"load", "stitch", "Moments", "matchers"} <= set(dir(hf_stitch))
 
 
-def test_the_installed_version_is_the_package_s():
+def test_installed_version_equals_version_attribute():
     try:
         installed = importlib.metadata.version("hf-stitch")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("hf-stitch is not installed, it is used from its folder")
+        pytest.skip("hf-stitch is not installed but imported from its folder")
     assert installed == hf_stitch.__version__

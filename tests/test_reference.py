@@ -1,4 +1,4 @@
-"""Endpoints: what people write to name a model, records of it, and the hash of its weights."""
+"""References to models: names, records, and the hash of the weights."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def test_parse(text, id, library, revision):
     [
         ("", "empty"),
         ("  \n", "empty"),
-        ("owner/name@", "nothing behind '@'"),
+        ("owner/name@", "nothing after '@'"),
         ("@main", "nothing before '@'"),
         ("timm:resnet18@main", "is a name of timm and has no revision"),
     ],
 )
-def test_parse_refuses(text, message):
+def test_parse_refuses_invalid_names(text, message):
     with pytest.raises(ValueError, match=message):
         ModelReference.parse(text)
 
 
-def test_a_revision_has_one_place():
-    with pytest.raises(ValueError, match="write the revision behind the id: owner/name@main"):
+def test_a_revision_must_be_part_of_the_name():
+    with pytest.raises(ValueError, match="write the revision after the id: owner/name@main"):
         ModelReference.parse("owner/name", revision="main")
 
 
 @pytest.mark.parametrize("text", ["./nowhere", "/no/where", "~/nowhere-at-all", "a/b/c"])
-def test_a_path_that_is_not_there(text):
+def test_a_missing_path_is_an_error(text):
     with pytest.raises(FileNotFoundError, match="no folder"):
         ModelReference.parse(text)
 
@@ -67,7 +67,7 @@ def test_a_path_that_is_not_there(text):
         ({"model_type": "timm_wrapper", "architecture": "resnet18"}, "transformers"),
     ],
 )
-def test_a_local_folder_tells_its_library(tmp_path, monkeypatch, config, library):
+def test_the_config_of_a_local_folder_determines_its_library(tmp_path, monkeypatch, config, library):
     folder = tmp_path / "my@model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -76,11 +76,11 @@ def test_a_local_folder_tells_its_library(tmp_path, monkeypatch, config, library
         reference = ModelReference.parse(text)
         assert reference == ModelReference(str(folder.resolve()), library)
         assert reference.is_local and reference.revision is None
-    with pytest.raises(ValueError, match="no revision; leave out '@main'"):
+    with pytest.raises(ValueError, match="no revision; remove '@main'"):
         ModelReference.parse("my@model@main")
 
 
-def test_a_local_folder_without_a_model(tmp_path):
+def test_a_local_folder_without_a_model_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"no config\.json.*found: nothing"):
         ModelReference.parse(str(tmp_path))
     (tmp_path / "config.json").write_text('{"a": 1, "b": 2}')
@@ -107,18 +107,18 @@ def test_record_round_trip_through_json():
     assert hash(ModelReference.from_dict(record)) == hash(reference)
 
 
-def test_record_of_a_newer_version():
+def test_keys_of_a_newer_version_are_ignored_with_a_warning():
     record = {**ModelReference("owner/name", "timm").to_dict(), "quantum": 1, "bits": 2}
     with pytest.warns(UserWarning, match="owner/name.*has bits, quantum, which this version does not know"):
         assert ModelReference.from_dict(record) == ModelReference("owner/name", "timm")
 
 
-def test_record_that_lacks_something():
+def test_a_record_without_required_keys_is_an_error():
     with pytest.raises(ValueError, match="lacks id and library; it has task"):
         ModelReference.from_dict({"task": "x"})
 
 
-def test_what_cannot_be_recorded_is_refused_at_once():
+def test_options_that_cannot_be_recorded_are_refused():
     with pytest.raises(TypeError, match=r"loading option config=.* cannot be recorded"):
         ModelReference.parse("owner/name", config=object())
     with pytest.raises(TypeError, match="max_memory"):
@@ -142,7 +142,7 @@ def holding(**buffers: torch.Tensor) -> torch.nn.Module:
 
 
 def test_weights_hash_is_stable():
-    """A literal: hashes in published artefacts must still be found by later versions."""
+    """The hash is a literal, because later versions must reproduce the hashes in published artefacts."""
     module = holding(b=torch.arange(6, dtype=torch.float32).reshape(2, 3), a=torch.tensor(True))
     assert weights_hash(module) == "sha256:1ba7efcfa4e48eadb9c8d0b1ad1ed3093963a05cecdef4251642d401727f3669"
 
@@ -157,7 +157,7 @@ def test_weights_hash_of_any_dtype(dtype):
     assert weights_hash(holding(a=value.clone())) == weights_hash(holding(a=value))
 
 
-def test_weights_hash_sees_names_dtypes_and_persistent_buffers_only():
+def test_weights_hash_depends_on_names_dtypes_and_persistent_buffers_only():
     zeros = torch.zeros(4)
     hashes = [
         weights_hash(holding(**b)) for b in ({"a": zeros}, {"b": zeros}, {"a": zeros.int()}, {"a": zeros, "b": zeros})
@@ -175,7 +175,7 @@ def test_weights_hash_does_not_depend_on_order_or_memory_layout(names):
     assert weights_hash(shuffled) == weights_hash(holding(**tensors))
 
 
-def test_weights_hash_refuses_what_has_no_bytes():
+def test_weights_hash_refuses_entries_without_bytes():
     with torch.device("meta"):
         module = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="bias of Linear is on the meta device"):

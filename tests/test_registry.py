@@ -1,4 +1,4 @@
-"""The registries: built-ins, plugins (installed for real, as folders of metadata) and run-time registrations."""
+"""Registries: built-in entries, plugins (installed as real metadata folders) and registration at run time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAVY = ("torch", "transformers", "timm", "datasets", "evaluate")
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Put a distribution with entry points on the path, as an installer would."""
+    """Install a distribution with entry points on the path, as an installer does."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(distribution: str, version: str, kind: str, entries: dict[str, str], **modules: str) -> None:
@@ -33,25 +33,25 @@ def install(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shapes() -> Registry:
-    """A registry of its own, so that nothing leaks into the real ones."""
+    """A separate registry, so that the tests do not change the registries of the package."""
     return Registry("shapes", {"ordered": "collections:OrderedDict", "gone": "no_such_module:Thing"}, "builtins:object")
 
 
 def run(code: str) -> str:
-    """Standard output of a fresh interpreter."""
+    """Run code in a new interpreter and return its standard output."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_get_imports_what_the_table_names(shapes):
+def test_get_imports_built_in_entry(shapes):
     from collections import OrderedDict
 
     assert shapes.get("ordered") is OrderedDict
     assert shapes.origin("ordered") == "built-in"
 
 
-def test_unknown_name_is_both_errors_and_helps(shapes):
+def test_unknown_name_raises_value_and_key_error_with_suggestion(shapes):
     with pytest.raises(
-        UnknownNameError, match=r"no 'orderd' among shapes; did you mean 'ordered'\? There are: gone, ordered"
+        UnknownNameError, match=r"no 'orderd' among shapes; did you mean 'ordered'\? Available: gone, ordered"
     ):
         shapes.get("orderd")
     with pytest.raises(KeyError):
@@ -60,7 +60,7 @@ def test_unknown_name_is_both_errors_and_helps(shapes):
         registries["matcher"]
 
 
-def test_a_missing_built_in_says_what_is_missing(shapes):
+def test_built_in_with_missing_module_names_the_module(shapes):
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         shapes.get("gone")
 
@@ -77,7 +77,7 @@ def test_run_time_registration(shapes):
     assert "square" in shapes and "circle" not in shapes
 
 
-def test_a_taken_name_is_refused_and_its_holder_named(shapes, install):
+def test_registering_a_taken_name_raises_and_names_its_origin(shapes, install):
     install("shape-plugin", "2.0", "shapes", {"disc": "shape_plugin:Disc"})
     shapes.register("square", tuple)
     for name, holder in [
@@ -92,7 +92,7 @@ def test_a_taken_name_is_refused_and_its_holder_named(shapes, install):
     assert shapes.get("square") is tuple
 
 
-def test_a_plugin_is_listed_without_being_imported(shapes, install):
+def test_plugin_is_listed_without_import(shapes, install):
     install("shape-plugin", "2.0", "shapes", {"disc": "disc_plugin:Disc"}, disc_plugin="class Disc: pass")
     assert shapes.names() == ("disc", "gone", "ordered")
     assert shapes.origin("disc") == "plugin shape-plugin 2.0"
@@ -108,7 +108,7 @@ def test_a_plugin_is_listed_without_being_imported(shapes, install):
         ("sys:Thing", AttributeError),
     ],
 )
-def test_a_broken_plugin_breaks_only_itself(shapes, install, value, cause):
+def test_broken_plugin_does_not_affect_other_entries(shapes, install, value, cause):
     install("bad-plugin", "0.3", "shapes", {"bad": value, "good": "builtins:list"}, broken_plugin="1 / 0")
     assert shapes.names() == ("bad", "gone", "good", "ordered")
     assert shapes.get("good") is list
@@ -119,10 +119,10 @@ def test_a_broken_plugin_breaks_only_itself(shapes, install, value, cause):
     assert isinstance(error.value.__cause__, cause)
 
 
-def test_a_plugin_cannot_replace_a_built_in(shapes, install):
+def test_plugin_cannot_replace_built_in(shapes, install):
     install("greedy-plugin", "1.0", "shapes", {"ordered": "builtins:list"})
     with pytest.warns(
-        UserWarning, match="plugin greedy-plugin 1.0 announces 'ordered' among shapes.*held by a built-in"
+        UserWarning, match="plugin greedy-plugin 1.0 registers 'ordered' among shapes.*taken by a built-in"
     ):
         assert shapes.names() == ("gone", "ordered")
     assert shapes.origin("ordered") == "built-in"
@@ -131,14 +131,14 @@ def test_a_plugin_cannot_replace_a_built_in(shapes, install):
         assert shapes.get("ordered") is not list
 
 
-def test_of_two_plugins_the_first_by_name_keeps_a_name(shapes, install):
+def test_duplicate_plugin_name_goes_to_first_distribution(shapes, install):
     install("b-plugin", "1.0", "shapes", {"disc": "builtins:list"})
     install("a-plugin", "1.0", "shapes", {"disc": "builtins:tuple"})
-    with pytest.warns(UserWarning, match="plugin b-plugin 1.0 announces 'disc'.*held by plugin a-plugin 1.0"):
+    with pytest.warns(UserWarning, match="plugin b-plugin 1.0 registers 'disc'.*taken by plugin a-plugin 1.0"):
         assert shapes.get("disc") is tuple
 
 
-def test_did_you_mean_ignores_case_and_gives_up():
+def test_did_you_mean_ignores_case_and_returns_empty_string_without_match():
     assert did_you_mean("LAYER1.0", ["layer1.0", "layer2.0"]) == "layer1.0"
     assert did_you_mean("xyz", ["layer1.0"]) == ""
     assert did_you_mean("x", []) == ""
@@ -151,7 +151,7 @@ def test_registries_by_attribute_and_by_name():
 
 
 @pytest.mark.parametrize("dotted", [value for table in BUILT_INS.values() for value in table.values()])
-def test_the_table_of_built_ins_holds_files_that_exist(dotted):
+def test_built_in_modules_exist(dotted):
     import hf_stitch
 
     module, _, _ = dotted.partition(":")
@@ -159,13 +159,13 @@ def test_the_table_of_built_ins_holds_files_that_exist(dotted):
     assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
-def test_importing_and_listing_is_light():
+def test_import_and_listing_do_not_import_heavy_packages():
     listing = (
         "import hf_stitch, sys; dir(hf_stitch); [hf_stitch.registries[kind].names() for kind in hf_stitch.registries]"
     )
     assert run(f"{listing}; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
 
 
-def test_the_low_rooms_do_not_import_torch():
+def test_basic_modules_do_not_import_torch():
     code = "import hf_stitch.registry, hf_stitch.reference, hf_stitch.data, sys"
     assert run(f"{code}; print([m for m in {HEAVY} if m in sys.modules])") == "[]"

@@ -107,7 +107,7 @@ def test_a_sample_without_a_real_token_is_refused(pooling: str) -> None:
     r = ragged("right")
     assert r.mask is not None
     r.mask[1] = False
-    with pytest.raises(ValueError, match="sample 1 of the batch is masked entirely"):
+    with pytest.raises(ValueError, match="sample 1 of the batch is completely masked"):
         r.rows(pooling)
     assert len(r.rows("none")) == LENGTHS[0] + LENGTHS[2]
 
@@ -115,7 +115,7 @@ def test_a_sample_without_a_real_token_is_refused(pooling: str) -> None:
 def test_policies_that_do_not_exist_here_are_refused() -> None:
     with pytest.raises(ValueError, match="one of none, flatten, mean, cls, last, got 'tokens'"):
         ragged("right").rows("tokens")
-    with pytest.raises(ValueError, match="'flatten' needs samples of one length"):
+    with pytest.raises(ValueError, match="'flatten' needs samples of equal length"):
         ragged("right").rows("flatten")
     with pytest.raises(ValueError, match="'cls' needs a prefix token"):
         Representation(torch.zeros(2, 4, 3), "bnd", grid=(2, 2)).rows("cls")
@@ -163,7 +163,7 @@ def test_resize_to_its_own_size_changes_no_bit_and_keeps_prefix_tokens() -> None
 
 def test_positions_without_a_grid_take_no_other_shape() -> None:
     for change in (lambda r: r.resize((2, 2)), lambda r: r.to_layout("bchw")):
-        with pytest.raises(ValueError, match="form no grid"):
+        with pytest.raises(ValueError, match="have no grid"):
             change(ragged("right"))
     with pytest.raises(ValueError, match="vectors have no positions"):
         Representation(torch.zeros(2, 3), "bd").to_layout("bnd")
@@ -176,20 +176,20 @@ def test_positions_without_a_grid_take_no_other_shape() -> None:
     [
         ("layout must be one of bd, bnd, bchw, bhwc, got 'nchw'", {"shape": (2, 3, 4, 4), "layout": "nchw"}),
         ("layout bnd needs 3 axes, got shape", {"shape": (2, 3), "layout": "bnd"}),
-        ("exist in the layout bnd only, not in bd", {"shape": (2, 3), "layout": "bd", "prefix_tokens": 1}),
+        ("need the layout bnd, got bd", {"shape": (2, 3), "layout": "bd", "prefix_tokens": 1}),
         (
-            "exist in the layout bnd only, not in bchw",
+            "need the layout bnd, got bchw",
             {"shape": (1, 2, 2, 2), "layout": "bchw", "mask": torch.ones(1, 2).bool()},
         ),
         ("mask must be bool of the shape", {"shape": (2, 3, 4), "layout": "bnd", "mask": torch.ones(2, 2).bool()}),
         ("mask must be bool", {"shape": (2, 3, 4), "layout": "bnd", "mask": torch.ones(2, 3).long()}),
         (
-            "5 tokens do not hold 1 prefix tokens and a grid of 2x3",
+            "5 tokens do not match 1 prefix tokens and a grid of 2x3",
             {"shape": (2, 5, 4), "layout": "bnd", "prefix_tokens": 1, "grid": (2, 3)},
         ),
-        ("2 tokens do not hold 3 prefix tokens", {"shape": (2, 2, 4), "layout": "bnd", "prefix_tokens": 3}),
+        ("2 tokens do not match 3 prefix tokens", {"shape": (2, 2, 4), "layout": "bnd", "prefix_tokens": 3}),
         (
-            "a mask belongs to texts",
+            "tokens with a grid cannot have a mask",
             {"shape": (2, 4, 4), "layout": "bnd", "mask": torch.ones(2, 4).bool(), "grid": (2, 2)},
         ),
     ],
@@ -208,7 +208,7 @@ def test_forms_go_through_json_and_read_well() -> None:
         "bd 8",
         "bchw 3 4x2",
     ]
-    with pytest.raises(ValueError, match="prefix tokens exist in the layout bnd only"):
+    with pytest.raises(ValueError, match="prefix tokens need the layout bnd"):
         RepresentationSpec("bchw", 3, (4, 4), prefix_tokens=1)
     with pytest.raises(ValueError, match="layout must be one of"):
         RepresentationSpec("hwc", 3)

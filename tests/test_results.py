@@ -1,4 +1,4 @@
-"""The base of results: to JSON and back, and what is refused."""
+"""Base class of results: JSON round trip and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Everything(Result):
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def made(value: float, names: list[str]) -> Everything:
+def make(value: float, names: list[str]) -> Everything:
     return Everything(
         "x", "a", {name: {0.5: Point(value), 2.0: Point(1.0, value)} for name in names}, {("p", "q"): value},
         np.array([[value, 1.0]]), np.array([True, False]), (1, 2), Point(value), {"any": ["thing", None]},
@@ -59,8 +59,8 @@ def made(value: float, names: list[str]) -> Everything:
 
 
 @given(numbers, st.lists(st.text(max_size=3), unique=True, max_size=3))
-def test_json_gives_back_every_field(value: float, names: list[str]) -> None:
-    found = made(value, names)
+def test_json_round_trip_keeps_every_field(value: float, names: list[str]) -> None:
+    found = make(value, names)
     text = json.dumps(found.to_dict(), allow_nan=False)
     again = Everything.from_dict(json.loads(text))
     assert json.dumps(again.to_dict(), allow_nan=False) == text
@@ -69,25 +69,25 @@ def test_json_gives_back_every_field(value: float, names: list[str]) -> None:
     assert again.steps == (1, 2) and isinstance(again.maybe, Point) and list(again.paths) == [("p", "q")]
 
 
-def test_saved_and_loaded(tmp_path) -> None:
+def test_save_and_load(tmp_path) -> None:
     path = tmp_path / "new" / "x.json"
-    made(0.5, ["n"]).save(path)
-    assert Everything.load(path).to_dict() == made(0.5, ["n"]).to_dict()
+    make(0.5, ["n"]).save(path)
+    assert Everything.load(path).to_dict() == make(0.5, ["n"]).to_dict()
     assert [p.name for p in path.parent.iterdir()] == ["x.json"]
     path.write_text('{"result": "Another"}')
-    with pytest.raises(ValueError, match="holds a result of kind Another, not Everything"):
+    with pytest.raises(ValueError, match="contains a result of class Another, not Everything"):
         Everything.load(path)
 
 
 def test_unknown_and_missing_fields_are_named() -> None:
-    record = made(0.5, []).to_dict()
+    record = make(0.5, []).to_dict()
     del record["steps"]
     with pytest.raises(ValueError, match="Everything lacks steps and has no field new; its fields are name, axis"):
         Everything.from_dict({**record, "new": 1})
     with pytest.raises(ValueError, match=r"Everything\.points"):
-        Everything.from_dict({**made(0.5, []).to_dict(), "points": 3})
+        Everything.from_dict({**make(0.5, []).to_dict(), "points": 3})
 
 
-def test_shown_as_text_and_html() -> None:
-    assert str(made(0.5, [])) == "x: 1.5"
-    assert "1.5" in made(0.5, [])._repr_html_()
+def test_text_and_html_output() -> None:
+    assert str(make(0.5, [])) == "x: 1.5"
+    assert "1.5" in make(0.5, [])._repr_html_()

@@ -1,4 +1,4 @@
-"""Tiny networks of every family, made without any download, and raw samples for them."""
+"""Tiny networks of every family, built without downloads, and raw samples for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VISION, LANGUAGE = ("cnn", "convnext", "vit", "deit", "swin"), ("bert", "roberta
 
 
 def tokenizer(words: int, seed: int, *specials: str, **names: str) -> Any:
-    """A tokenizer of whole words, its vocabulary in an order of its own."""
+    """A tokenizer of whole words with a shuffled vocabulary."""
     shuffled = random.Random(seed).sample(WORDS[:words], words)
     vocabulary = {word: index for index, word in enumerate([*specials, *shuffled])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=names["unk_token"]))
@@ -45,7 +45,7 @@ def tokenizer(words: int, seed: int, *specials: str, **names: str) -> Any:
 
 
 def plain_tokenizer() -> Any:
-    """The one that BERT, GPT-2, Llama and T5 share here."""
+    """The tokenizer of BERT, GPT-2, Llama and T5."""
     return tokenizer(
         60,
         0,
@@ -61,14 +61,14 @@ def plain_tokenizer() -> Any:
 
 
 def other_tokenizer() -> Any:
-    """RoBERTa's: fewer words, in another order, with padding at 1."""
+    """The tokenizer of RoBERTa: fewer words in another order, and padding with id 1."""
     return tokenizer(
         40, 1, "<s>", "<pad>", "</s>", "<unk>", pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
 
 
 def build(family: str, seed: int) -> nn.Module:
-    """The network alone, in eval mode."""
+    """Build a network in eval mode."""
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -113,7 +113,7 @@ def build(family: str, seed: int) -> nn.Module:
 
 
 def adapted(family: str, model: nn.Module) -> Adapter:
-    """The network ready to be cut, with its tokenizer."""
+    """Load a network into an adapter, with its tokenizer."""
     if family in LANGUAGE:
         return load(model, processor=other_tokenizer() if family == "roberta" else plain_tokenizer())
     dtype = next(model.parameters()).dtype
@@ -124,5 +124,5 @@ def adapted(family: str, model: nn.Module) -> Adapter:
 
 @cache
 def network(family: str, seed: int = 0, dtype: str = "float32") -> Adapter:
-    """A network of a family; kept, as adapters leave models as they are."""
+    """Return an adapter of a network; cached, because adapters do not change models."""
     return adapted(family, build(family, seed).to(getattr(torch, dtype)))

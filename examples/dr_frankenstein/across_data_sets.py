@@ -1,7 +1,7 @@
-"""Experiment 9: the front of a network of one data set, the back of a network of another (Csiszárik et al. 2021, C.2).
+"""Experiment 9: front and back half from networks of different data sets (Csiszárik et al. 2021, appendix C.2).
 
-Tiny-10 networks of CIFAR-10 and of Fashion-MNIST; images and classes are those of the back. Beside them a front of the
-same data set from another seed, and one that was never trained.
+Tiny-10 networks for CIFAR-10 and Fashion-MNIST. Images and classes are those of the back half. Baselines are a front
+half from another seed on the same data set, and an untrained front half.
 
     python examples/dr_frankenstein/across_data_sets.py --networks NETWORKS --data-dir DATA --out OUT
 """
@@ -25,7 +25,7 @@ SETS = ("cifar10", "fashion_mnist")
 
 
 def main() -> None:
-    """Parse the arguments, match, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset, layers = PRESETS[arguments.preset], LAYERS[arguments.preset]
     count, epochs = preset.base

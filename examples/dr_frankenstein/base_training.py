@@ -1,6 +1,6 @@
-"""Base networks, trained as in Csiszárik et al. 2021 (appendix A.1), kept in a folder.
+"""Base networks, trained as in Csiszárik et al. 2021 (appendix A.1) and saved in a folder.
 
-Those that are there already are not trained again.
+Networks that the folder already contains are not trained again.
 
     python examples/dr_frankenstein/base_training.py --data-dir DATA --networks NETWORKS --seeds 0 1
 """
@@ -26,15 +26,15 @@ import hf_stitch
 
 @dataclass(frozen=True)
 class Base:
-    """A base network: what it is, and how it is trained.
+    """Architecture and training of a base network.
 
     Attributes:
         architecture: ``tiny10`` or ``resnet20``.
         epochs: Passes over the images.
         images: Number of training images.
-        seed: Of the initial weights, the order and the augmentation.
-        data: A name of ``images.DATA``.
-        width: Of ResNet-20.
+        seed: Seed of initial weights, order and augmentation.
+        data: Data set, a key of ``images.DATA``.
+        width: Width multiplier of ResNet-20.
         norm: Whether Tiny-10 has BatchNorm.
         optimizer: ``sgd`` (Nesterov momentum .9, learning rate .1, .02 without BatchNorm, weight decay 1e-4) or
             ``adam`` (1e-3).
@@ -51,12 +51,12 @@ class Base:
 
     @property
     def name(self) -> str:
-        """Everything in short."""
+        """File name of the network, without suffix."""
         variant = f"-w{self.width:g}" if self.architecture == "resnet20" else "" if self.norm else "-plain"
         return f"{self.architecture}{variant}-{self.data}-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
 
     def build(self) -> nn.Module:
-        """The network with random weights."""
+        """Create the network with random weights."""
         set_seed(self.seed)
         return networks.ResNet20(self.width) if self.architecture == "resnet20" else networks.Tiny10(self.norm)
 
@@ -65,7 +65,7 @@ PAPER = {"epochs": 300, "images": 50_000}
 
 
 def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
-    """A trained network in eval mode: from the folder, or trained now and put there."""
+    """Load a trained network in eval mode from the folder, after training and saving it if it is missing."""
     network = base.build()
     path = folder / f"{base.name}.safetensors"
     if not path.is_file():
@@ -78,18 +78,18 @@ def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
 
 
 def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, hf_stitch.Adapter]:
-    """Trained networks by seed, ready to be cut."""
+    """Load trained networks as adapters: seed -> adapter."""
     return {str(base.seed): networks.adapted(trained(base, folder, data_dir)) for base in bases}
 
 
 def recorded_accuracy(base: Base, folder: Path) -> float:
-    """The accuracy on the 10,000 test images of a network in the folder."""
+    """Return the accuracy of a saved network on the 10,000 test images."""
     with safe_open(folder / f"{base.name}.safetensors", "pt") as file:
         return float(file.metadata()["accuracy"])
 
 
 def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> None:
-    """Train by ``transformers.Trainer``; the learning rate falls to a tenth after one third and after two."""
+    """Train with ``transformers.Trainer``, with a tenth of the learning rate after each third of the steps."""
     model = _Classifier(network.to(memory_format=torch.channels_last))
     data = _Augmented(pixels, labels, torch.Generator().manual_seed(base.seed))
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> Non
 
 @torch.no_grad()
 def accuracy(network: nn.Module, pixels: Tensor, labels: Tensor) -> float:
-    """Share of images that are classified rightly."""
+    """Return the accuracy of a network."""
     network.eval()
     right = sum(
         int((network(networks.normalised(some)).argmax(1) == wanted).sum())
@@ -129,7 +129,7 @@ def accuracy(network: nn.Module, pixels: Tensor, labels: Tensor) -> float:
 
 
 class _Augmented(Dataset):
-    """Augmented images and their labels, a batch at a time."""
+    """A data set that returns augmented images and their labels one batch at a time."""
 
     def __init__(self, pixels: Tensor, labels: Tensor, generator: torch.Generator) -> None:
         self._pixels, self._labels, self._generator = pixels, labels, generator
@@ -143,7 +143,7 @@ class _Augmented(Dataset):
 
 
 class _Classifier(nn.Module):
-    """A network with its loss, as the Trainer calls it."""
+    """A network with its loss, in the format that the Trainer expects."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class _Classifier(nn.Module):
 
 
 def main() -> None:
-    """Parse the arguments, train what is not there, print accuracies."""
+    """Train the missing networks and print the accuracy of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=Path, required=True, help="folder of trained networks")
     parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")

@@ -1,7 +1,7 @@
 """Direct matching of two Tiny-10 networks at every BatchNorm (Csiszárik et al. 2021, section 4.2).
 
-An affine least-squares stitch per layer, positions as rows, fitted on training images without augmentation, all layers
-in one pass over the data; relative accuracy on the test images.
+An affine least-squares stitching layer is fitted at each layer, with positions as rows, on training images without
+augmentation. All layers are fitted in one pass over the data. Scores are relative accuracies on the test images.
 
     python examples/dr_frankenstein/direct_matching.py --data-dir DATA --networks NETWORKS
 """
@@ -22,19 +22,19 @@ from hf_stitch.workflows._stitch import join
 
 
 def main() -> None:
-    """Parse the arguments, match, print."""
+    """Run the experiment from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--networks", type=Path, required=True, help="folder of safetensors files of trained Tiny-10 networks"
+        "--networks", type=Path, required=True, help="folder with safetensors files of trained Tiny-10 networks"
     )
-    parser.add_argument("--data-dir", help="local folder that holds cifar10/{train,test}.parquet; default: the Hub")
+    parser.add_argument("--data-dir", help="local folder with cifar10/{train,test}.parquet; default: the Hub")
     parser.add_argument(
-        "--pair", nargs=2, type=int, default=(0, 1), help="source and target: positions of two files, by name"
+        "--pair", nargs=2, type=int, default=(0, 1), help="source and target: indices of two files, sorted by name"
     )
     parser.add_argument("--matcher", default="lstsq")
     parser.add_argument("--train", type=int, default=5000, help="number of training images to fit on")
     parser.add_argument("--test", type=int, default=10000, help="number of test images to score on")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="write the scores to this JSON file")
     arguments = parser.parse_args()
 
     files = sorted(arguments.networks.glob("*.safetensors"))

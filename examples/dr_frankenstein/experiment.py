@@ -1,4 +1,4 @@
-"""What the experiments share: their arguments, how much they do, and what they leave behind."""
+"""Shared parts of the experiments: arguments, presets and output."""
 
 import argparse
 import json
@@ -24,17 +24,17 @@ from hf_stitch.training.schedule import Schedule
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of everything.
+    """Sizes and hyperparameters of an experiment.
 
     Attributes:
-        train: Images to match on.
-        test: Held-out images.
-        epochs: Of task-loss matching.
-        base: Images and epochs of the base networks.
-        seeds: Base networks of each kind.
-        augment: Whether images are augmented in task-loss matching.
+        train: Number of images to match on.
+        test: Number of held-out images.
+        epochs: Epochs of task-loss matching.
+        base: Number of training images and epochs of the base networks.
+        seeds: Number of base networks of each kind.
+        augment: Whether task-loss matching augments images.
         lr: Learning rate of task-loss matching.
-        schedule: Its schedule.
+        schedule: Learning rate schedule of task-loss matching.
     """
 
     train: int
@@ -47,49 +47,49 @@ class Preset:
     schedule: Schedule = "step"
 
     def samples(self, data: str, data_dir: str | None) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
-        """The images to match on, and those held out."""
+        """Read the images to match on and the held-out images."""
         sizes = {"train": self.train, "test": self.test}
         train, test = (images.samples(data, split, n, data_dir) for split, n in sizes.items())
         return train, test
 
     @property
     def task_loss(self) -> TaskLoss:
-        """Task-loss matching with the target's answers as labels."""
+        """Task-loss matching with the soft labels of the target."""
         return TaskLoss(epochs=self.epochs, lr=self.lr, schedule=self.schedule)
 
     @property
     def augmentation(self) -> Augment | None:
-        """What changes the images in task-loss matching."""
+        """Augmentation in task-loss matching, or ``None``."""
         return images.augmented_samples if self.augment else None
 
 
 TASK = "task loss"
 SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
-"""By larger steps, so that a short training comes from any start to its end."""
+"""Larger steps, so that short training converges from any initialisation."""
 TEST = Preset(150, 60, 1, (150, 1))
-"""To see that everything runs."""
+"""Preset for a quick test run."""
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments that every experiment has."""
+    """Create a parser with the arguments shared by all experiments."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "--preset",
         choices=("small", "paper", "test"),
         default="small",
-        help="minutes, days, seconds to see that it runs",
+        help="small: minutes; paper: days; test: seconds, to check that the script runs",
     )
     made.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
     made.add_argument(
-        "--networks", type=Path, required=True, help="folder of base networks; those not there are trained"
+        "--networks", type=Path, required=True, help="folder of base networks; missing networks are trained"
     )
-    made.add_argument("--out", type=Path, help="folder for figures as JSON and PNG")
+    made.add_argument("--out", type=Path, help="output folder for scores as JSON and figures as PNG")
     return made
 
 
 def show(table: Table, name: str, record: Mapping[str, Any], pictures: Mapping[str, Figure], out: Path | None) -> None:
-    """Print the table; write the record and the pictures, if there is a folder."""
+    """Print the table, and write the record and the figures if an output folder is given."""
     Console(width=180).print(table)
     if out is None:
         return
@@ -106,10 +106,17 @@ def by_kind(
     preset: Preset,
     arguments: argparse.Namespace,
 ) -> tuple[Table, dict[str, Any]]:
-    """Networks of one kind after another, stitched to each other by least squares and by task loss.
+    """Stitch the networks of each kind to each other, by least squares and by task loss.
+
+    Args:
+        title: Title of the table.
+        kinds: Kind -> base networks.
+        layers: Layers to stitch at, the same on both sides.
+        preset: Sizes and hyperparameters.
+        arguments: Parsed command line arguments.
 
     Returns:
-        A table, and a record of all figures: those of stitching are kind -> method -> score by layer.
+        A table, and a record of all scores with relative accuracies as kind -> method -> score by layer.
     """
     samples = preset.samples("cifar10", arguments.data_dir)
     table = Table(
@@ -135,11 +142,11 @@ def by_kind(
 
 
 def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: str, title: str) -> Figure:
-    """A line with its band for each name, over named places."""
+    """Draw one line with its 95% band for each name over named positions."""
     figure = Figure(figsize=(max(7.5, 0.75 * len(places) + 2.0), 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, scores) in enumerate(series.items()):
-        style = ("-", "--", ":")[number % 3]  # a line that lies on another lets it show
+        style = ("-", "--", ":")[number % 3]  # overlapping lines stay visible
         (line,) = axes.plot(places, [score.value for score in scores], style, marker="o", markersize=4, label=name)
         axes.fill_between(
             places, [s.low for s in scores], [s.high for s in scores], color=line.get_color(), alpha=0.2, linewidth=0

@@ -1,4 +1,4 @@
-"""Networks stitched pair by pair and layer by layer, and what they answer on test images."""
+"""Networks stitched for each pair and layer, and their logits on test images."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,21 +25,21 @@ Array = NDArray[np.float64]
 Pair = tuple[str, str]
 """Names of source and target."""
 DRAWS = 1000
-"""Of a bootstrap."""
+"""Number of bootstrap draws."""
 START = "least squares"
-"""The method that task-loss matching starts from."""
+"""The method from which task-loss matching starts."""
 BASELINES = ("identity", "mean_only")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What every predictor says of the test images.
+    """Logits of every predictor on the test images.
 
     Attributes:
         pairs: Source and target of each pair.
-        labels: ``(images,)``, the truth.
-        targets: ``(pairs, images, classes)``, logits of the targets themselves.
-        stitched: Layer -> method -> ``(pairs, images, classes)``.
+        labels: True classes ``(images,)``.
+        targets: Logits of the targets ``(pairs, images, classes)``.
+        stitched: Layer -> method -> logits of the stitched networks ``(pairs, images, classes)``.
     """
 
     pairs: tuple[Pair, ...]
@@ -48,26 +48,36 @@ class Answers:
     stitched: Mapping[str, Mapping[str, Tensor]]
 
     def relative(self, layer: str, method: str, less: str | None = None) -> Score:
-        """Accuracy over that of the target, mean over the pairs; less that of another method on the same images."""
+        """Return the accuracy over that of the target, as the mean over pairs.
+
+        Args:
+            layer: Layer of the stitching layers.
+            method: Name of the method.
+            less: Another method, whose accuracy on the same images is subtracted.
+
+        Returns:
+            The score with its 95% interval.
+        """
         right = self._right(self.stitched[layer][method])
         if less is not None:
             right = right - self._right(self.stitched[layer][less])
         return self._interval(right, self._right(self.targets))
 
     def imitation(self, layer: str, method: str) -> Score:
-        """Cross-entropy with the target's answers as soft labels, in nats, mean over the pairs."""
-        said = self.stitched[layer][method].log_softmax(-1)
-        loss = -(self.targets.softmax(-1) * said).sum(-1).numpy().astype(float)
+        """Return the cross-entropy with the soft labels of the target in nats, as the mean over pairs."""
+        predicted = self.stitched[layer][method].log_softmax(-1)
+        loss = -(self.targets.softmax(-1) * predicted).sum(-1).numpy().astype(float)
         return self._interval(loss, np.ones_like(loss))
 
     def _right(self, logits: Tensor) -> Array:
         return (logits.argmax(-1) == self.labels).numpy().astype(float)
 
     def _interval(self, above: Array, below: Array) -> Score:
-        """A ratio of sums over images, mean over pairs.
+        """Compute a ratio of sums over images, as the mean over pairs, with its interval.
 
-        The interval is of the bootstrap over test images, together with the Bayesian one over networks (Rubin 1981): a
-        pair weighs the product of its networks' weights, so that two networks alone leave the images.
+        The interval combines the bootstrap over test images with the Bayesian bootstrap over networks (Rubin 1981). The
+        weight of a pair is the product of the weights of its networks, so that with only two networks the interval
+        reflects the images alone.
         """
         images, pairs = self._draws
         drawn = (pairs * (above @ images.T) / (below @ images.T)).sum(0)
@@ -76,7 +86,7 @@ class Answers:
 
     @cached_property
     def _draws(self) -> tuple[Array, Array]:
-        """How often each image counts ``(draws, images)``, and what each pair weighs ``(pairs, draws)``."""
+        """Counts of images ``(draws, images)`` and weights of pairs ``(pairs, draws)``."""
         random, n = np.random.default_rng(0), len(self.labels)
         names = sorted({name for pair in self.pairs for name in pair})
         sides = np.array([[names.index(name) for name in pair] for pair in self.pairs])
@@ -86,7 +96,7 @@ class Answers:
 
 
 def ring(names: Iterable[str]) -> list[Pair]:
-    """Each network as the source of the next, so that each is source once and target once."""
+    """Pair each network with the next one, so that each is the source once and the target once."""
     ordered = list(names)
     return list(zip(ordered, ordered[1:] + ordered[:1], strict=True))
 
@@ -105,24 +115,27 @@ def answers(
     augment: Augment | None = None,
     progress: bool = True,
 ) -> Answers:
-    """Stitch every pair at every layer by every method, and ask for the answers on the test images.
+    """Stitch every pair at every layer with every method, and compute logits on the test images.
 
-    Stitches are trained in bfloat16 with weights in float32; closed forms and answers are in full precision.
+    Task-loss matching runs in bfloat16 with float32 weights. Closed-form fits and logits are in full precision.
 
     Args:
         sources: Networks by name.
         targets: Networks by name.
         pairs: Source and target.
-        layers: Where to stitch; the same layer on both sides.
+        layers: Layers to stitch at, the same on both sides.
         train: Images to match on.
         test: Held-out images.
-        direct: Method -> matcher in closed form, all fitted from one pass over the images; ``START`` is added.
-        trained: Method -> training on the task's loss, from ``START``; of all sources of a target at once.
-        augment: Changes images in training.
-        progress: Show progress bars.
+        direct: Method -> closed-form matcher. All are fitted in one pass over the images. ``START`` is added.
+        trained: Method -> task-loss matching from ``START``, for all sources of a target at once.
+        augment: Augmentation in task-loss matching.
+        progress: Whether to show progress bars.
+
+    Returns:
+        Logits of targets, stitched networks and baselines.
     """
     direct = {START: registries.matchers.build("lstsq"), **direct}
-    said: dict[tuple[str, str, Pair], Tensor] = {}
+    found_logits: dict[tuple[str, str, Pair], Tensor] = {}
     whole = {}
     for name in dict.fromkeys(b for _, b in pairs):
         group, target = [pair for pair in pairs if pair[1] == name], targets[name]
@@ -144,23 +157,23 @@ def answers(
                         models, train, target=target, augment=augment, progress=progress,
                         accelerator=Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16"),
                     )  # fmt: skip
-                for own, end in zip(maps, ends, strict=True):
-                    own[method] = end
-            for pair, model, own in zip(group, models, maps, strict=True):
-                for method, logits in _said(model, own, test).items():
-                    said[layer, method, pair] = logits
+                for fitted_maps, end in zip(maps, ends, strict=True):
+                    fitted_maps[method] = end
+            for pair, model, fitted_maps in zip(group, models, maps, strict=True):
+                for method, logits in _logits(model, fitted_maps, test).items():
+                    found_logits[layer, method, pair] = logits
     methods = [*direct, *trained, *BASELINES]
     stitched = {
-        layer: {method: torch.stack([said[layer, method, pair] for pair in pairs]) for method in methods}
+        layer: {method: torch.stack([found_logits[layer, method, pair] for pair in pairs]) for method in methods}
         for layer in layers
     }
     return Answers(tuple(pairs), torch.tensor(test.labels), torch.stack([whole[b] for _, b in pairs]), stitched)
 
 
-def _said(
+def _logits(
     model: hf_stitch.StitchedModel, maps: Mapping[str, StitchingLayer], test: hf_stitch.Samples
 ) -> dict[str, Tensor]:
-    """The logits of a stitched model with each of some maps; its front runs once."""
+    """Compute the logits of a stitched model with each of several maps, running the front half once."""
     parts = list(_batches(model, maps, test))
     return {method: torch.cat([part[method] for part in parts]) for method in maps}
 
@@ -170,5 +183,5 @@ def _batches(
 ) -> Iterator[dict[str, Tensor]]:
     for batch in test.batches(500):
         with evaluating(model):
-            here = model.source(**model.source_inputs(model.preprocess(batch.samples)))
-            yield {method: model.head(layer.eval()(here)).logits for method, layer in maps.items()}
+            activations = model.source(**model.source_inputs(model.preprocess(batch.samples)))
+            yield {method: model.head(layer.eval()(activations)).logits for method, layer in maps.items()}

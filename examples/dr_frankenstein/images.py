@@ -1,4 +1,4 @@
-"""The images of an experiment, decoded once."""
+"""Images for the experiments, decoded once."""
 
 import sys
 
@@ -12,20 +12,20 @@ import hf_stitch
 from hf_stitch.data import read_data
 
 DATA = {"cifar10": "uoft-cs/cifar10", "fashion_mnist": "zalando-datasets/fashion_mnist"}
-"""Name -> the data set on the Hub."""
+"""Name -> data set on the Hub."""
 
 
 def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
-    """The first images of a data set as RGB of 32×32, smaller ones in a black frame, and their labels.
+    """Read the first images of a data set as 32×32 RGB, with a black frame around smaller images, and their labels.
 
     Args:
         name: One of ``DATA``.
         split: ``train`` or ``test``.
-        count: How many; all, if there are fewer.
-        data_dir: Local folder of the data; ``None``: the Hub.
+        count: Number of images; all, if there are fewer.
+        data_dir: Local folder of the data sets. ``None``: the Hub.
 
     Returns:
-        ``(count, 3, 32, 32)`` uint8 and ``(count,)``.
+        Images ``(count, 3, 32, 32)`` uint8 and labels ``(count,)`` int64.
     """
     samples = hf_stitch.Samples.of(read_data(DATA[name], data_dir=data_dir, split=split))
     samples = samples.take(min(count, len(samples)))
@@ -41,23 +41,23 @@ def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tenso
 
 
 def samples(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
-    """The same as the samples that networks are compared on: normalised tensors without augmentation."""
+    """Read images as samples of normalised tensors ``(3, 32, 32)``, with the arguments of :func:`read`."""
     pixels, labels = read(name, split, count, data_dir)
     return hf_stitch.Samples.of(networks.normalised(pixels), label=labels.tolist())
 
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Images (n, 3, 32, 32) flipped at random and cropped from a frame of 4 zeros."""
+    """Flip images ``(n, 3, 32, 32)`` at random and crop them after padding with 4 zeros."""
     n = len(pixels)
     rows, columns = torch.randint(0, 9, (2, n, 1), generator=generator) + torch.arange(32)
     columns = torch.where(torch.rand(n, 1, generator=generator) < 0.5, columns.flip(1), columns)
     padded = torch.nn.functional.pad(pixels, (4, 4, 4, 4))
-    # Indices around a slice come first: (n, 32, 32, 3).
+    # Advanced indices around a slice come first: (n, 32, 32, 3).
     chosen = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return chosen.permute(0, 3, 1, 2)
 
 
 def augmented_samples(samples: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """The same for samples that are normalised: what :meth:`hf_stitch.training.TaskLoss.fit` takes."""
+    """Augment normalised samples, for the argument ``augment`` of :meth:`hf_stitch.training.TaskLoss.fit`."""
     black = networks.normalised(torch.zeros(3, 32, 32))
     return list(augmented(torch.stack(samples) - black, generator) + black)

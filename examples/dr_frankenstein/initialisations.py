@@ -1,7 +1,7 @@
 """Experiment 5: task-loss matching from random and from least-squares starts (Csiszárik et al. 2021, figure 6).
 
-Least squares has one solution: its starts are those of different draws of a fifth of the training images. All stitches
-are trained at once and see the same images in the same order, so that they differ in their starts alone.
+Least squares has a unique solution, so that each of its starts is fitted on another random fifth of the training
+images. All stitching layers are trained at once on the same images in the same order. They differ only in their starts.
 
     python examples/dr_frankenstein/initialisations.py --published TINY10 --networks NETWORKS
 """
@@ -24,13 +24,13 @@ PRESETS = {"small": Preset(4_000, 2_000, 12, (10_000, 6), **SHORT), "test": TEST
 STARTS = {"small": 6, "test": 2, "paper": 50}
 LAYER = {"small": "bn3", "test": "bn8", "paper": "bn3"}
 SHARE = 0.2
-"""Of the training images that a least-squares start is fitted on."""
+"""Share of the training images on which a least-squares start is fitted."""
 
 
 def main() -> None:
-    """Parse the arguments, train, show."""
+    """Run the experiment from the command line."""
     parser = tiny10.parser(__doc__)
-    parser.add_argument("--layer", help="another layer to stitch at")
+    parser.add_argument("--layer", help="layer to stitch at; default: that of the preset")
     arguments = parser.parse_args()
     preset, layer = PRESETS[arguments.preset], arguments.layer or LAYER[arguments.preset]
     source, target, *_ = tiny10.loaded(arguments, preset).values()
@@ -69,7 +69,7 @@ def _table(scores: Mapping[str, Mapping[float, Score]], layer: str, n: int) -> T
 
 
 def _picture(scores: Mapping[str, Mapping[float, Score]], layer: str) -> Figure:
-    """Histograms over one another, on shared bins."""
+    """Draw overlaid histograms with shared bins."""
     values = {kind: [score.value for score in by_seed.values()] for kind, by_seed in scores.items()}
     low, high = min(map(min, values.values())), max(map(max, values.values()))
     figure = Figure(figsize=(6.0, 3.4), layout="constrained")

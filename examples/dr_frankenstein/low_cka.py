@@ -1,7 +1,7 @@
 """Experiment 4: accuracy without CKA, and CKA without accuracy (Csiszárik et al. 2021, sections 6.3 and 6.4, figure 5).
 
-A network is stitched with itself. From the identity, the map is trained on cross-entropy + β · CKA of its output with
-the representation itself; beside it, the identity rotated at random, to which CKA is blind and the network is not.
+A network is stitched to itself. Starting from the identity, the map is trained on cross-entropy + β · CKA between its
+output and the original activations. It is compared with random rotations, which leave CKA at 1 but change the network.
 
     python examples/dr_frankenstein/low_cka.py --published TINY10 --networks NETWORKS
 """
@@ -28,11 +28,11 @@ LAYERS = {"small": ("bn3", "bn5"), "test": ("bn8",), "paper": ("bn2", "bn3", "bn
 PENALTIES = {"small": (0.3, 0.5, 0.7, 1.0), "test": (1.0,), "paper": (0.1, 0.3, 1.0, 3.0)}
 ROTATIONS = 5
 PROBE = 1_000
-"""Test images that CKA is measured on."""
+"""Number of test images on which CKA is measured."""
 
 
 def main() -> None:
-    """Parse the arguments, train, show."""
+    """Run the experiment from the command line."""
     arguments = tiny10.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     network = next(iter(tiny10.loaded(arguments, preset).values()))
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _rotation(width: int, seed: int) -> LinearStitch:
-    """A random orthogonal matrix: of the QR decomposition of a Gaussian one, signs by the diagonal of R (Haar)."""
+    """Draw a Haar-random orthogonal matrix from the QR decomposition of a Gaussian matrix, with the signs of R."""
     gaussian = torch.randn(width, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     return LinearStitch.of(weight=(q * r.diagonal().sign()).float(), bias=None)
@@ -77,7 +77,7 @@ def _cka(
 def _table(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], n: int) -> Table:
     table = Table(
         "layer", "map", "linear CKA", "relative accuracy",
-        title=f"a network stitched with itself, {n} test images, 95% intervals",
+        title=f"a network stitched to itself, {n} test images, 95% intervals",
     )  # fmt: skip
     for layer, kinds in found.items():
         for kind, points in kinds.items():
@@ -88,7 +88,7 @@ def _table(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], n: in
 
 
 def _picture(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> Figure:
-    """Relative accuracy against CKA: a line along β, and the rotations, for each layer."""
+    """Plot relative accuracy over CKA: a line along β and the rotations for each layer."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     for number, (layer, kinds) in enumerate(found.items()):
@@ -102,11 +102,11 @@ def _picture(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> 
             )  # fmt: skip
             if kind == "penalised":
                 for point in points:
-                    axes.annotate(  # those of two layers on either side of the lines
+                    axes.annotate(  # labels of the two layers on opposite sides of the lines
                         f"β {point['β']:g}", (point["cka"], point["score"].value), (0, 7 if number else -13),
                         fontsize=7, ha="center", color=f"C{number}", textcoords="offset points",
                     )  # fmt: skip
-    axes.set_xlabel("linear CKA with the representation itself")
+    axes.set_xlabel("linear CKA with the original activations")
     axes.set_ylabel("relative accuracy")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,6 +1,6 @@
-"""Experiment 8: bottlenecks, reduced-rank regression and task loss (Csiszárik et al. 2021, section 7, figure 7).
+"""Experiment 8: low-rank stitching layers by regression and by task loss (Csiszárik et al. 2021, section 7, figure 7).
 
-Task-loss matching starts from the reduced-rank regression of its rank.
+Task-loss matching starts from the reduced-rank regression of the same rank.
 
     python examples/dr_frankenstein/low_rank.py --published TINY10 --networks NETWORKS
 """
@@ -23,7 +23,7 @@ RANKS = (4, 8, 16)
 
 
 def main() -> None:
-    """Parse the arguments, match, show."""
+    """Run the experiment from the command line."""
     arguments = tiny10.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     source, target, *_ = tiny10.loaded(arguments, preset).values()

@@ -1,6 +1,7 @@
-"""Experiment 1: least squares against task-loss matching at every layer (Csiszárik et al. 2021, figure 2).
+"""Experiment 1: least squares and task-loss matching at every layer (Csiszárik et al. 2021, figure 2).
 
-Also no transformation and the target's mean as baselines, Procrustes beside least squares, and hard beside soft labels.
+The baselines are no transformation and the mean of the target. Also compared are Procrustes with least squares, and
+hard with soft labels.
 
     python examples/dr_frankenstein/matching.py --architecture tiny10 --published TINY10 --networks NETWORKS
 """
@@ -31,12 +32,12 @@ DIRECT, HARD, PROCRUSTES = frankenstein.START, "task loss, hard labels", "Procru
 
 
 def main() -> None:
-    """Parse the arguments, match, show."""
+    """Run the experiment from the command line."""
     parser = experiment.parser(__doc__)
     parser.add_argument("--architecture", choices=("tiny10", "resnet20"), default="tiny10")
-    parser.add_argument("--published", type=Path, help="folder of trained Tiny-10 networks to take instead")
-    parser.add_argument("--pairs", nargs="+", help="source-target, such as 0-1; default: each with the next")
-    parser.add_argument("--hard", action="store_true", help="match on hard labels too")
+    parser.add_argument("--published", type=Path, help="folder of published Tiny-10 networks to use instead")
+    parser.add_argument("--pairs", nargs="+", help="pairs source-target, e.g. 0-1; default: each with the next")
+    parser.add_argument("--hard", action="store_true", help="also match on hard labels")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.architecture, arguments.preset]
     loaded = _networks(arguments, preset)
@@ -54,8 +55,8 @@ def main() -> None:
     measured = _measured(found, layers, list(methods))
     name = f"matching_{arguments.architecture}"
     title = (
-        f"{arguments.architecture}, {len(pairs)} pairs, {preset.train} images to match on, {preset.test} to test on; "
-        f"accuracy of the targets {measured['target_accuracy']:.4f}; 95% intervals"
+        f"{arguments.architecture}, {len(pairs)} pairs, {preset.train} training images, {preset.test} test images; "
+        f"mean accuracy of the targets {measured['target_accuracy']:.4f}; 95% intervals"
     )
     pictures = {
         f"{name}_{what}": experiment.lines(measured[key], layers, key.replace("_", " "), arguments.architecture)
@@ -75,7 +76,7 @@ def _networks(arguments, preset: Preset) -> dict[str, hf_stitch.Adapter]:
 
 
 def _measured(found: frankenstein.Answers, layers: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
-    """Every figure, by method and layer."""
+    """Collect all scores by method and layer."""
     relative = {
         method: [found.relative(layer, method) for layer in layers]
         for method in (DIRECT, *tasks, PROCRUSTES, *frankenstein.BASELINES)
@@ -99,7 +100,7 @@ def _measured(found: frankenstein.Answers, layers: Sequence[str], tasks: Sequenc
 
 
 def _table(measured: Mapping[str, Any], title: str) -> Table:
-    """A row for each layer."""
+    """Build a table with one row for each layer."""
     relative, losses = measured["relative_accuracy"], measured["cross_entropy_with_target"]
     full = [method for method in relative if method not in (PROCRUSTES, *frankenstein.BASELINES)]
     short = [method for method in relative if method not in full]

@@ -1,4 +1,4 @@
-"""Experiment 6: lines between stitches from random starts (Csiszárik et al. 2021, section 8).
+"""Experiment 6: linear paths between stitching layers from random starts (Csiszárik et al. 2021, section 8).
 
 python examples/dr_frankenstein/mode_connectivity.py --published TINY10 --networks NETWORKS
 """
@@ -26,9 +26,9 @@ THRESHOLD = {"small": 0.8, "test": 0.0, "paper": 0.8}
 
 
 def main() -> None:
-    """Parse the arguments, train, join, show."""
+    """Run the experiment from the command line."""
     parser = tiny10.parser(__doc__)
-    parser.add_argument("--layers", nargs="+", help="other layers to stitch at")
+    parser.add_argument("--layers", nargs="+", help="layers to stitch at; default: those of the preset")
     arguments = parser.parse_args()
     preset, min_relative_accuracy = PRESETS[arguments.preset], THRESHOLD[arguments.preset]
     source, target, *_ = tiny10.loaded(arguments, preset).values()
@@ -42,10 +42,10 @@ def main() -> None:
         named = {str(seed): end for seed, end in enumerate(ends)}
         try:
             found[layer] = mode_connectivity(
-                starts[0], named, test, min_relative_accuracy=min_relative_accuracy, weights=[0.25, 0.5, 0.75], target=target,
-                batch_size=tiny10.BATCH,
+                starts[0], named, test, min_relative_accuracy=min_relative_accuracy, weights=[0.25, 0.5, 0.75],
+                target=target, batch_size=tiny10.BATCH,
             )  # fmt: skip
-        except ValueError as error:  # fewer than two are good enough to be joined
+        except ValueError as error:  # fewer than two stitching layers reach the threshold
             apart[layer] = str(error)
     record = {"preset": asdict(preset), "layers": {k: v.to_dict() for k, v in found.items()}, "not joined": apart}
     pictures = {"mode_connectivity": _picture(found)} if found else {}
@@ -54,8 +54,8 @@ def main() -> None:
 
 def _table(found: Mapping[str, ModeConnectivity], apart: Mapping[str, str], n: int) -> Table:
     table = Table(
-        "layer", "lines", "ends", "middle", "greatest barrier, 95% interval", "barriers whose interval is above 0.02",
-        title=f"lines between stitches from random starts, relative accuracy on {n} test images; means over lines",
+        "layer", "paths", "ends", "middle", "largest barrier, 95% interval", "barriers with interval above 0.02",
+        title=f"linear paths between stitching layers from random starts, relative accuracy on {n} test images",
         caption="\n".join(f"{layer}: {why}" for layer, why in apart.items()) or None,
     )  # fmt: skip
     for layer, connectivity in found.items():
@@ -69,7 +69,7 @@ def _table(found: Mapping[str, ModeConnectivity], apart: Mapping[str, str], n: i
 
 
 def _picture(found: Mapping[str, ModeConnectivity]) -> Figure:
-    """For each layer the mean line; its band is from the worst line to the best."""
+    """Plot the mean path of each layer, with a band from the worst path to the best one."""
     series = {}
     for layer, connectivity in found.items():
         by_weight: dict[float, list[float]] = {}
@@ -77,7 +77,9 @@ def _picture(found: Mapping[str, ModeConnectivity]) -> Figure:
             for weight, score in path.items():
                 by_weight.setdefault(weight, []).append(score.value)
         series[layer] = {weight: (float(np.mean(v)), min(v), max(v)) for weight, v in by_weight.items()}
-    return curves(series, axis="λ", label="relative accuracy", title="between stitches; mean, worst and best line")
+    return curves(
+        series, axis="λ", label="relative accuracy", title="between stitching layers: mean, worst and best path"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The networks of Csiszárik et al. 2021, as ordinary modules."""
+"""The networks of Csiszárik et al. 2021 as ordinary modules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,16 +24,16 @@ TINY10 = (
     (64, 64, 3, 1),
     (64, 64, 1, 1),
 )
-"""Channels in and out, kernel and stride of the eight convolutions."""
+"""Input channels, output channels, kernel size and stride of the eight convolutions."""
 
 
 class Tiny10(nn.Module):
-    """Eight convolutions without padding, each with BatchNorm and ReLU; mean over space; one linear layer.
+    """Eight convolutions without padding, each with BatchNorm and ReLU, spatial mean pooling and one linear layer.
 
     86,778 parameters. Stitched at ``bn1`` to ``bn8``.
 
     Args:
-        norm: Whether there are BatchNorms; without, they are identities of the same name.
+        norm: Whether to use BatchNorm. If not, identities of the same names replace it.
     """
 
     cuts = tuple(f"bn{i}" for i in range(1, len(TINY10) + 1))
@@ -44,27 +44,27 @@ class Tiny10(nn.Module):
             self.add_module(f"conv{i}", nn.Conv2d(channels_in, channels_out, kernel, stride))
             self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out) if norm else nn.Identity())
         self.fc = nn.Linear(64, 10)
-        if not norm:  # the default is too small to train eight layers
+        if not norm:  # the default initialisation is too small to train eight layers
             for parameter in self.parameters():
                 if parameter.dim() == 4:
                     nn.init.kaiming_normal_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (batch, 3, 32, 32) to logits (batch, 10)."""
+        """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, 10)``."""
         for i in range(1, len(TINY10) + 1):
             x = functional.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
         return self.fc(x.mean((2, 3)))
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tiny10":
-        """Trained weights from a safetensors file, in eval mode."""
+        """Load trained weights from a safetensors file, in eval mode."""
         network = cls()
         network.load_state_dict(load_file(path))
         return network.eval()
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions with BatchNorm around a shortcut, which is a 1×1 convolution where the shape changes."""
+    """Two 3×3 convolutions with BatchNorm and a shortcut, which is a 1×1 convolution if the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -78,18 +78,18 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to the same with the block's own channels and stride."""
+        """Map ``(batch, channels, height, width)`` to the output channels of the block, downsampled by its stride."""
         inner = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         return functional.relu(inner + self.shortcut(x))
 
 
 class ResNet20(nn.Module):
-    """A 3×3 stem without pooling, three stages of three blocks, mean over space, one linear layer (He et al. 2016).
+    """A 3×3 stem without pooling, three stages of three blocks, mean pooling and a linear layer (He et al. 2016).
 
-    272,474 parameters at width 1. Stitched at ``conv1`` and at the blocks.
+    272,474 parameters at width 1. Stitched at ``conv1`` and at the outputs of blocks.
 
     Args:
-        width: Channels are 16, 32 and 64 times this.
+        width: Multiplier of the 16, 32 and 64 channels.
     """
 
     cuts = ("conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)))
@@ -107,7 +107,7 @@ class ResNet20(nn.Module):
         self.fc = nn.Linear(channels, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (batch, 3, 32, 32) to logits (batch, 10)."""
+        """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, 10)``."""
         x = functional.relu(self.bn1(self.conv1(x)))
         for stage in (1, 2, 3):
             x = self.get_submodule(f"layer{stage}")(x)
@@ -115,15 +115,15 @@ class ResNet20(nn.Module):
 
 
 def normalised(pixels: Tensor) -> Tensor:
-    """Images (…, 3, 32, 32) uint8 as the networks are trained on them."""
+    """Normalise images ``(…, 3, 32, 32)`` uint8 as in training."""
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
 def normalise(image: Image.Image) -> Tensor:
-    """A CIFAR image as the networks are trained on it: (3, 32, 32)."""
+    """Convert a CIFAR image to a normalised tensor ``(3, 32, 32)``."""
     return normalised(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
 
 
 def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> hf_stitch.Adapter:
-    """A trained network, ready to be cut; without a processor it takes tensors that are normalised already."""
+    """Load a trained network as an adapter. Without a processor it takes normalised tensors."""
     return hf_stitch.load(network.eval(), example_inputs=torch.randn(2, 3, 32, 32), processor=processor)

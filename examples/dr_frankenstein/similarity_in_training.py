@@ -1,6 +1,6 @@
-"""Experiment 3: similarity along task-loss matching from least squares (Csiszárik et al. 2021, section 6.2, figure 4).
+"""Experiment 3: similarity during task-loss matching from least squares (Csiszárik et al. 2021, section 6.2, figure 4).
 
-R² is without refit, 1 - ‖AM - B‖² / ‖B‖²: refitted, it would not depend on the map.
+R² is computed without a refit as 1 - ‖AM - B‖² / ‖B‖². With a refit it would not depend on the map.
 
     python examples/dr_frankenstein/similarity_in_training.py --published TINY10 --networks NETWORKS
 """
@@ -22,7 +22,7 @@ PRESETS = {"small": Preset(4_000, 500, 3, (10_000, 6)), "test": TEST, "paper": P
 LAYER = "bn3"
 EVERY = {"small": 12, "test": 1, "paper": 100}
 PROBE = 500
-"""Test images that similarity is measured on."""
+"""Number of test images on which similarity is measured."""
 FIGURES = {
     "cross_entropy": "cross-entropy with the target",
     "relative_accuracy": "relative accuracy",
@@ -34,7 +34,7 @@ FIGURES = {
 
 
 def main() -> None:
-    """Parse the arguments, train, show."""
+    """Run the experiment from the command line."""
     arguments = tiny10.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     networks = tiny10.loaded(arguments, preset)
@@ -48,8 +48,8 @@ def main() -> None:
             every=EVERY[arguments.preset], target=networks[b],
         )  # fmt: skip
         tiny10.trained(preset.task_loss, [start], networks[b], train, preset, recorder)
-        seen = recorder.trajectory
-        steps, figures = seen.steps, dict(seen.figures)
+        trajectory = recorder.trajectory
+        steps, figures = trajectory.steps, dict(trajectory.figures)
         figures["r2"] = tuple(1 - value for value in figures["direct_matching"])
         runs[f"{a} → {b}"] = {name: list(figures[name]) for name in FIGURES}
     record = {"preset": asdict(preset), "layer": LAYER, "steps": steps, "runs": runs}
@@ -60,8 +60,8 @@ def main() -> None:
 def _table(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
     table = Table(
         "figure", "start", "end", "change", *runs,
-        title=f"along task-loss matching at {LAYER}; means over pairs, in brackets the least and the greatest; "
-        "of each pair its change",
+        title=f"task-loss matching at {LAYER}; mean over pairs, in parentheses minimum and maximum; "
+        "last columns: change for each pair",
     )  # fmt: skip
     for name, label in FIGURES.items():
         first, last = (np.array([run[name][i] for run in runs.values()]) for i in (0, -1))
@@ -74,7 +74,7 @@ def _spread(values: np.ndarray) -> str:
 
 
 def _picture(runs: Mapping[str, Mapping[str, Sequence[float]]], steps: Sequence[int]) -> Figure:
-    """A panel for each figure: every pair, and their mean in bold."""
+    """Draw one panel for each measure, with a line for every pair and their mean in bold."""
     figure = Figure(figsize=(10.0, 5.4), layout="constrained")
     panels = figure.subplots(2, 3, sharex=True)
     for axes, (name, label) in zip(panels.flat, FIGURES.items(), strict=True):

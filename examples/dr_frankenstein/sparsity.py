@@ -1,7 +1,7 @@
-"""Experiment 7: sparse stitches, least squares and task loss (Csiszárik et al. 2021, section 8, figure 8).
+"""Experiment 7: sparse stitching layers by least squares and by task loss (Csiszárik et al. 2021, section 8, figure 8).
 
-Both with an L1 penalty of several weights; then entries below 1e-4 become zero. The lasso squares the norm that the
-paper's equation 3 leaves as it is, so that its weights are others.
+Both methods use an L1 penalty with several weights, and entries below 1e-4 are set to zero afterwards. The penalty
+weights of the lasso differ from the paper, because the lasso squares the norm and the paper's equation 3 does not.
 
     python examples/dr_frankenstein/sparsity.py --published TINY10 --networks NETWORKS
 """
@@ -34,13 +34,13 @@ L1 = {
     "paper": (0.0003, 0.001, 0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1),
 }
 DRAWN = 4
-"""Matrices in the picture."""
+"""Number of matrices in the figure."""
 
 
 def main() -> None:
-    """Parse the arguments, match, show."""
+    """Run the experiment from the command line."""
     parser = tiny10.parser(__doc__)
-    parser.add_argument("--layer", help="another layer to stitch at")
+    parser.add_argument("--layer", help="layer to stitch at; default: that of the preset")
     arguments = parser.parse_args()
     preset, layer = PRESETS[arguments.preset], arguments.layer or LAYER[arguments.preset]
     source, target, *_ = tiny10.loaded(arguments, preset).values()
@@ -76,7 +76,11 @@ def main() -> None:
 
 def _table(points: Mapping[str, Sequence[tuple[float, float, Score]]], layer: str, n: int) -> Table:
     table = Table(
-        "method", "penalty", "sparsity", "relative accuracy", title=f"sparse stitches at {layer}, {n} test images"
+        "method",
+        "penalty",
+        "sparsity",
+        "relative accuracy",
+        title=f"sparse stitching layers at {layer}, {n} test images",
     )
     for name, by_weight in points.items():
         for weight, share, score in by_weight:
@@ -85,7 +89,7 @@ def _table(points: Mapping[str, Sequence[tuple[float, float, Score]]], layer: st
 
 
 def _some(by_weight: Mapping[float, StitchingLayer]) -> dict[str, object]:
-    """Matrices from no penalty to the greatest."""
+    """Select matrices from no penalty to the largest penalty."""
     weights = sorted(by_weight)
     chosen = dict.fromkeys(weights[round(i * (len(weights) - 1) / (DRAWN - 1))] for i in range(DRAWN))
     return {

@@ -1,4 +1,4 @@
-"""Tiny-10 networks stitched at one layer: what experiments 3 to 8 share."""
+"""Shared parts of experiments 3 to 8: Tiny-10 networks stitched at one layer."""
 
 import argparse
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ BATCH = 500
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments of every experiment, and the networks of the paper."""
+    """Create a parser with the shared arguments and ``--published``."""
     made = experiment.parser(description)
-    made.add_argument("--published", type=Path, help="folder of trained Tiny-10 networks to take instead")
+    made.add_argument("--published", type=Path, help="folder of published Tiny-10 networks to use instead")
     return made
 
 
 def loaded(arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
-    """The networks of the paper, if there is a folder; else trained ones."""
+    """Load the published networks if their folder is given, or else train networks."""
     if arguments.published:
         files = sorted(arguments.published.glob("*.safetensors"))
         return {str(i): networks.adapted(networks.Tiny10.from_file(path)) for i, path in enumerate(files)}
@@ -47,7 +47,7 @@ def direct(
     matchers: Sequence[str | Matcher],
     train: hf_stitch.Samples,
 ) -> list[hf_stitch.StitchedModel]:
-    """Two networks stitched at a layer by each of several matchers in closed form, from one pass over the images."""
+    """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
     found = collect(source, target, [(layer, layer)], train, batch_size=BATCH)[layer, layer]
     specs = source.spec(layer), target.spec(layer)
     stitches = [fit_layer(registries.matchers.build(matcher), found, *specs) for matcher in matchers]
@@ -62,8 +62,8 @@ def trained(
     preset: Preset,
     callback: StepCallback | None = None,
 ) -> list[StitchingLayer]:
-    """Stitches trained from their starts, all at once, in bfloat16 with weights in float32."""
-    precision = "no" if matcher.objective.metrics else "bf16"  # metrics of rows want all digits
+    """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
+    precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
     return matcher.fit(
         list(starts), train, target=target, augment=preset.augmentation, accelerator=accelerator, callback=callback

@@ -1,6 +1,6 @@
-"""Tiny-10 with and without BatchNorm, trained by SGD and by Adam (Csiszárik et al. 2021, section 5.1).
+"""Tiny-10 with and without BatchNorm, trained with SGD and with Adam (Csiszárik et al. 2021, section 5.1).
 
-The question is whether there are networks that cannot be matched.
+The experiment asks whether some networks cannot be matched.
 
     python examples/dr_frankenstein/training_variants.py --networks NETWORKS --data-dir DATA --out OUT
 """
@@ -17,7 +17,7 @@ LAYERS = {"small": ("bn2", "bn4", "bn6", "bn8"), "test": ("bn8",), "paper": netw
 
 
 def main() -> None:
-    """Parse the arguments, match, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset, layers = PRESETS[arguments.preset], LAYERS[arguments.preset]
     count, epochs = preset.base

@@ -1,6 +1,6 @@
-"""Experiment 2: ResNet-20 of several widths (Csiszárik et al. 2021, figure 3).
+"""Experiment 2: ResNet-20 at several widths (Csiszárik et al. 2021, figure 3).
 
-The small preset has narrower networks than the paper.
+The small preset uses narrower networks than the paper.
 
     python examples/dr_frankenstein/widths.py --networks NETWORKS --data-dir DATA --out OUT
 """
@@ -19,7 +19,7 @@ LAYERS = {
 
 
 def main() -> None:
-    """Parse the arguments, match, show."""
+    """Run the experiment from the command line."""
     parser = experiment.parser(__doc__)
     parser.add_argument("--widths", type=float, nargs="+", help="multiples of 16, 32 and 64 channels")
     arguments = parser.parse_args()

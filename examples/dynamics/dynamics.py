@@ -1,7 +1,8 @@
-"""Do lower layers settle first? A small ResNet learns CIFAR-10 and is watched by three callbacks (Raghu et al. 2017).
+"""Training dynamics of a small ResNet on CIFAR-10: do lower layers settle first (Raghu et al. 2017)?
 
-Two seeds are trained by transformers' Trainer, the first as a reference. While the second learns, its similarity to its
-own start and to the reference, its stitchability into the reference and what it says of 500 test images are taken.
+Two seeds are trained with transformers' Trainer. The first one is the reference. During training of the second one,
+three callbacks record its similarity to its initial state and to the reference, its stitchability into the reference,
+and its activations on 500 test images.
 
     python examples/dynamics/dynamics.py --data-dir DATA --out OUT
 """
@@ -27,7 +28,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class Block(nn.Module):
-    """Two convolutions and what passes around them."""
+    """A residual block of two convolutions."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -38,12 +39,12 @@ class Block(nn.Module):
         self.around = nn.Identity() if stride == 1 else nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to the same, or to half of it with more channels."""
+        """Map ``(batch, channels, height, width)`` to the same shape, or with stride 2 to half of height and width."""
         return functional.relu(self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x))))) + self.around(x))
 
 
 class ResNet(nn.Module):
-    """A convolution of stride 2, six residual blocks, mean over space, a linear layer: 175,066 parameters."""
+    """A convolution with stride 2, six residual blocks, spatial mean pooling and a linear layer: 175,066 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(64, 10)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Images (batch, 3, 32, 32) to logits (batch, 10), and with labels the loss."""
+        """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, 10)``, and compute the loss if labels are given."""
         x = self.stem(pixel_values)
         for block in self.blocks:
             x = block(x)
@@ -66,27 +67,27 @@ class ResNet(nn.Module):
 
 
 def normalise(image: Image.Image) -> Tensor:
-    """A CIFAR image as the network takes it: (3, 32, 32)."""
+    """Convert a CIFAR image to a normalised tensor ``(3, 32, 32)``."""
     values = torch.from_numpy(np.asarray(image.convert("RGB"), dtype=np.float32) / 255).permute(2, 0, 1)
     return (values - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
 def flipped(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch in which half of the images are mirrored."""
+    """Collate a batch, and flip each image horizontally with probability 0.5."""
     images = torch.stack([row["pixel_values"] for row in rows])
     mirrored = torch.where(torch.rand(len(rows), 1, 1, 1) < 0.5, images.flip(3), images)
     return {"pixel_values": mirrored, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
 def main() -> None:
-    """Parse the arguments, train twice, watch once, print and write."""
+    """Run the experiment from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="local folder that holds cifar10/{train,test}.parquet; default: the Hub")
+    parser.add_argument("--data-dir", help="local folder with cifar10/{train,test}.parquet; default: the Hub")
     parser.add_argument("--train", type=int, default=6000, help="number of training images")
-    parser.add_argument("--probe", type=int, default=500, help="number of test images that are looked at")
-    parser.add_argument("--stitch", type=int, default=2000, help="number of test images to fit stitches and score on")
+    parser.add_argument("--probe", type=int, default=500, help="number of test images to record activations on")
+    parser.add_argument("--stitch", type=int, default=2000, help="number of test images for stitching layers")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--out", type=Path, help="write dynamics.png and dynamics.json into this folder")
+    parser.add_argument("--out", type=Path, help="write dynamics.png and dynamics.json to this folder")
     arguments = parser.parse_args()
 
     train, test = (
@@ -133,7 +134,7 @@ def main() -> None:
 
 
 def trainer(seed: int, rows: list[dict[str, Tensor]], epochs: int, folder: str) -> Trainer:
-    """A trainer of a network that is drawn by the seed."""
+    """Create a trainer for a network with random weights."""
     options = TrainingArguments(
         folder, seed=seed, num_train_epochs=epochs, per_device_train_batch_size=64, learning_rate=3e-3,
         weight_decay=0.05, warmup_steps=100, report_to=[], save_strategy="no", logging_strategy="epoch",
@@ -144,12 +145,12 @@ def trainer(seed: int, rows: list[dict[str, Tensor]], epochs: int, folder: str) 
 
 
 def accuracy_of(network: hf_stitch.Adapter, data: hf_stitch.Samples) -> float:
-    """The share of samples that a network has right."""
+    """Return the accuracy of a network."""
     right = 0
     with torch.no_grad():
         for batch in data.batches(500):
-            answers = network.forward(network.preprocess(batch.samples))["logits"].argmax(1)
-            right += int((answers == torch.tensor(batch.labels)).sum())
+            predictions = network.forward(network.preprocess(batch.samples))["logits"].argmax(1)
+            right += int((predictions == torch.tensor(batch.labels)).sum())
     return right / len(data)
 
 

@@ -1,8 +1,8 @@
-"""Layer identification between networks that differ in their seed (Balogh & Jelasity 2025, table 1, on Tiny-10).
+"""Layer identification between networks with different seeds (Balogh & Jelasity 2025, table 1, on Tiny-10).
 
-For each BatchNorm output of one network, is the most similar one of another network the corresponding one? Layers
-differ in their number of positions, so that all are compared by the mean over positions, one row per test image;
-``--pooling mixed`` shows what becomes of it otherwise.
+For each BatchNorm layer of one network, the script checks whether the most similar layer of another network is the
+corresponding one. Layers differ in their number of positions, so that all are compared by the mean over positions, with
+one row per test image. ``--pooling mixed`` shows the effect of mixing poolings.
 
     python examples/how_not_to_stitch/layer_identification.py --data-dir DATA --networks NETWORKS
 """
@@ -37,21 +37,21 @@ METRICS = {
 
 
 def main() -> None:
-    """Parse the arguments, compare, print."""
+    """Run the experiment from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--networks", type=Path, required=True, help="folder of safetensors files of trained Tiny-10 networks"
+        "--networks", type=Path, required=True, help="folder with safetensors files of trained Tiny-10 networks"
     )
-    parser.add_argument("--data-dir", help="local folder that holds cifar10/test.parquet; default: the Hub")
+    parser.add_argument("--data-dir", help="local folder with cifar10/test.parquet; default: the Hub")
     parser.add_argument("--images", type=int, default=10000, help="number of test images")
     parser.add_argument(
         "--pooling",
         choices=("mean", "mixed"),
         default="mean",
-        help="mean over positions; or mixed, as in the authors' code: positions where two layers have equal grids, "
-        "means elsewhere, which makes the values of one layer with several others incomparable",
+        help="mean over positions; or mixed, as in the authors' code: positions if two layers have equal grids, means "
+        "otherwise, which makes the values of one layer with several others incomparable",
     )
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="write the scores to this JSON file")
     arguments = parser.parse_args()
 
     samples = hf_stitch.Samples.of(read_data("uoft-cs/cifar10", data_dir=arguments.data_dir, split="test"))
@@ -76,7 +76,11 @@ def main() -> None:
 
 @torch.no_grad()
 def similarities(loaded: dict[str, hf_stitch.Adapter], samples: hf_stitch.Samples, pooling: str) -> dict[str, dict]:
-    """Metric -> pair of networks -> layers of a by layers of b; one pass over the images for all of them."""
+    """Compute all similarities in one pass over the images.
+
+    Returns:
+        Metric -> pair of networks (a, b) -> matrix of layers of a by layers of b.
+    """
     kept = {}
     for batch in samples.batches(250, progress="comparing"):
         found = {name: adapter.encode(adapter.preprocess(batch.samples), LAYERS) for name, adapter in loaded.items()}

@@ -1,7 +1,7 @@
-"""What anchors cost and bring: their number, their kind, and how often they are embedded (Moschella et al. 2023).
+"""Effect and cost of anchors: number, selection, and how often they are embedded (Moschella et al. 2023).
 
-Number and kind: heads on frozen encoders of three seeds, as in cross_seed.py. Frequency: end-to-end training on
-Fashion-MNIST, as in end_to_end.py. Cost is processor time.
+Number and selection are studied with heads on frozen encoders of three seeds, as in cross_seed.py. The frequency is
+studied in end-to-end training on Fashion-MNIST, as in end_to_end.py. Cost is measured in processor time.
 
     python examples/relative_representations/anchor_study.py --data-dir DATA --cache CACHE --out OUT
 """
@@ -33,12 +33,12 @@ TASK = "cifar100"
 
 @dataclass(frozen=True)
 class Preset:
-    """What is tried.
+    """Settings to compare.
 
     Attributes:
-        numbers: Of anchors.
-        kinds: How many anchors, where their kind is looked at.
-        every: Steps from one embedding of the anchors to the next.
+        numbers: Numbers of anchors.
+        kinds: Number of anchors for comparing selections.
+        every: Numbers of steps between embeddings of the anchors.
     """
 
     numbers: Sequence[int]
@@ -56,7 +56,7 @@ OUT_OF_DOMAIN = "random, of Fashion-MNIST"
 
 
 def main() -> None:
-    """Parse the arguments, try, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     by_number, by_kind = on_frozen(arguments, preset)
@@ -70,11 +70,11 @@ def main() -> None:
 
 
 Found = dict[str, dict[str, Any]]
-"""What was tried -> figures: for ``OWN`` and ``OTHER`` a value for each seed, ``seconds`` of processor time."""
+"""Setting -> scores: for ``OWN`` and ``OTHER`` a value for each seed, and ``seconds`` of processor time."""
 
 
 def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[Found, Found]:
-    """Numbers, and kinds, of anchors for heads on three frozen encoders."""
+    """Compare numbers and selections of anchors for heads on three frozen encoders."""
     base = cross_seed.PRESETS[arguments.preset]
     encoders = cross_seed.encoders_of(arguments, base)
     train, test = (
@@ -91,7 +91,7 @@ def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[Found, Fou
         needed = features if kind in ("farthest_point", "kmeans") else None
         chosen = swapping.choices(train, sides.values(), kind, replace(base, anchors=preset.kinds), needed)
         kinds[kind] = _scores(sides, chosen, base, train.num_classes)
-    # Grey clothes in a frame: what the encoders never saw.
+    # Out of domain: grey clothes in a black frame.
     clothes = images.read("fashion_mnist", "train", 500, arguments.data_dir)
     others = hf_stitch.Samples.of(_framed(images.pixels(clothes)))
     foreign = {each.name: replace(sides[each.name], pool=each.vectors(others, arguments.cache)) for each in encoders}
@@ -101,7 +101,7 @@ def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[Found, Fou
 
 
 def _framed(pixels: torch.Tensor) -> torch.Tensor:
-    """Grey images of 28 × 28 as the encoders take images."""
+    """Pad grey images of 28 × 28 pixels to 32 × 32, and normalise them as RGB."""
     return image_encoders.normalised(torch.nn.functional.pad(pixels, (2, 2, 2, 2)).expand(-1, 3, -1, -1))
 
 
@@ -115,7 +115,7 @@ def _scores(
 
 
 def in_training(arguments: argparse.Namespace, preset: Preset) -> Found:
-    """How often anchors are embedded while encoder and head learn together."""
+    """Compare how often anchors are embedded in end-to-end training."""
     base = end_to_end.PRESETS[arguments.preset]
     task = end_to_end.of_images("fashion_mnist", base, arguments.data_dir)
     anchors = end_to_end.anchors_of(task, base.anchors)

@@ -1,7 +1,7 @@
-"""Are angles between encodings preserved across seeds? Measured directly (Moschella et al. 2023, section 3).
+"""Are angles between encodings preserved across seeds (Moschella et al. 2023, section 3)?
 
-For pairs of encoders: the angles between pairs of test images on one side against those on the other, about the origin
-and about the mean, beside encoders that are not trained and beside images paired at random.
+For pairs of encoders, the script compares the angles between pairs of test images under both encoders, measured at the
+origin and at the mean. Untrained encoders and randomly paired images serve as baselines.
 
     python examples/relative_representations/angles.py --data-dir DATA --cache CACHE --out OUT
 """
@@ -29,7 +29,7 @@ SAMPLES = {"small": 500, "test": 60, "paper": 2000}
 
 
 def main() -> None:
-    """Parse the arguments, measure, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset = cross_seed.PRESETS[arguments.preset]
     corpus = images.read("cifar10", "train", preset.corpus, arguments.data_dir)
@@ -64,15 +64,20 @@ def main() -> None:
 
 
 FIGURES = {"correlation": 3, "difference": 1, "difference, paired at random": 1, "relative cosine": 3}
-"""What is measured of a pair, and its digits."""
+"""Measure -> number of digits in the table."""
 
 
 def likeness(x: Tensor, y: Tensor, centred: bool) -> dict[str, float]:
-    """How alike the angles between the same pairs of rows are.
+    """Compare the angles between the same pairs of rows under two encoders.
+
+    Args:
+        x: Vectors of one encoder ``(n, d)``.
+        y: Vectors of the other encoder ``(n, e)``, with corresponding rows.
+        centred: Whether to measure angles at the mean instead of the origin.
 
     Returns:
-        The Pearson correlation of the angles; the mean absolute difference in degrees, of the same pairs and, as what
-        the distribution of angles alone would give, of pairs of which one side is shuffled; the library's metric.
+        The Pearson correlation of the angles, their mean absolute difference in degrees, the same difference after
+        shuffling one side as a baseline, and the mean relative cosine.
     """
     one, other = (angles(side - side.mean(0) if centred else side) for side in (x, y))
     shuffled = np.random.default_rng(0).permutation(other)
@@ -85,7 +90,7 @@ def likeness(x: Tensor, y: Tensor, centred: bool) -> dict[str, float]:
 
 
 def angles(rows: Tensor) -> np.ndarray:
-    """Of all pairs of different rows, in degrees, by the library's similarity."""
+    """Return the angles between all pairs of different rows in degrees ``(n · (n - 1) / 2,)``."""
     first, second = torch.triu_indices(len(rows), len(rows), 1)
     return registries.similarities.build("angular")(rows, rows)[first, second].rad2deg().double().numpy()
 
@@ -97,7 +102,12 @@ def _scattered(pairs: Mapping[str, list[np.ndarray]]) -> Figure:
         axes.hexbin(one, other, gridsize=50, bins="log", cmap="viridis", linewidths=0)
         ends = [min(one.min(), other.min()), max(one.max(), other.max())]
         axes.plot(ends, ends, color="#e6550d", linewidth=1)
-        axes.set(title=name, xlabel="angle in one, degrees", ylabel="angle in another, degrees", aspect="equal")
+        axes.set(
+            title=name,
+            xlabel="angle under one encoder, degrees",
+            ylabel="angle under the other, degrees",
+            aspect="equal",
+        )
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -1,4 +1,4 @@
-"""Autoencoders and variational ones whose decoder sees codes, or their similarities to anchors."""
+"""Autoencoders and variational autoencoders whose decoder receives codes or relative representations."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,16 +19,16 @@ CHANNELS = (32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is made (Moschella et al. 2023, appendix).
+    """Architecture and training of an autoencoder (Moschella et al. 2023, appendix).
 
     Attributes:
-        relative: Whether the decoder sees relative representations by cosine.
-        variational: Whether what it sees is drawn from a normal distribution that depends on the image.
-        anchors: Number of anchors, and of absolute codes.
-        width: Multiple of 32, 64, 128 and 256 channels.
-        epochs: Over the images.
-        every: Steps from one embedding of the anchors to the next.
-        seed: Of weights, order and draws.
+        relative: Whether the decoder receives relative representations with cosine similarity.
+        variational: Whether the input of the decoder is drawn from a normal distribution that depends on the image.
+        anchors: Number of anchors, and width of absolute codes.
+        width: Multiplier of 32, 64, 128 and 256 channels.
+        epochs: Passes over the images.
+        every: Number of steps between embeddings of the anchors.
+        seed: Seed of weights, order and draws.
     """
 
     relative: bool
@@ -41,10 +41,10 @@ class Recipe:
 
 
 class Autoencoder(nn.Module):
-    """Four convolutions of stride 2 with BatchNorm and GELU, and the way back.
+    """An encoder of four convolutions with stride 2, BatchNorm and GELU, and a mirrored decoder.
 
-    The encoder ends in ``codes``; an absolute network maps its features to them linearly, a relative one leaves its
-    last activation out. What follows belongs to the decoder, also the mean and variance of a variational one.
+    The encoder ends in ``codes``. An absolute network computes them with a linear layer, a relative network without its
+    last GELU. Everything after the codes belongs to the decoder, including the mean and variance of a variational one.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -58,11 +58,11 @@ class Autoencoder(nn.Module):
             *(blocks[:-1] if recipe.relative else blocks), nn.Flatten(),
             nn.Identity() if recipe.relative else nn.Linear(self.features, recipe.anchors),
         )  # fmt: skip
-        seen = recipe.anchors
-        self.projection = RelativeProjection(self.features, seen) if recipe.relative else nn.Identity()
-        self.mean = nn.Linear(seen, seen) if recipe.variational else nn.Identity()
-        self.log_variance = nn.Linear(seen, seen) if recipe.variational else None
-        self.enter = nn.Sequential(nn.LayerNorm(seen), nn.Linear(seen, self.features), nn.GELU())
+        width = recipe.anchors
+        self.projection = RelativeProjection(self.features, width) if recipe.relative else nn.Identity()
+        self.mean = nn.Linear(width, width) if recipe.variational else nn.Identity()
+        self.log_variance = nn.Linear(width, width) if recipe.variational else None
+        self.enter = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, self.features), nn.GELU())
         back = list(reversed(widths[1:]))
         # From 2 × 2 to 4 × 4, 7 × 7, 14 × 14 and 28 × 28.
         blocks = []
@@ -75,20 +75,23 @@ class Autoencoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # faster on a CPU
 
     def codes(self, images: Tensor) -> Tensor:
-        """Images (n, 1, 28, 28) to what the encoder says of them (n, width)."""
+        """Encode images ``(n, 1, 28, 28)`` to codes ``(n, width)``."""
         return self.encoder(images)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes, as they are or of another encoder whose anchors the projection has, to images; no chance enters."""
+        """Decode codes ``(n, width)`` to images ``(n, 1, 28, 28)`` deterministically.
+
+        Codes of another encoder require that the projection contains its anchors.
+        """
         return self.decoder(self.enter(self.mean(self.projection(codes))))
 
     def loss(self, images: Tensor) -> Tensor:
-        """Mean squared error; of a variational network minus the evidence bound with the best variance of pixels."""
-        seen = self.projection(self.codes(images))
-        mean = self.mean(seen)
+        """Return the mean squared error, or if variational the negative evidence bound with the best pixel variance."""
+        projected = self.projection(self.codes(images))
+        mean = self.mean(projected)
         if self.log_variance is None:
             return functional.mse_loss(self.decoder(self.enter(mean)), images)
-        log_variance = self.log_variance(seen)
+        log_variance = self.log_variance(projected)
         drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         error = functional.mse_loss(self.decoder(self.enter(drawn)), images)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
@@ -96,13 +99,16 @@ class Autoencoder(nn.Module):
 
 
 def trained(recipe: Recipe, images: Tensor, anchors: Tensor, cache: Path) -> Autoencoder:
-    """A trained network in eval mode, its anchors embedded; from the cache if it is there.
+    """Load a trained network with embedded anchors from the cache, or train and save it.
 
     Args:
-        recipe: How it is made.
-        images: ``(n, 1, 28, 28)`` in [0, 1].
-        anchors: ``(k, 1, 28, 28)``.
-        cache: Folder.
+        recipe: Architecture and training.
+        images: Training images ``(n, 1, 28, 28)`` in [0, 1].
+        anchors: Anchors ``(k, 1, 28, 28)`` in [0, 1].
+        cache: Folder of trained networks.
+
+    Returns:
+        The network in eval mode.
     """
     torch.manual_seed(recipe.seed)
     network = Autoencoder(recipe)
@@ -110,7 +116,7 @@ def trained(recipe: Recipe, images: Tensor, anchors: Tensor, cache: Path) -> Aut
     path = cache / "autoencoders" / f"{made_by}.safetensors"
     if not path.is_file():
         options = {"encoder": network.codes, "every": recipe.every, "batch_size": len(anchors)}
-        # While it learns, BatchNorm sees anchors as it sees images.
+        # In training, BatchNorm normalises anchors by batch, as it does images.
         refresh = AnchorRefresh(network, anchors, training=True, **options) if recipe.relative else None
 
         def loss(places: Tensor) -> Tensor:

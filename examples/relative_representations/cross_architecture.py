@@ -1,4 +1,4 @@
-"""A head takes an encoder of another architecture (Moschella et al. 2023, section 5.2): of texts (TREC) or of images.
+"""Swap in encoders of other architectures (Moschella et al. 2023, section 5.2), for texts (TREC) or images.
 
 python examples/relative_representations/cross_architecture.py --modality text --data-dir DATA --cache CACHE
 """
@@ -32,14 +32,14 @@ PAPER = {
     "cifar10": {},
     "cifar100": {ABSOLUTE: ("82.1 to 93.2", "6.2, else –"), RELATIVE: ("80.2 to 91.9", "76.8 to 84.3")},
 }
-"""On the page's own data and encoders; of images the rows that the page prints."""
+"""Results of the paper, on its data and encoders. For images, only the rows that the paper prints."""
 Found = tuple[str, str, dict[str, Encoded], pd.DataFrame]
-"""What it is called, in short, what the encoders say, and the scores."""
+"""Title, short name, vectors of the encoders, and scores."""
 METHODS = (ABSOLUTE, RELATIVE, CENTRED, TRUNCATED, "ridge", "procrustes")
 
 
 def main() -> None:
-    """Parse the arguments, exchange, show."""
+    """Run the experiment from the command line."""
     parser = experiment.with_encoders(experiment.parser(__doc__))
     parser.add_argument("--modality", choices=("text", "images"), required=True)
     arguments = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def text(arguments: argparse.Namespace, preset: Preset) -> list[Found]:
-    """TREC, by each kind of encoders."""
+    """Run TREC with each kind of encoders."""
     train, test = (
         texts.trec(split, n, arguments.data_dir) for split, n in (("train", preset.train), ("test", preset.test))
     )
@@ -71,7 +71,7 @@ def text(arguments: argparse.Namespace, preset: Preset) -> list[Found]:
 
 
 def text_encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str, list[Encoder]]:
-    """Kind -> encoders: of the Hub; or trained on words alone, and on the classes of the training questions too."""
+    """Load encoders by kind: from the Hub, or trained here without and with fine-tuning on the classes."""
     package = [encoder for encoder in [text_encoders.installed()] if encoder is not None]
     if arguments.encoders == "hub":
         return {"pretrained encoders": [text_encoders.hub(name) for name in text_encoders.HUB] + package}
@@ -83,7 +83,7 @@ def text_encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str,
 
 
 def local_text_encoders(arguments: argparse.Namespace, preset: Preset, tuning: int = 0) -> list[Encoder]:
-    """One of each family."""
+    """Train or load one encoder of each family."""
     corpus = texts.english(preset.corpus, arguments.data_dir)
     labelled = texts.trec("train", preset.train, arguments.data_dir) if tuning else None
     recipes = (text_encoders.Recipe(family, preset.pretraining, tuning) for family in text_encoders.FAMILIES)
@@ -91,7 +91,7 @@ def local_text_encoders(arguments: argparse.Namespace, preset: Preset, tuning: i
 
 
 def of_images(arguments: argparse.Namespace, preset: Preset) -> list[Found]:
-    """CIFAR-10 and the coarse classes of CIFAR-100."""
+    """Run CIFAR-10 and the coarse classes of CIFAR-100."""
     if arguments.encoders == "hub":
         encoders = [image_encoders.hub(name) for name in image_encoders.HUB]
     else:

@@ -1,7 +1,7 @@
-"""A head takes the encoder of another language by parallel anchors (Moschella et al. 2023, section 5.2).
+"""Swap in encoders of other languages with parallel anchors (Moschella et al. 2023, section 5.2).
 
-Sentiment of tweets in six languages, an encoder for each language. Anchors are news sentences and their translations
-(NTREX-128), out of the task's domain, as the Wikipedia anchors of the paper are; they need no labels.
+The task is the sentiment of tweets in six languages, with one encoder per language. Anchors are news sentences and
+their translations (NTREX-128). Like the Wikipedia anchors of the paper, they are out of domain and need no labels.
 
     python examples/relative_representations/cross_language.py --encoders local --data-dir DATA --cache CACHE --out OUT
 """
@@ -33,19 +33,19 @@ HUB = {
     "it": "osiria/roberta-base-italian",
     "pt": "eduagarcia/RoBERTaLexPT-base",
 }
-"""A RoBERTa for each language."""
+"""Language code -> pretrained RoBERTa."""
 PAPER = {ABSOLUTE: ("91.5 ± 0.6", "43.7 to 54.4"), RELATIVE: ("90.5 ± 0.5", "66.3 to 78.5")}
-"""Another task (two classes of Amazon reviews), English decoder, anchors of Wikipedia."""
+"""Results of the paper on another task (Amazon reviews, two classes), English decoder, Wikipedia anchors."""
 METHODS = (ABSOLUTE, RELATIVE, CENTRED, TRUNCATED, "ridge", "procrustes")
 
 
 def main() -> None:
-    """Parse the arguments, exchange, show."""
+    """Run the experiment from the command line."""
     parser = experiment.with_encoders(experiment.parser(__doc__))
     parser.add_argument("--decoders", nargs="+", choices=tuple(texts.LANGUAGES), default=["en"])
     arguments = parser.parse_args()
     if arguments.data_dir is None:
-        parser.error("the parallel sentences are not on the Hub: give --data-dir, a folder that holds ntrex128/")
+        parser.error("the parallel sentences are not on the Hub: pass --data-dir, a folder with ntrex128/")
     preset = PRESETS[arguments.preset]
     blocks = [f"**{CHECK}**"] if arguments.encoders == "local" else []
     record, pictures = {"preset": preset, "encoders": arguments.encoders}, {}
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def encoder_of(language: str, tuning: int, arguments: argparse.Namespace, preset: Preset) -> Encoder:
-    """Of the Hub; or a RoBERTa trained on news and tweets of its language, and on their sentiment if tuned."""
+    """Load the encoder of a language from the Hub, or train a RoBERTa on news and tweets in the language."""
     if arguments.encoders == "hub":
         return text_encoders.hub(HUB[language])
     labelled = texts.tweets(language, "train", preset.train, arguments.data_dir)

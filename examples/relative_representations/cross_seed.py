@@ -1,7 +1,7 @@
-"""A head takes the encoder of another seed (Moschella et al. 2023, section 3).
+"""Swap in encoders of other seeds (Moschella et al. 2023, section 3).
 
-Three ResNets that differ in nothing but their seed learn CIFAR-10. Heads are trained on what one of them says, of the
-task it learnt and of one that it did not, the 20 coarse classes of CIFAR-100; then the other two take its place.
+Three ResNets that differ only in their seed are trained on CIFAR-10. Heads are trained on the features of one of them,
+on CIFAR-10 and on a new task, the 20 coarse classes of CIFAR-100. Then the other two encoders replace it.
 
     python examples/relative_representations/cross_seed.py --data-dir DATA --cache CACHE --out OUT
 """
@@ -24,14 +24,14 @@ TASKS = ("cifar10", "cifar100")
 
 
 def encoders_of(arguments: argparse.Namespace, preset: Preset) -> list[Encoder]:
-    """Three seeds of a ResNet that learnt CIFAR-10."""
+    """Train or load three seeds of a ResNet on CIFAR-10."""
     corpus = images.read("cifar10", "train", preset.corpus, arguments.data_dir)
     recipes = (image_encoders.Recipe("resnet", preset.pretraining, seed) for seed in range(3))
     return [image_encoders.local(recipe, corpus, arguments.cache, f"seed {recipe.seed}") for recipe in recipes]
 
 
 def main() -> None:
-    """Parse the arguments, exchange, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     encoders = encoders_of(arguments, preset)

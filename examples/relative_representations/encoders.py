@@ -1,4 +1,4 @@
-"""An encoder, and what it says of samples: computed once, kept on disk."""
+"""Encoders whose vectors are computed once and cached on disk."""
 
 import hashlib
 import json
@@ -15,19 +15,19 @@ from hf_stitch.representation import Pooling
 
 
 def digest(*parts: Any) -> str:
-    """A short name for what made a file."""
+    """Hash the inputs of a computation to a short file name."""
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen network that gives a sample one vector.
+    """A frozen network that encodes a sample as one vector.
 
     Attributes:
-        name: For tables.
+        name: Name in tables.
         adapter: The network.
-        layer: Its cut; ``None``: the network's output is the vector.
-        pooling: Which vector stands for a sample at the cut.
+        layer: The cut. ``None``: the output of the network is the vector.
+        pooling: Pooling of activations at the cut.
     """
 
     name: str
@@ -37,7 +37,10 @@ class Encoder:
 
     @torch.no_grad()
     def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
-        """``(n, width)`` float32, from the cache if they are there; the key is network, layer, rows and samples."""
+        """Encode samples as ``(n, width)`` float32.
+
+        The cache key consists of the hash of the weights, layer, pooling and fingerprint of the samples.
+        """
         made_by = self.adapter.pinned.weights_hash, self.layer, self.pooling, samples.fingerprint
         path = cache / "vectors" / f"{digest(*made_by)}.safetensors"
         if not path.is_file():

@@ -1,8 +1,8 @@
-"""Networks trained on relative representations from the start, beside absolute ones (Moschella et al. 2023, section 4).
+"""End-to-end training with relative and with absolute representations (Moschella et al. 2023, section 4).
 
-Images (Fashion-MNIST, CIFAR-10) by a convolutional network, nodes of citation graphs (Cora, CiteSeer) by a graph
-convolutional one. Anchors are embedded anew every step, without a gradient. Afterwards encoders and heads of different
-seeds are put together.
+A convolutional network classifies images (Fashion-MNIST, CIFAR-10), a graph convolutional network classifies nodes of
+citation graphs (Cora, CiteSeer). Anchors are embedded again at every step, without gradients. After training, encoders
+and heads of different seeds are combined.
 
     python examples/relative_representations/end_to_end.py --data-dir DATA --cache CACHE --out OUT
 """
@@ -33,16 +33,16 @@ from hf_stitch.training import AnchorRefresh
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of everything.
+    """Sizes and hyperparameters of the experiment.
 
     Attributes:
-        train: Training images.
-        test: Images to score on.
+        train: Number of training images.
+        test: Number of test images.
         anchors: Number of anchors.
-        width: Multiple of 32, 64, 128 and 256 channels.
-        epochs: Over the training images.
-        steps: Over a graph.
-        seeds: Networks of each kind.
+        width: Multiplier of 32, 64, 128 and 256 channels.
+        epochs: Passes over the training images.
+        steps: Training steps on a graph.
+        seeds: Number of networks of each kind.
     """
 
     train: int
@@ -66,23 +66,23 @@ PAPER = {
     "cora": {ABSOLUTE: "90 ± 1", RELATIVE: "89 ± 2"},
     "citeseer": {ABSOLUTE: "78 ± 3", RELATIVE: "77 ± 3"},
 }
-"""F1 in percent."""
+"""Results of the paper, F1 in percent."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt.
+    """A classification task and its training.
 
     Attributes:
-        build: From a seed to a network that maps places of samples to vectors, and the width of those.
-        labels: ``(n,)``, of all samples.
-        train: Places of the training samples.
-        test: Places of those to score on.
-        different: Places of training samples of which no two are alike for every network: candidates for anchors.
-        batch: Training samples in a batch.
-        epochs: Over them.
-        learning_rate: Of AdamW.
-        batch_norm: Whether the network has BatchNorm, which is to see anchors in training as it sees samples.
+        build: Maps a seed to a network from indices of samples to vectors, and the width of the vectors.
+        labels: Classes of all samples ``(n,)``.
+        train: Indices of the training samples.
+        test: Indices of the test samples.
+        different: Indices of training samples that networks can distinguish: candidates for anchors.
+        batch: Batch size.
+        epochs: Passes over the training samples.
+        learning_rate: Learning rate of AdamW.
+        batch_norm: Whether the network has BatchNorm, which then embeds anchors in training mode.
     """
 
     build: Callable[[int], tuple[nn.Module, int]]
@@ -98,7 +98,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in its parts; without a projection the head sees vectors as they are."""
+    """A trained network in parts. Without a projection, the head receives absolute vectors."""
 
     encoder: nn.Module
     projection: RelativeProjection | None
@@ -106,7 +106,7 @@ class Trained:
 
     @torch.no_grad()
     def answers(self, other: "Trained", places: Tensor) -> Tensor:
-        """Classes of samples by the encoder of another network and the head of this one."""
+        """Predict classes with the encoder of another network and the head of this one."""
         codes = torch.cat([other.encoder(some) for some in places.split(500)])
         if self.projection is not None and other.projection is not None:
             codes = self.projection.with_anchors(other.projection.anchors)(codes)
@@ -117,10 +117,13 @@ def fit(task: Task, anchors: Tensor | None, seed: int, every: int = 1) -> Traine
     """Train encoder and head together.
 
     Args:
-        task: What is learnt.
-        anchors: Places of the anchors; ``None``: an absolute network.
-        seed: Of weights and order.
-        every: Steps from one embedding of the anchors to the next.
+        task: Task and training.
+        anchors: Indices of the anchors. ``None``: an absolute network.
+        seed: Seed of weights and order.
+        every: Number of steps between embeddings of the anchors.
+
+    Returns:
+        The trained network.
     """
     encoder, width = task.build(seed)
     projection = None if anchors is None else RelativeProjection(width, len(anchors))
@@ -134,8 +137,8 @@ def fit(task: Task, anchors: Tensor | None, seed: int, every: int = 1) -> Traine
             refresh.step()
         places = task.train[places]
         codes = encoder(places)
-        seen = codes if projection is None else projection(codes)
-        return head(features=seen, labels=task.labels[places]).loss
+        features = codes if projection is None else projection(codes)
+        return head(features=features, labels=task.labels[places]).loss
 
     train(
         whole, len(task.train), loss, epochs=task.epochs, batch=task.batch,
@@ -147,7 +150,7 @@ def fit(task: Task, anchors: Tensor | None, seed: int, every: int = 1) -> Traine
 
 
 class Convolutional(nn.Module):
-    """Four convolutions of stride 2 with BatchNorm and GELU, and a linear layer, over images that it holds."""
+    """Four convolutions with stride 2, BatchNorm and GELU, and a linear layer, on images stored in the module."""
 
     def __init__(self, pixels: Tensor, width: float) -> None:
         super().__init__()
@@ -160,12 +163,12 @@ class Convolutional(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, places: Tensor) -> Tensor:
-        """Places (n,) of images to (n, width)."""
+        """Map indices of images ``(n,)`` to vectors ``(n, width)``."""
         return self.layers(self._images[places])
 
 
 class GraphConvolutional(nn.Module):
-    """Two graph convolutions (Kipf and Welling 2017) over a graph that it holds."""
+    """Two graph convolutions (Kipf and Welling 2017) on a graph stored in the module."""
 
     def __init__(self, features: Tensor, neighbours: Tensor, width: int) -> None:
         super().__init__()
@@ -173,15 +176,15 @@ class GraphConvolutional(nn.Module):
         self.first, self.second = nn.Linear(features.shape[1], width), nn.Linear(width, width)
 
     def forward(self, places: Tensor) -> Tensor:
-        """Places (n,) of nodes to (n, width)."""
+        """Map indices of nodes ``(n,)`` to vectors ``(n, width)``."""
         x = torch.sparse.mm(self._features, self.first.weight.T) + self.first.bias
-        # With ReLU, all units are off at some nodes, which then cannot be told apart as anchors.
+        # With ReLU, all units are 0 at some nodes, which then cannot be distinguished as anchors.
         x = functional.dropout(torch.sparse.mm(self._neighbours, x).tanh(), 0.5, self.training)
         return torch.sparse.mm(self._neighbours, self.second(x))[places]
 
 
 def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
-    """Training and test images in one row, and how they are learnt."""
+    """Create an image classification task."""
     parts = [images.read(name, split, n, data_dir) for split, n in (("train", preset.train), ("test", preset.test))]
     pixels = torch.cat([images.pixels(part) for part in parts])
     labels = torch.tensor([label for part in parts for label in part.labels or []])
@@ -196,13 +199,15 @@ def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
 
 
 def of_graph(name: str, preset: Preset, data_dir: str | None) -> Task:
-    """A citation graph of Planetoid, a tenth of its labelled nodes held out at random, as in the authors' code.
+    """Create a node classification task on a Planetoid citation graph.
+
+    A random tenth of the labelled nodes is held out, as in the authors' code.
 
     Raises:
-        SystemExit: If no folder of data is given: it is on no Hub.
+        SystemExit: If ``data_dir`` is ``None``, because the graphs are not on the Hub.
     """
     if data_dir is None:
-        raise SystemExit(f"{name} is not on the Hub: give --data-dir, a folder that holds planetoid/{name}.npz")
+        raise SystemExit(f"{name} is not on the Hub: pass --data-dir, a folder with planetoid/{name}.npz")
     held = np.load(Path(data_dir, "planetoid", f"{name}.npz"))
     nodes, width = held["x_shape"].tolist()
     values = torch.from_numpy(held["x_data"])
@@ -224,7 +229,7 @@ def of_graph(name: str, preset: Preset, data_dir: str | None) -> Task:
         return GraphConvolutional(features, neighbours, 64), 64
 
     test, kept = labelled[:count], labelled[count:]
-    # Two convolutions see no more of a node than this; isolated nodes and twins have the same.
+    # Two graph convolutions depend on nothing else, so that nodes with equal values cannot be distinguished.
     mixed = torch.sparse.mm(features, torch.randn(width, 8, generator=torch.Generator().manual_seed(0)))
     around = torch.sparse.mm(neighbours, torch.sparse.mm(neighbours, mixed))
     _, kinds = around.mul(1e4).round().unique(dim=0, return_inverse=True)
@@ -233,12 +238,12 @@ def of_graph(name: str, preset: Preset, data_dir: str | None) -> Task:
 
 
 def anchors_of(task: Task, count: int) -> Tensor:
-    """Places of random training samples."""
+    """Select the indices of random training samples."""
     return task.different[torch.randperm(len(task.different), generator=torch.Generator().manual_seed(0))[:count]]
 
 
 def main() -> None:
-    """Parse the arguments, train, exchange, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     rows = []

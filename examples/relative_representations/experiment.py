@@ -1,4 +1,4 @@
-"""What the experiments share: their arguments, how much they do, and what they leave behind."""
+"""Shared parts of the experiments: arguments, presets and output."""
 
 import argparse
 import json
@@ -10,23 +10,23 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-CHECK = "mechanism check, not a reproduction: the encoders are small and trained from scratch on the data at hand"
+CHECK = "mechanism check, not a reproduction: the encoders are small and trained from scratch on the available data"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of everything.
+    """Sizes and hyperparameters of an experiment. Numbers of samples are upper limits.
 
     Attributes:
-        train: Samples that heads are trained on; of fewer, all.
-        test: Samples to score on; of fewer, all.
+        train: Number of samples for training heads.
+        test: Number of test samples.
         anchors: Number of anchors.
-        epochs: Of a head.
-        batch: Samples in a batch of a head's training.
-        learning_rate: Of a head.
-        seeds: Of heads and anchors.
-        corpus: Samples that local encoders are trained on; of fewer, all.
-        pretraining: Epochs of local encoders.
+        epochs: Training epochs of a head.
+        batch: Batch size for training a head.
+        learning_rate: Learning rate of a head.
+        seeds: Number of seeds for heads and anchors.
+        corpus: Number of samples for training local encoders.
+        pretraining: Training epochs of local encoders.
     """
 
     train: int
@@ -41,41 +41,41 @@ class Preset:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments that every experiment has."""
+    """Create a parser with the arguments shared by all experiments."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "--preset", choices=("small", "paper", "test"), default="small",
-        help="minutes, the sizes of the paper, seconds to see that it runs",
+        help="small: minutes; paper: the sizes of the paper; test: seconds, to check that the script runs",
     )  # fmt: skip
     made.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-    made.add_argument("--cache", type=Path, required=True, help="folder of trained networks and of what they say")
-    made.add_argument("--out", type=Path, help="folder for figures as JSON and PNG")
+    made.add_argument("--cache", type=Path, required=True, help="folder for trained networks and encoded samples")
+    made.add_argument("--out", type=Path, help="output folder for scores as JSON and figures as PNG")
     return made
 
 
 def with_encoders(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The parser with a choice of encoders."""
+    """Add the choice of encoders to a parser."""
     made.add_argument(
         "--encoders", choices=("hub", "local"), default="hub",
-        help="pretrained ones of the Hub, or small ones of the same families, trained on the data at hand",
+        help="pretrained encoders from the Hub, or small encoders of the same families trained on the available data",
     )  # fmt: skip
     return made
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± standard deviation."""
+    """Format values as mean ± standard deviation."""
     series = pd.Series(values)
     return f"{series.mean():.{digits}f}" + (f" ± {series.std(ddof=1):.{digits}f}" if len(series) > 1 else "")
 
 
 def markdown(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
-    """A table as it stands in a page."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def leave(name: str, text: str, record: Mapping[str, Any], pictures: Mapping[str, Figure], out: Path | None) -> None:
-    """Print the text; write it, the record and the pictures, if there is a folder."""
+    """Print the text, and write text, record and figures if an output folder is given."""
     print(text)
     if out is None:
         return

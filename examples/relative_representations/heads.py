@@ -1,4 +1,4 @@
-"""Heads on vectors that encoders made before."""
+"""Heads on precomputed vectors of encoders."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ HIDDEN = 256
 
 
 def new(width: int, classes: int, *, paper: bool = False) -> Head:
-    """A head to be trained: inductive, or with the norm of the authors' code."""
+    """Create an untrained head: inductive, or with the normalisation of the authors' code."""
     kind = "paper" if paper else "inductive"
     return Head(HeadConfig(in_features=width, hidden_size=HIDDEN, num_labels=classes, kind=kind))
 
@@ -26,7 +26,7 @@ def trained(
     seed: int,
     paper: bool = False,
 ) -> Head:
-    """A head trained on vectors ``(n, width)``."""
+    """Train a head on vectors ``(n, width)`` and classes ``(n,)``."""
     torch.manual_seed(seed)
     head = new(vectors.shape[1], classes, paper=paper)
     train(
@@ -38,5 +38,5 @@ def trained(
 
 @torch.no_grad()
 def answers(head: Head, vectors: Tensor) -> Tensor:
-    """The places of the classes, ``(n,)``, in batches of 100: the paper's head looks at the batch."""
+    """Predict classes ``(n,)`` in batches of 100, because the predictions of the paper's head depend on the batch."""
     return torch.cat([head(features=some).logits.argmax(1) for some in vectors.split(100)])

@@ -1,4 +1,4 @@
-"""Encoders of images: of the Hub through timm, or trained here."""
+"""Image encoders, from the Hub through timm or trained here."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,25 +16,25 @@ from training import train
 import hf_stitch
 
 HUB = ("rexnet_100", "vit_base_patch16_224", "vit_base_resnet50_384", "vit_small_patch16_224")
-"""Of Moschella et al. 2023, section 5.2."""
+"""Encoders of Moschella et al. 2023, section 5.2."""
 FAMILIES = ("resnet", "rexnet", "vit")
 SHAPES = {
     "resnet": ("resnet18", {"layers": (1, 1, 1, 1), "channels": (16, 32, 64, 128)}),
     "rexnet": ("rexnet_100", {"width_mult": 0.35, "depth_mult": 0.5}),
     "vit": ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 3, "num_heads": 4}),
 }
-"""Family -> timm's architecture, and what makes it small."""
+"""Family -> timm architecture and arguments that reduce its size."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a local encoder is made.
+    """Architecture and training of a local encoder.
 
     Attributes:
         family: One of ``FAMILIES``.
-        epochs: Over the images, as a classifier.
-        seed: Of weights, order and augmentation.
+        epochs: Training epochs as a classifier.
+        seed: Seed of weights, order and augmentation.
     """
 
     family: str
@@ -43,19 +43,19 @@ class Recipe:
 
 
 def hub(name: str) -> Encoder:
-    """Its features after pooling, as in the paper."""
+    """Load a pretrained encoder. Its vectors are the pooled features, as in the paper."""
     return Encoder(name, hf_stitch.load(f"timm:{name}", pretrained=True, num_classes=0), None)
 
 
 def local(recipe: Recipe, corpus: hf_stitch.Samples, cache: Path, name: str = "") -> Encoder:
-    """The features after pooling of a classifier of images of 32 × 32; from the cache if it is there."""
+    """Load a classifier of 32 × 32 images from the cache, or train it. Its vectors are the pooled features."""
     shape = SHAPES[recipe.family]
     path = cache / "encoders" / f"{recipe.family}-{digest(asdict(recipe), shape, corpus.fingerprint)}.safetensors"
     torch.manual_seed(recipe.seed)
     architecture, options = shape
     network = timm.create_model(architecture, num_classes=corpus.num_classes, **options)
     if recipe.family == "resnet":
-        network.maxpool = nn.Identity()  # of 32 × 32 little would be left
+        network.maxpool = nn.Identity()  # keeps enough resolution for 32 × 32 images
     if not path.is_file():
         _train(recipe, network, images.pixels(corpus), torch.tensor(corpus.labels))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +83,14 @@ def _train(recipe: Recipe, network: nn.Module, pixels: Tensor, labels: Tensor) -
 
 
 def _augmented(pixels: Tensor) -> Tensor:
-    """Shifted by up to 4 pixels, together, and half of them mirrored."""
+    """Shift the batch by up to 4 pixels, and flip each image with probability 0.5."""
     rows, columns = torch.randint(-4, 5, (2,)).tolist()
     shifted = pixels.roll((rows, columns), (2, 3))
     return torch.where(torch.rand(len(pixels), 1, 1, 1) < 0.5, shifted.flip(3), shifted)
 
 
 def normalised(pixels: Tensor) -> Tensor:
-    """Images ``(…, 3, height, width)`` uint8 as local encoders take them."""
+    """Normalise images ``(…, 3, height, width)`` uint8 for local encoders."""
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 

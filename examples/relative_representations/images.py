@@ -1,4 +1,4 @@
-"""Images of an experiment, decoded once."""
+"""Images for the experiments, decoded once."""
 
 import numpy as np
 import torch
@@ -12,18 +12,18 @@ DATA = {
     "cifar100": ("uoft-cs/cifar100", "coarse_label"),
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "label"),
 }
-"""Name -> the data set on the Hub, and which of its columns is the task."""
+"""Name -> data set on the Hub and its label column."""
 
 
 def read(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
-    """The first images of a data set, or all if there are fewer."""
+    """Read the first ``count`` images of a data set, or all if there are fewer."""
     source, label = DATA[name]
     samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
     return samples.take(min(count, len(samples)))
 
 
 def pixels(samples: hf_stitch.Samples) -> Tensor:
-    """``(n, channels, height, width)`` uint8."""
+    """Return the images as a tensor ``(n, channels, height, width)`` uint8."""
     arrays = [np.asarray(image) for batch in samples.batches(500, progress="reading") for image in batch.samples]
     stacked = torch.from_numpy(np.stack(arrays))
     return stacked.permute(0, 3, 1, 2).contiguous() if stacked.ndim == 4 else stacked[:, None]

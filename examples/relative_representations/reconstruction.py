@@ -1,6 +1,6 @@
-"""A decoder reconstructs images from the codes of another seed's encoder (Moschella et al. 2023, section 5.1).
+"""Reconstruct images with the encoder of one seed and the decoder of another (Moschella et al. 2023, section 5.1).
 
-Autoencoders and variational ones on Fashion-MNIST, absolute and relative, all ordered pairs of seeds.
+Autoencoders and variational autoencoders on Fashion-MNIST, absolute and relative, for all ordered pairs of seeds.
 
     python examples/relative_representations/reconstruction.py --data-dir DATA --cache CACHE --out OUT
 """
@@ -26,15 +26,15 @@ from hf_stitch.statistics import Moments
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of everything.
+    """Sizes and hyperparameters of the experiment.
 
     Attributes:
-        train: Training images.
-        test: Images to score on.
-        anchors: Number of anchors, and of absolute codes.
-        width: Multiple of the paper's channels.
-        epochs: Over the training images.
-        seeds: Networks of each kind.
+        train: Number of training images.
+        test: Number of test images.
+        anchors: Number of anchors, and width of absolute codes.
+        width: Multiplier of the channels in the paper.
+        epochs: Passes over the training images.
+        seeds: Number of networks of each kind.
     """
 
     train: int
@@ -54,19 +54,19 @@ PAPER = {
     ("AE", ABSOLUTE): ("1.57 ± 0.03", "120.54 ± 6.81"),
     ("AE", RELATIVE): ("3.59 ± 0.04", "6.37 ± 0.29"),
 }
-"""Fashion-MNIST; the page prints no rows of the VAE."""
+"""Results of the paper on Fashion-MNIST. The paper prints no rows for the VAE."""
 WIDE = "lstsq"
 MEAN = "mean image"
 SHOWN = 10
-"""Images in the grid."""
+"""Number of images per row of the figure."""
 DRAWN = [(method, way) for method in (ABSOLUTE, RELATIVE) for way in (OWN, OTHER)] + [
     (method, OTHER) for method in (INVERSE, TRUNCATED, "ridge")
 ]
-"""Its rows."""
+"""Rows of the figure."""
 
 
 def main() -> None:
-    """Parse the arguments, train, exchange, show."""
+    """Run the experiment from the command line."""
     arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
     train, test = (
@@ -96,7 +96,7 @@ def main() -> None:
                 way = OWN if source == target else OTHER
                 if (source, target) in ((0, 0), (0, 1)) and (method, way) in DRAWN:
                     drawn[f"{kind}, {method}, {way}"] = found[:SHOWN]
-        for target in range(preset.seeds):  # what is reached with no encoder at all
+        for target in range(preset.seeds):  # baseline without an encoder
             error = 1000 * (seen.mean(0) - held).square().mean().item()
             rows.append({"kind": kind, "method": MEAN, "source": -1, "target": target, "mse": error})
     found = pd.DataFrame(rows)
@@ -107,14 +107,14 @@ def main() -> None:
 def _ways(
     networks: dict[bool, list[Autoencoder]], source: int, target: int, anchors: Tensor, seen: Tensor
 ) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Every way from images to reconstructions by the encoder of one network and the decoder of another."""
+    """Yield methods to reconstruct images with the encoder of one network and the decoder of another."""
     encoder, decoder = networks[False][source], networks[False][target]
     yield ABSOLUTE, lambda x: decoder.decode(encoder.codes(x))
     far, near = networks[True][source], networks[True][target]
     projection = near.projection.with_anchors(far.projection.anchors)
     yield RELATIVE, lambda x: near.decoder(near.enter(near.mean(projection(far.codes(x)))))
     for name, matcher in TRANSLATIONS.items():
-        # Anchors no more than codes determine no least squares.
+        # Least squares is fitted on all images, because the anchors are too few.
         x, y = (_batched(network.codes, seen if name == WIDE else anchors) for network in (encoder, decoder))
         if name == WIDE and len(x) <= x.shape[1]:
             continue
@@ -137,7 +137,7 @@ def _table(found: pd.DataFrame) -> str:
 
 
 def _grid(drawn: dict[str, Tensor]) -> Figure:
-    """A row of images for each way."""
+    """Draw a grid with one row of images for each method."""
     figure = Figure(figsize=(0.55 * SHOWN + 2.6, 0.58 * len(drawn)), layout="constrained")
     for row, (name, pictures) in enumerate(drawn.items()):
         for column, picture in enumerate(pictures):

@@ -1,4 +1,4 @@
-"""Encoders exchanged under heads that were trained on others: by anchors, by translation, and as they are."""
+"""Encoders swapped under trained heads: with relative representations, with translation, and unchanged."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +27,13 @@ INVERSE, TRUNCATED = "inverse relative", "inverse relative, truncated"
 TRANSLATIONS = {
     INVERSE: registries.matchers.build(
         "inverse_relative", rcond=1e-7
-    ),  # as published: nothing is left out but rounding
+    ),  # as published: only rounding errors are truncated
     TRUNCATED: registries.matchers.build("inverse_relative", rcond=0.1),
     **{name: registries.matchers.build(name) for name in ("lstsq", "ridge", "procrustes")},
 }
-"""Method -> what maps the vectors of the encoder at hand to those the absolute head knows.
+"""Method -> matcher that maps vectors of another encoder to those of the encoder of the absolute head.
 
-The truncated one leaves out what the target's anchors have in directions of less than a tenth of the largest singular
-value.
+The truncated method ignores directions of the target's anchors with less than a tenth of the largest singular value.
 """
 CHANCE = "chance"
 OWN, OTHER = "non-stitched", "stitched"
@@ -42,14 +41,14 @@ OWN, OTHER = "non-stitched", "stitched"
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder says of the samples of its side.
+    """Vectors of an encoder for training samples, test samples and candidates for anchors.
 
     Attributes:
-        train: ``(n, d)``: what a head is trained on.
-        train_labels: ``(n,)``.
-        test: ``(m, d)``.
-        test_labels: ``(m,)``.
-        pool: ``(p, d)``: candidates for anchors; row i of every encoder is the same sample, or its translation.
+        train: Vectors that heads are trained on ``(n, d)``.
+        train_labels: Classes ``(n,)``.
+        test: Vectors that heads are scored on ``(m, d)``.
+        test_labels: Classes ``(m,)``.
+        pool: Candidates for anchors ``(p, d)``. Row i of every encoder is the same sample, or its translation.
     """
 
     train: Tensor
@@ -66,24 +65,28 @@ def encoded(
     cache: Path,
     pool: hf_stitch.Samples | None = None,
 ) -> Encoded:
-    """What an encoder says of labelled samples, and of candidates for anchors, by default the training samples."""
-    seen = encoder.vectors(train, cache)
-    anchors = seen if pool is None else encoder.vectors(pool, cache)
+    """Encode labelled samples and candidates for anchors, by default the training samples."""
+    vectors = encoder.vectors(train, cache)
+    anchors = vectors if pool is None else encoder.vectors(pool, cache)
     labels = torch.tensor(train.labels), torch.tensor(test.labels)
-    return Encoded(seen, labels[0], encoder.vectors(test, cache), labels[1], anchors)
+    return Encoded(vectors, labels[0], encoder.vectors(test, cache), labels[1], anchors)
 
 
 def choices(
     pool: hf_stitch.Samples, sides: Iterable[Encoded], selection: str, preset: Preset, by: Tensor | None = None
 ) -> list[list[int]]:
-    """For each seed, the places of its anchors in the pool.
+    """Select anchors for each seed.
 
     Args:
-        pool: Candidates. Of those that an encoder does not tell apart (a question in upper and lower case), the first.
-        sides: What the encoders say.
-        selection: A name in the registry of anchors.
-        preset: How many anchors and seeds.
-        by: ``(p, d)``: what the selection goes by, if it does.
+        pool: Candidates. Only the first of several candidates with identical vectors (for example a question in upper
+            and lower case) is considered.
+        sides: Vectors of all encoders.
+        selection: Name in the registry of anchor selections.
+        preset: Number of anchors and seeds.
+        by: Features ``(p, d)`` for selections that need them.
+
+    Returns:
+        For each seed, the indices of the anchors in the pool.
     """
     kept = set(range(len(pool)))
     for side in sides:
@@ -101,7 +104,7 @@ def choices(
 
 @torch.no_grad()
 def relative(anchors: Tensor, vectors: Tensor, center: bool) -> Tensor:
-    """Relative representations by cosine."""
+    """Compute relative representations ``(n, anchors)`` with cosine similarity."""
     return torch.cat(list(RelativeProjection.of(anchors, "cosine", center=center).stream(vectors)))
 
 
@@ -116,24 +119,23 @@ def exchange(
     paper_heads: Sequence[str] = (),
     decoders: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Score every encoder under the heads of every other, by every method.
+    """Score every encoder under the heads of every other encoder with every method.
 
-    Heads are trained with each seed on the vectors of one encoder (the decoder's own): one on the vectors as they are,
-    one on their relative representations, one on relative representations about the anchors' mean. Translations are
-    fitted on the anchors alone.
+    For each encoder and seed, one head is trained on absolute vectors, one on relative representations, and one on
+    relative representations centred on the mean of the anchors. Translations are fitted on the anchors only.
 
     Args:
-        encoders: By name.
-        anchors: For each seed, the places of the anchors in the pool.
-        preset: How long heads are trained.
+        encoders: Name -> vectors of the encoder.
+        anchors: For each seed, the indices of the anchors in the pool.
+        preset: Training of heads.
         classes: Number of classes.
-        methods: Which heads are trained; translations need ``ABSOLUTE``.
+        methods: Heads to train. Translations need ``ABSOLUTE``.
         translations: Method -> matcher.
-        paper_heads: Methods that are tried with the norm of the authors' code as well.
-        decoders: Encoders whose heads are tried; default: all.
+        paper_heads: Methods that are also tried with the normalisation of the authors' code.
+        decoders: Encoders whose heads are used. ``None``: all.
 
     Returns:
-        A row for each decoder, encoder, method and seed: ``f1`` (weighted, in percent) and ``accuracy``.
+        One row for each decoder, encoder, method and seed, with ``f1`` (weighted) and ``accuracy``, both in percent.
     """
     rows = []
     for decoder in decoders or list(encoders):
@@ -142,20 +144,20 @@ def exchange(
                 encoders[decoder], torch.tensor(places), preset, classes, seed, methods, translations, paper_heads
             )
             for encoder, side in encoders.items():
-                for method, said in trained.answers(side).items():
-                    scores = scored(side.test_labels, said)
+                for method, predictions in trained.answers(side).items():
+                    scores = scored(side.test_labels, predictions)
                     rows.append({"decoder": decoder, "encoder": encoder, "method": method, "seed": seed, **scores})
     return pd.DataFrame(rows)
 
 
-def scored(truth: Tensor, said: Tensor) -> dict[str, float]:
-    """Weighted F1 and accuracy, in percent."""
-    f1 = f1_score(truth, said, average="weighted", zero_division=0)
-    return {"f1": 100 * float(f1), "accuracy": 100 * float((truth == said).double().mean())}
+def scored(truth: Tensor, predictions: Tensor) -> dict[str, float]:
+    """Return weighted F1 and accuracy in percent."""
+    f1 = f1_score(truth, predictions, average="weighted", zero_division=0)
+    return {"f1": 100 * float(f1), "accuracy": 100 * float((truth == predictions).double().mean())}
 
 
 class _Heads:
-    """The heads of one encoder and one seed."""
+    """The trained heads of one encoder and one seed."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class _Heads:
         }  # fmt: skip
         self._heads = {
             f"{method}{', paper head' if paper else ''}": heads.trained(
-                self._seen(method, own, own.train), own.train_labels, classes, **options, paper=paper
+                self._input(method, own, own.train), own.train_labels, classes, **options, paper=paper
             )
             for paper, kinds in ((False, methods), (True, paper_heads))
             for method in kinds
@@ -182,19 +184,20 @@ class _Heads:
 
     @torch.no_grad()
     def answers(self, other: Encoded) -> dict[str, Tensor]:
-        """What the heads say of the test samples of an encoder, by method.
+        """Return the predicted classes of the test samples of an encoder: method -> ``(m,)``.
 
-        The absolute head takes vectors of its own width only; least squares needs more anchors than features.
+        The absolute head is left out for encoders of another width, and least squares if there are not more anchors
+        than features.
         """
         found = {}
         for name, head in self._heads.items():
             method = name.removesuffix(", paper head")
             if method != ABSOLUTE or other.test.shape[1] == self._own.test.shape[1]:
-                found[name] = heads.answers(head, self._seen(method, other, other.test))
+                found[name] = heads.answers(head, self._input(method, other, other.test))
         for name, matcher in self._translations.items():
             source, target = other.pool[self._places], self._own.pool[self._places]
             if matcher.name == "lstsq" and len(source) <= source.shape[1]:
-                continue  # so few anchors determine no map
+                continue  # underdetermined
             moments = Moments(source.shape[1], target.shape[1]).update(source, target)
             translated = matcher.fit(moments)(other.test)
             found[name] = heads.answers(self._heads[ABSOLUTE], translated)
@@ -203,14 +206,14 @@ class _Heads:
         found[CHANCE] = frequency.multinomial(len(other.test), replacement=True, generator=generator)
         return found
 
-    def _seen(self, method: str, side: Encoded, vectors: Tensor) -> Tensor:
+    def _input(self, method: str, side: Encoded, vectors: Tensor) -> Tensor:
         if method == ABSOLUTE:
             return vectors
         return relative(side.pool[self._places], vectors, center=method == CENTRED)
 
 
 def summary(found: pd.DataFrame, figure: str = "f1") -> dict[str, dict[str, list[float]]]:
-    """Method -> own or other encoder -> the mean over pairs, for each seed."""
+    """Average over pairs: method -> own or other encoder -> mean for each seed."""
     kind = np.where(found.decoder == found.encoder, OWN, OTHER)
     means = found.groupby([kind, "method", "seed"], sort=False)[figure].mean()
     found_of: dict[str, dict[str, list[float]]] = {method: {} for method in found.method.unique()}
@@ -220,11 +223,14 @@ def summary(found: pd.DataFrame, figure: str = "f1") -> dict[str, dict[str, list
 
 
 def table(found: pd.DataFrame, paper: Mapping[str, tuple[str, str]] | None = None) -> str:
-    """A row for each method: mean ± standard deviation over seeds of the mean over pairs, and the range of pairs.
+    """Format one row for each method: mean ± standard deviation over seeds, and the range over pairs.
 
     Args:
-        found: As :func:`exchange` gives it.
-        paper: Method -> what the paper has, own and other encoder.
+        found: Scores from :func:`exchange`.
+        paper: Method -> results of the paper with the own and with another encoder.
+
+    Returns:
+        A Markdown table.
     """
     other = found[found.decoder != found.encoder]
     pairs = other.groupby(["method", "decoder", "encoder"]).f1.mean()
@@ -233,12 +239,12 @@ def table(found: pd.DataFrame, paper: Mapping[str, tuple[str, str]] | None = Non
         own, stitched = (experiment.spread(kinds[kind]) if kind in kinds else "–" for kind in (OWN, OTHER))
         spans = f"{pairs[method].min():.1f} to {pairs[method].max():.1f}" if method in pairs.index else "–"
         rows.append((method, own, stitched, spans, *((paper or {}).get(method, ("", "")) if paper else ())))
-    header = ("method", OWN, OTHER, "pairs, least to most")
+    header = ("method", OWN, OTHER, "pairs, minimum to maximum")
     return experiment.markdown(rows, (*header, f"paper, {OWN}", f"paper, {OTHER}") if paper else header)
 
 
 def by_pair(found: pd.DataFrame, methods: Sequence[str]) -> str:
-    """A row for each pair."""
+    """Format a Markdown table with one row for each pair."""
     rows = []
     for (decoder, encoder), part in found.groupby(["decoder", "encoder"], sort=False):
         cells = [part[part.method == method].f1.tolist() for method in methods]
@@ -247,7 +253,7 @@ def by_pair(found: pd.DataFrame, methods: Sequence[str]) -> str:
 
 
 def by_method(found: pd.DataFrame, methods: Sequence[str], title: str) -> Figure:
-    """One decoder: encoders by methods."""
+    """Draw a heat map of methods by encoders."""
     encoders = list(found.encoder.unique())
     means = found.groupby(["method", "encoder"]).f1.mean() / 100
     values = [[means.get((method, encoder), np.nan) for encoder in encoders] for method in methods]
@@ -255,7 +261,7 @@ def by_method(found: pd.DataFrame, methods: Sequence[str], title: str) -> Figure
 
 
 def matrices(found: pd.DataFrame, methods: Sequence[str], title: str) -> dict[str, Figure]:
-    """Method -> figure of decoders by encoders."""
+    """Draw a heat map of decoders by encoders for each method."""
     decoders, encoders = list(found.decoder.unique()), list(found.encoder.unique())
     means = found.groupby(["method", "decoder", "encoder"]).f1.mean() / 100
     return {

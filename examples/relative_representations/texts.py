@@ -1,4 +1,4 @@
-"""Texts of an experiment."""
+"""Texts for the experiments."""
 
 import hf_stitch
 from hf_stitch.data import read_data
@@ -8,37 +8,37 @@ TWEETS = "cardiffnlp/tweet_sentiment_multilingual"
 TATOEBA = "tatoeba_en_es_fr_ja"
 NTREX = "ntrex128"
 LANGUAGES = {"en": "english", "es": "spanish", "fr": "french", "de": "german", "it": "italian", "pt": "portuguese"}
-"""Code -> what the set of tweets calls the language."""
+"""Language code -> name in the data set of tweets."""
 
 
 def read(source: str, split: str, count: int, data_dir: str | None, **columns: str) -> hf_stitch.Samples:
-    """The first texts of a data set, or all if there are fewer."""
+    """Read the first ``count`` texts of a data set, or all if there are fewer."""
     samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), **columns)
     return samples.take(min(count, len(samples)))
 
 
 def trec(split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
-    """Questions with their six coarse classes."""
+    """Read TREC questions with six coarse classes."""
     return read(TREC, split, count, data_dir, text="text", label="coarse_label")
 
 
 def tweets(language: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
-    """Tweets with three sentiments, by the code of their language."""
+    """Read tweets in a language (by code) with three sentiments."""
     return read(f"{TWEETS}/{LANGUAGES[language]}", split, count, data_dir)
 
 
 def ntrex(language: str, data_dir: str | None) -> hf_stitch.Samples:
-    """1,997 sentences of news; the same ids in every language."""
+    """Read 1,997 news sentences, with the same ids in every language."""
     return read(NTREX, "test", 10_000, data_dir, text=language, id="id")
 
 
 def plain(samples: hf_stitch.Samples) -> list[str]:
-    """The texts themselves."""
+    """Return the texts without ids and labels."""
     return [text for batch in samples.batches(1000) for text in batch.samples]
 
 
 def english(count: int, data_dir: str | None) -> list[str]:
-    """Questions, news, everyday sentences and tweets: what there is to train encoders on; of each at most a count."""
+    """Read the training corpus of encoders: at most ``count`` questions, news, everyday sentences and tweets each."""
     parts = (
         trec("train", count, data_dir), ntrex("en", data_dir),
         read(TATOEBA, "train", count, data_dir, text="en", id="id"), tweets("en", "train", count, data_dir),

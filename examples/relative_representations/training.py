@@ -1,4 +1,4 @@
-"""One loop for every small network of the experiments."""
+"""The training loop of all small networks in the experiments."""
 
 import math
 import sys
@@ -23,20 +23,20 @@ def train(
     clip: float | None = None,
     name: str = "training",
 ) -> None:
-    """Minimise a loss over shuffled batches by AdamW; the network ends in eval mode.
+    """Minimise a loss over shuffled batches with AdamW, and switch the network to eval mode.
 
     Args:
-        network: Its parameters that require a gradient are trained.
-        samples: How many there are; a last batch of fewer is left out.
-        loss: From the places of a batch ``(batch,)`` to a scalar.
+        network: The network. Parameters that require a gradient are trained.
+        samples: Number of samples. An incomplete last batch is dropped.
+        loss: Maps the indices of a batch ``(batch,)`` to a scalar loss.
         epochs: Passes over the samples.
-        batch: Samples in a batch.
-        learning_rate: The highest.
-        seed: Of the order, and of what the loss draws at random.
-        weight_decay: Decoupled.
-        schedule: Whether the learning rate rises over a tenth of the steps and falls to 0 by a cosine.
-        clip: The most that the gradient may be long.
-        name: What the progress bar says.
+        batch: Batch size.
+        learning_rate: Maximum learning rate.
+        seed: Seed of the order of samples and of random draws in the loss.
+        weight_decay: Decoupled weight decay.
+        schedule: Whether to warm up over a tenth of the steps, followed by cosine decay to 0.
+        clip: Maximum norm of the gradient. ``None``: no clipping.
+        name: Label of the progress bar.
     """
     torch.manual_seed(seed)
     parameters = [p for p in network.parameters() if p.requires_grad]
@@ -61,5 +61,5 @@ def train(
 
 
 def _warm_cosine(share: float) -> float:
-    """Of the learning rate, by the share of the steps done: up to 1 over a tenth, down to 0 by a cosine."""
+    """Return the factor of the learning rate: linear warm-up over a tenth of the steps, then cosine decay to 0."""
     return 10 * share + 1e-3 if share < 0.1 else 0.5 * (1 + math.cos(math.pi * (share - 0.1) / 0.9))

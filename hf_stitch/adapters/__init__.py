@@ -1,4 +1,4 @@
-"""Adapters: one way to run any model to a cut and from a cut. :func:`load` makes one."""
+"""Adapters: a common interface to run any model up to a cut and from a cut on. Create one with :func:`load`."""
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
@@ -14,13 +14,13 @@ __all__ = [
     "Adapter",
     "Back",
     "Cut",
-    "ExampleError",
     "CutInfo",
+    "CutPlan",
+    "ExampleError",
     "Front",
     "Interface",
     "NotACutError",
     "Override",
-    "CutPlan",
     "load",
     "load_on",
     "load_recorded",

@@ -1,4 +1,4 @@
-"""The adapter: runs a model to a cut and from a cut."""
+"""The base class of adapters, which run a model up to a cut and from a cut on."""
 
 from __future__ import annotations
 
@@ -27,40 +27,44 @@ from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
 MOST_KINDS = 8
-"""Kinds of input, beside the native one, whose cuts are remembered."""
-
+"""Number of kinds of input, in addition to the native one, whose surveys are cached."""
 
 LayerCallback = Callable[[str, Representation], None]
-"""Is told the name of a layer and what the network says there."""
+"""A function that receives the name of a layer and the representation there."""
 
 
 class Adapter(ABC):
-    """Runs a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
+    """Run a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
 
-    Made by :func:`hf_stitch.load`. The model is used, never changed: mode, gradients, hooks and buffers are left as
-    they were.
+    Create an adapter with :func:`hf_stitch.load`. An adapter never changes its model: the training mode, gradients,
+    hooks and buffers are the same after each call as before.
 
     Attributes:
-        library: What the registry of adapters calls it.
-        fallback: Whether it serves only what no other adapter does.
-        trusted_options: Loading options that the record of an artefact may ask for by itself: none may name a file, an
-            address or code.
+        library: Name of the adapter in ``hf_stitch.registries.adapters``.
+        fallback: Whether the adapter is used only for models that no other adapter serves.
+        trusted_options: Loading options that the record of an artefact may set without the consent of the user. None
+            of them may refer to a file, a URL or code.
+        model: The network.
+        interface: How the network takes its input.
+        override: The architecture override of the network; a plain :class:`Override` if none is registered.
+        reference: Where the network comes from and how it was loaded.
+        processor: Function, tokenizer or image processor that turns raw samples into inputs, or ``None``.
 
     Args:
         model: The network.
-        interface: How it takes its input.
-        example: A batch of inputs by which cuts are found and verified.
-        reference: Which model this is.
-        processor: Turns raw samples into inputs; ``None`` for models that take tensors.
+        interface: How the network takes its input.
+        example: Batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
+        reference: Where the network comes from and how it was loaded.
+        processor: Turns raw samples into inputs. ``None`` (default) for models that take tensors.
 
     Example:
         >>> import torch, hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-        >>> a.layers
+        >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+        >>> adapter.layers
         ('0', '1')
         >>> x = torch.randn(5, 4)
-        >>> torch.equal(a.decode(a.encode(x, "0")["0"], "0"), net(x))
+        >>> torch.equal(adapter.decode(adapter.encode(x, "0")["0"], "0"), net(x))
         True
     """
 
@@ -76,7 +80,7 @@ class Adapter(ABC):
         reference: ModelReference,
         processor: Any = None,
     ) -> None:
-        """Nothing runs yet."""
+        """Store the arguments; the network does not run yet."""
         self.model = model
         self.override = override_of(model)
         special = {*interface.special_ids, *self.override.special_ids(model)}
@@ -92,31 +96,46 @@ class Adapter(ABC):
         self._surveys: dict[Any, Survey] = {}
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
-        """Raw samples (images, texts, tensors) as the model's inputs, by its own processor, on its device.
+        """Turn raw samples (images, texts, tensors) into inputs of the model, with its own processor.
 
         Args:
-            samples: Raw samples: what :class:`hf_stitch.Samples` yields. Tensors are taken as preprocessed.
-            offsets: Of texts, whether to say which characters each token stands for.
+            samples: Raw samples, as :class:`hf_stitch.Samples` yields them. Tensors count as preprocessed.
+            offsets: For texts, whether to return the character span of each token.
 
         Returns:
-            The keyword arguments of the model; with ``offsets`` also ``offset_mapping``, (batch, tokens, 2), which is
-            none of them.
+            The keyword arguments of the model, on its device and in its dtype. With ``offsets`` also
+            ``offset_mapping``, shape (batch, tokens, 2), which is not an argument of the model.
+
+        Raises:
+            ValueError: If there are no samples, the model has no processor for samples of this type, the tensors
+                differ in shape, or ``offsets`` is requested without texts and a fast tokenizer.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> inputs = adapter.preprocess([torch.zeros(4), torch.ones(4)])
+            >>> {name: tuple(value.shape) for name, value in inputs.items()}
+            {'input': (2, 4)}
         """
         return preprocess(samples, self.processor, self.interface, self.model, offsets=offsets)
 
     @property
     def pinned(self) -> ModelReference:
-        """The reference with the hash of the weights as they are now."""
+        """The reference, with the hash of the current weights added."""
         return dataclasses.replace(self.reference, weights_hash=weights_hash(self.model))
 
-    # -- what a library must provide --------------------------------------------------------------------------------
+    # -- to be implemented for each library ------------------------------------------------------
     @classmethod
     @abstractmethod
     def serves(cls, model: Any) -> bool:
-        """Whether a live network is of this library.
+        """Return whether this adapter can run a live network.
 
         Args:
-            model: Of any type; ``nn.Module`` that were compiled or wrapped are unwrapped.
+            model: Object of any type. A compiled or data-parallel module is already unwrapped.
+
+        Returns:
+            ``True`` if the network belongs to the library of this adapter.
         """
 
     @classmethod
@@ -129,47 +148,61 @@ class Adapter(ABC):
         processor: Any = None,
         content: str | None = None,
     ) -> Adapter:
-        """The adapter of a live network.
+        """Create the adapter of a live network.
 
         Args:
-            model: One that it :meth:`serves`.
-            reference: Which network it is.
-            example_inputs: A batch of inputs, where given.
-            processor: What turns raw samples into inputs, where given.
-            content: The argument that is cut away from the output, where given.
+            model: A network that this class :meth:`serves`.
+            reference: Where the network comes from and how it was loaded.
+            example_inputs: Batch of inputs with which cuts are found and verified. ``None`` (default) if the user gave
+                none.
+            processor: Turns raw samples into inputs. ``None`` (default) if the user gave none.
+            content: Name of the argument that carries the content, for models with several. ``None`` (default) if the
+                user gave none.
+
+        Returns:
+            The adapter.
 
         Raises:
-            ExampleError: If inputs are missing or do not fit.
+            ExampleError: If example inputs are required and missing, or do not fit the forward.
         """
 
     @property
     @abstractmethod
     def task(self) -> str | None:
-        """What the head does: ``image-classification``, ``text-classification``, ``text-generation``, or ``None``."""
+        """Task of the head: ``image-classification``, ``text-classification``, ``text-generation`` or ``None``."""
 
     @abstractmethod
     def blueprint(self) -> dict[str, Any]:
-        """How to build this network without its weights, as JSON values.
+        """Return a description from which :meth:`build` constructs this network without its weights.
+
+        Returns:
+            JSON values: ``library`` (the name of the adapter), and whatever the adapter needs to rebuild the network.
 
         Raises:
-            ValueError: For classes of user code, which no config can rebuild.
+            ValueError: If the class of the network is user code, which cannot be rebuilt from a config.
         """
 
     @classmethod
     def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a folder with such a ``config.json`` holds a network of this library; by default no.
+        """Return whether a folder with this ``config.json`` contains a network of this library.
 
         Args:
-            config: The values in the file.
+            config: Content of the ``config.json`` file.
+
+        Returns:
+            ``False`` by default.
         """
         return False
 
     @classmethod
     def origin(cls, model: Any) -> str | None:
-        """The id that a live network was loaded from, as far as it knows; by default it does not.
+        """Return the id from which a live network was loaded.
 
         Args:
-            model: One that it :meth:`serves`.
+            model: A network that this class :meth:`serves`.
+
+        Returns:
+            A Hub id or the absolute path of a folder; ``None`` (the default) if the network does not record it.
         """
         return None
 
@@ -183,55 +216,92 @@ class Adapter(ABC):
         content: str | None = None,
         **options: Any,
     ) -> Adapter:
-        """The adapter of a network by name.
+        """Load a network by its reference and create its adapter.
 
         Args:
-            reference: Which network.
+            reference: The network to load.
             example_inputs: As for :meth:`of`.
             processor: As for :meth:`of`.
             content: As for :meth:`of`.
-            **options: The library's own loading options.
+            **options: Loading options of the library.
+
+        Returns:
+            The adapter.
 
         Raises:
-            ValueError: If networks of this library have no names, which is the default.
+            ValueError: By default: networks of this library cannot be loaded by name.
         """
-        raise ValueError(f"networks of {cls.library} have no names, got {reference}: pass the live module")
+        raise ValueError(f"networks of {cls.library} cannot be loaded by name, got {reference}: pass the live module")
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """The network of a :meth:`blueprint`, weights not loaded, in eval mode.
+        """Construct the network that a :meth:`blueprint` describes.
+
+        Args:
+            blueprint: The result of :meth:`blueprint`.
+
+        Returns:
+            The network in eval mode, without trained weights.
 
         Raises:
-            ValueError: If networks of this library cannot be rebuilt.
+            ValueError: By default: networks of this library cannot be rebuilt.
         """
         raise ValueError(f"networks of {cls.library} cannot be rebuilt from a config: pass the live module")
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """The processor for a network of a :meth:`blueprint`, from the files in a folder; ``None`` without one."""
+        """Load the processor of a network from the files in a folder.
+
+        Args:
+            blueprint: The :meth:`blueprint` of the network.
+            folder: Path of the folder.
+
+        Returns:
+            The processor; ``None`` (the default) if the folder contains none.
+        """
         return None
 
     # -- cuts ------------------------------------------------------------------------------------
     @property
     def example(self) -> dict[str, Any]:
-        """The batch of inputs by which cuts are found and verified, as keyword arguments."""
+        """The batch of inputs with which cuts are found and verified, as keyword arguments of the forward."""
         return dict(self._example)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The ordered names of the blocks that everything seems to flow through, verified or not."""
+        """Names of the blocks through which the whole computation appears to flow, in the order in which they run.
+
+        Candidates are not verified; :attr:`layers` lists those that are cuts. The first access runs the network a few
+        times on the example.
+        """
         return self._survey().blocks
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The ordered names of the verified cuts among the :attr:`candidates`.
+        """Names of the verified cuts among the :attr:`candidates`, in the order in which they run.
 
-        Each candidate is verified at the first access, which runs the network a few times on the example.
+        The first access verifies each candidate, which runs the network several times on the example.
         """
         return tuple(name for name in self.candidates if self.verify_cut(name).status == "verified")
 
     def verify_cut(self, layer: str) -> CutInfo:
-        """Verify a layer as a cut and tell what came out; refusals are told, not raised."""
+        """Check whether the network can be cut exactly at a layer.
+
+        The result is cached. A layer that is not a cut gives a result with the status ``refused``, not an exception.
+
+        Args:
+            layer: Name of a module of the network.
+
+        Returns:
+            The properties of the cut, with the status ``verified`` or ``refused``; ``reason`` explains a refusal.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> adapter.verify_cut("0").status, adapter.verify_cut("9").status
+            ('verified', 'refused')
+        """
         survey = self._survey()
         try:
             plan, cut = survey.plan(layer), survey.cut(layer)
@@ -240,46 +310,117 @@ class Adapter(ABC):
         return CutInfo(layer, "verified", cut.spec, cut.cost, plan.kind)
 
     def cut_info(self, layer: str) -> CutInfo:
-        """What is known of a layer without verifying it."""
+        """Return the properties of a layer as a cut, without verifying it.
+
+        Args:
+            layer: Name of a module of the network.
+
+        Returns:
+            The properties of the cut, with the status ``verified``, ``refused`` or ``pending``.
+
+        Raises:
+            NotACutError: If the layer cannot be a cut: it does not exist, does not run, runs several times, or returns
+                no representation.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> info = adapter.cut_info("0")
+            >>> info.status, info.spec.width
+            ('pending', 8)
+        """
         survey = self._survey()
+        if survey.status(layer) != "pending":
+            return self.verify_cut(layer)  # its verification is kept
         cut = survey.cut(layer)
-        plan = survey.plan(layer).kind if survey.status(layer) == "verified" else None
-        return CutInfo(layer, survey.status(layer), cut.spec, cut.cost, plan)
+        return CutInfo(layer, "pending", cut.spec, cut.cost)
 
     def spec(self, layer: str) -> RepresentationSpec:
-        """The form of the representation at a layer, at the model's native input size."""
+        """Return the spec (layout, width, grid, prefix tokens) of the representation at a layer.
+
+        Args:
+            layer: Name of a module of the network. It need not be verified.
+
+        Returns:
+            The spec at the native input size of the model.
+
+        Raises:
+            NotACutError: If the layer cannot be a cut.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> hf_stitch.load(net, example_inputs=torch.randn(2, 4)).spec("0")
+            RepresentationSpec(layout='bd', width=8, grid=None, prefix_tokens=0)
+        """
         return self._survey().cut(layer).spec
 
     def cut(self, layer: str) -> tuple[Cut, CutPlan]:
-        """The cut at a layer and the verified plan for what follows it.
+        """Verify a layer as a cut and return the cut with the plan for running the part after it.
+
+        Args:
+            layer: Name of a module of the network.
+
+        Returns:
+            The cut and its verified plan.
 
         Raises:
-            NotACutError: If the layer is no cut.
+            NotACutError: If the network cannot be cut at the layer.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> cut, plan = hf_stitch.load(net, example_inputs=torch.randn(2, 4)).cut("1")
+            >>> cut.layer, plan.kind
+            ('1', 'stubs')
         """
         survey = self._survey()
         return survey.cut(layer), survey.plan(layer)
 
     # -- running ------------------------------------------------------------------------------------
     def forward(self, inputs: Any) -> Any:
-        """The model's own output, in eval mode, with the same options that cuts are verified with."""
+        """Run the whole model in eval mode, with the options of its interface (e.g. ``use_cache=False``).
+
+        Args:
+            inputs: Inputs of the model: a mapping of arguments, or the single tensor.
+
+        Returns:
+            The output of the model, unchanged.
+
+        Raises:
+            TypeError: If the inputs are neither a tensor nor a mapping.
+            ValueError: If a required argument is missing.
+        """
         return self._run(self.inputs(inputs))
 
     def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
-        """The representations of a batch at some layers; the forward ends at the deepest of them.
+        """Compute the representations of a batch at one or several cuts; the forward stops at the deepest one.
 
         Args:
-            inputs: The model's inputs: a mapping of arguments, or the one tensor.
+            inputs: Inputs of the model: a mapping of arguments, or the single tensor.
             layers: Name or names of cuts.
 
         Returns:
-            By layer, in the order asked for. Gradients flow if they are enabled.
+            The representation at each layer, by name and in the order of ``layers``. Gradients flow if they are
+            enabled.
 
         Raises:
-            NotACutError: If a layer is no cut.
+            NotACutError: If the network cannot be cut at one of the layers.
+            TypeError: If the inputs are neither a tensor nor a mapping.
+            ValueError: If ``layers`` is empty or a required argument is missing.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> found = adapter.encode(torch.randn(5, 4), ["0", "1"])
+            >>> {name: tuple(r.values.shape) for name, r in found.items()}
+            {'0': (5, 8), '1': (5, 8)}
         """
         names = [layers] if isinstance(layers, str) else list(layers)
         if not names:
-            raise ValueError("encode needs at least one layer, got none")
+            raise ValueError("layers must contain at least one name, got none")
         survey = self._survey(self.inputs(inputs))
         for name in names:
             survey.plan(name)
@@ -292,24 +433,27 @@ class Adapter(ABC):
         return {name: found[name] for name in names}
 
     def run_with_callback(self, inputs: Any, layers: Iterable[str], callback: LayerCallback) -> None:
-        """Run the network once, up to the deepest of some layers, and tell what it says at each as it comes.
+        """Run the network once, up to the deepest of several layers, and call a function with each representation.
 
-        To be looked at, a layer need not be a cut: any module will do that runs once and returns vectors, tokens or a
-        grid.
+        Unlike :meth:`encode`, this does not require cuts: any module works that runs once and returns vectors, tokens
+        or a grid.
 
         Args:
-            inputs: The model's inputs: a mapping of arguments, or the one tensor.
+            inputs: Inputs of the model: a mapping of arguments, or the single tensor.
             layers: Names of modules.
-            callback: Told of each layer. What follows in the network may overwrite the values: it copies what it keeps.
+            callback: Receives the name of each layer and its representation, in the order in which the layers run.
+                Later layers may overwrite the values in place, so the callback must copy what it keeps.
 
         Raises:
             NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.
+            TypeError: If the inputs are neither a tensor nor a mapping.
+            ValueError: If a required argument is missing.
 
         Example:
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-            >>> a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-            >>> a.run_with_callback(torch.randn(5, 4), ["0", "1"], lambda name, seen: print(name, *seen.values.shape))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> adapter.run_with_callback(torch.randn(5, 4), ["0", "1"], lambda name, r: print(name, *r.values.shape))
             0 5 8
             1 5 8
         """
@@ -321,16 +465,16 @@ class Adapter(ABC):
         waiting = set(cuts)
 
         def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
-            def look(module: nn.Module, args: Any, output: Any) -> None:
+            def capture(module: nn.Module, args: Any, output: Any) -> None:
                 if cut.layer not in waiting:
-                    raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; look at another one")
+                    raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; choose another layer")
                 waiting.remove(cut.layer)
                 values = tree.get(output, cut.path)
                 callback(cut.layer, cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not to_the_end:
                     raise CutReached
 
-            return look
+            return capture
 
         handles = [self.model.get_submodule(name).register_forward_hook(hook(cut)) for name, cut in cuts.items()]
         try:
@@ -340,18 +484,35 @@ class Adapter(ABC):
             for handle in handles:
                 handle.remove()
         if waiting:
-            raise NotACutError(f"layer {min(waiting)!r} does not run for these inputs; look at another one")
+            raise NotACutError(f"layer {min(waiting)!r} does not run for these inputs; choose another layer")
 
     def decode(self, representation: Representation, layer: str) -> Any:
-        """The model's own output for a representation at a layer; runs only what follows, and never sees the input.
+        """Run the part of the model after a cut on a representation; the input of the model is not used.
 
         Args:
-            representation: From :meth:`encode`, or made elsewhere; without a context, a blank one of the native size
-                is made.
+            representation: The activations at the cut, from :meth:`encode` or another source. A representation without
+                a context gets a blank one of the native input size.
             layer: Name of the cut.
 
         Returns:
-            What the model itself returns.
+            The output of the model.
+
+        Raises:
+            NotACutError: If the network cannot be cut at the layer.
+            ValueError: If the layout or width differs from that of the cut, the context belongs to another network, or
+                no blank context can be made.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> x = torch.randn(5, 4)
+            >>> r = adapter.encode(x, "1")["1"]
+            >>> torch.equal(adapter.decode(r, "1"), net(x))
+            True
+            >>> zeros = r.replace(values=torch.zeros(5, 8))
+            >>> torch.equal(adapter.decode(zeros, "1"), net[2](torch.zeros(5, 8)))
+            True
         """
         placed = in_context(representation, self.interface)
         survey = self._survey(placed.context)
@@ -360,28 +521,60 @@ class Adapter(ABC):
         if representation.layout != cut.spec.layout or representation.width != cut.spec.width:
             raise ValueError(
                 f"layer {layer!r} takes a representation of layout {cut.spec.layout} and width {cut.spec.width}, "
-                f"got {representation.layout} and {representation.width}; stitch them with hf_stitch.stitch"
+                f"got {representation.layout} and {representation.width}; map it with hf_stitch.stitch"
             )
         return run_after(self.model, self._run, cut, plan, self.interface, placed)
 
     # -- halves ------------------------------------------------------------------------------------
     def front(self, layer: str) -> Front:
-        """The part up to a cut as a module of its own, with copies of the weights that run and of no others.
+        """Return the part of the network up to a cut as a separate module.
+
+        The module copies the weights that it uses, and only those.
+
+        Args:
+            layer: Name of the cut.
+
+        Returns:
+            A module that takes the keyword arguments of the network and returns the representation at the cut.
 
         Raises:
-            NotACutError: If the layer is no cut.
-            ValueError: If weights are offloaded, modules are compiled, or a hook would be lost.
+            NotACutError: If the network cannot be cut at the layer.
+            ValueError: If weights are offloaded, modules are compiled, or the copy would lose a hook.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> front = hf_stitch.load(net, example_inputs=torch.randn(2, 4)).front("0")
+            >>> x = torch.randn(5, 4)
+            >>> torch.equal(front(input=x).values, net[0](x))
+            True
         """
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
         return Front(copy_without(self.model, gone), cut, plan, self.interface)
 
     def back(self, layer: str) -> Back:
-        """The part after a cut as a module of its own, with copies of the weights that run and of no others.
+        """Return the part of the network after a cut as a separate module.
+
+        The module copies the weights that it uses, and only those.
+
+        Args:
+            layer: Name of the cut.
+
+        Returns:
+            A module that takes a representation at the cut and returns the output of the network.
 
         Raises:
-            NotACutError: If the layer is no cut.
-            ValueError: If weights are offloaded, modules are compiled, or a hook would be lost.
+            NotACutError: If the network cannot be cut at the layer.
+            ValueError: If weights are offloaded, modules are compiled, or the copy would lose a hook.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> x = torch.randn(5, 4)
+            >>> torch.equal(adapter.back("0")(adapter.encode(x, "0")["0"]), net(x))
+            True
         """
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.stubs}
@@ -391,12 +584,29 @@ class Adapter(ABC):
 
     # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
-        """Inputs as keyword arguments, checked: a mapping of the model's arguments, or the one tensor that it takes."""
+        """Check inputs of the model and return them as keyword arguments.
+
+        Args:
+            inputs: A mapping of arguments of the forward, or the single tensor of content.
+
+        Returns:
+            The arguments by name, without those that are ``None``.
+
+        Raises:
+            TypeError: If the inputs are neither a tensor nor a mapping.
+            ValueError: If a required argument is missing.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> list(hf_stitch.load(net, example_inputs=torch.randn(2, 4)).inputs(torch.zeros(5, 4)))
+            ['input']
+        """
         if isinstance(inputs, Tensor):
             return {self.interface.content[0]: inputs}
         if not isinstance(inputs, Mapping):
             raise TypeError(
-                f"inputs must be a tensor or a mapping of the model's arguments, got {type(inputs).__name__}"
+                f"inputs must be a tensor or a mapping of arguments of the model, got {type(inputs).__name__}"
             )
         missing = [name for name in (*self.interface.content, *self.interface.given) if name not in inputs]
         if missing:
@@ -407,26 +617,26 @@ class Adapter(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the model takes its input."""
+        """Device on which the model takes its input."""
         return place_of(self.model)[0]
 
     @property
     def _offloaded(self) -> bool:
-        """Whether weights wait elsewhere (here they are on the meta device), moved in and out by a whole forward."""
+        """Whether weights are offloaded: on the meta device until hooks of a complete forward load them."""
         return any(p.is_meta for p in self.model.parameters())
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:
-        """Every forward of the model goes through here: in eval mode, uncompiled, with the interface's options."""
+        """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""
         eagerly = torch.compiler.set_stance("force_eager") if compiled_modules(self.model) else nullcontext()
         with evaluating(self.model), eagerly:
             return self.model(**{**self.interface.options, **inputs})
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
-        """The survey for inputs of a kind: the native one, or another for images of another size, other arguments."""
+        """Return the cached survey for inputs of this kind: image size and additional arguments."""
         native = self._kind(self._example)
         kind = native if inputs is None else self._kind(inputs)
         if kind in self._surveys:
-            self._surveys[kind] = self._surveys.pop(kind)  # the last that was asked for
+            self._surveys[kind] = self._surveys.pop(kind)  # the most recently used kind is last
         else:
             if len(self._surveys) > MOST_KINDS:
                 del self._surveys[next(known for known in self._surveys if known != native)]
@@ -436,16 +646,16 @@ class Adapter(ABC):
         return self._surveys[kind]
 
     def _kind(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What cuts may depend on: the size of images, and which arguments there are beside those of texts."""
+        """Return the key of the survey cache: the size of images, and the arguments in addition to those of texts."""
         interface = self.interface
         sizes = () if interface.modality == "text" else tuple(tuple(inputs[n].shape[1:]) for n in interface.content)
         known = {*interface.content, *interface.given, *interface.arguments}
         others = {n: v for n, v in {**interface.options, **inputs}.items() if n not in known}
-        told = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in others.items()}
-        return sizes, tuple(sorted(told.items()))
+        values = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in others.items()}
+        return sizes, tuple(sorted(values.items()))
 
     def _few(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Two samples of inputs, of texts as many tokens as of the native ones: by these their kind is verified."""
+        """Return two samples of the inputs, texts cut to the native number of tokens, to verify cuts for their kind."""
         interface, few = self.interface, {}
         batch, tokens = size_of_inputs(inputs, interface)
         for name, value in inputs.items():
@@ -457,7 +667,7 @@ class Adapter(ABC):
                 if len(value) == batch:
                     other = value.flip(-1) if name in interface.shapes else value
                     value = torch.cat([value[:2], other[:1]])[:2]
-                if name in interface.shapes and not any(value.stride()):  # erased, in a context
+                if name in interface.shapes and not any(value.stride()):  # erased content of a context is all zeros
                     value = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
             few[name] = value
         return few

@@ -1,4 +1,4 @@
-"""Whether two networks can be shown the same samples, and their rows correspond."""
+"""Check that two networks can process the same samples and that the rows of their representations correspond."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from hf_stitch.representation import Pooling
 
 
 def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
-    """Refuse two networks that no sample serves, or token by token two that cut texts differently.
+    """Check that two networks take the same kind of samples and, token by token, the same tokens.
+
+    Args:
+        source: Adapter of the first network.
+        target: Adapter of the second network.
+        pooling: Pooling of the representations; ``none`` requires equal vocabularies.
 
     Raises:
-        ValueError: Different modalities; different vocabularies under ``none``.
+        ValueError: If the modalities differ, or the vocabularies differ and the pooling is ``none``.
     """
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:
@@ -18,6 +23,6 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
     tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
     if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise ValueError(
-            "the two tokenizers differ, so that token positions do not correspond: use pooling='mean', 'cls' or 'last', "
-            "which give a sample one vector"
+            "the vocabularies of the two tokenizers differ, so token positions do not correspond: use pooling='mean', "
+            "'cls' or 'last', which give one vector per sample"
         )

@@ -1,4 +1,4 @@
-"""Diagnosis of a network: its cuts, what is refused and why, and advice with Python scripts that follow it."""
+"""Diagnosis of a network: its cuts, the refused layers with reasons, and advice with Python scripts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ FAILED = {
     "loading": "The network could not be loaded:",
     "inputs": "The network was loaded, but its inputs are missing or do not fit:",
     "forward": "The forward pass fails on these inputs:",
-    "survey": "The forward pass runs on these inputs, but fails in other sizes or cannot be traced:",
+    "survey": "The forward pass runs on these inputs, but fails with other sizes or cannot be traced:",
 }
-"""The stage that failed -> what that means."""
+"""The stage that failed -> a description for the report."""
 
 LEGEND = (
     "representation: axes (b batch, n positions, d features, c channels, h × w grid), features, grid, + prefix tokens. "
-    "cost before: share of the operations that decoding saves. plan: full also runs what precedes the cut, stubs not."
+    "cost before: share of the operations that decoding saves. plan: stubs skips the modules before the cut, full runs "
+    "them."
 )
+"""Explanation of the columns of the table."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,25 @@ class Diagnosis(Result):
     """The result of :func:`diagnose`.
 
     Attributes:
-        model: The name of the network; empty for a live one.
-        kind: The class of the network; empty if it could not be loaded.
-        parameters: The number of its parameters.
-        takes: The kind of its content and the arguments that hold it: ``("image", "pixel_values")``.
-        given: The arguments of the context, which every input must hold too.
-        tried: The inputs of the diagnosis and their shapes.
-        tried_by: Where these come from: ``made up``, ``example_inputs`` or an override.
-        override: The class of its override; empty without one.
+        model: Name of the network; empty for a live network.
+        kind: Class of the network; empty if it could not be loaded.
+        parameters: Number of parameters.
+        takes: Modality of the content and the arguments that carry it: ``("image", "pixel_values")``.
+        given: Arguments of the context, which every input must also contain.
+        tried: Inputs of the diagnosis, with their shapes.
+        tried_by: Source of these inputs: ``made up`` (random), ``example_inputs`` or an override.
+        override: Class of the override; empty without an override.
         layers: All candidates, verified or refused.
-        failed: The stage that failed, a key of ``FAILED``; empty if none did.
-        error: The error of that stage.
-        notes: The warnings.
+        failed: Stage that failed, a key of ``FAILED``; empty if all stages succeeded.
+        error: Error of the stage that failed.
+        notes: Warnings.
         advice: What to do, in sentences.
-        snippet: A script that does it, or an empty text; ``model`` stands for a live network.
+        snippet: Python script that follows the advice; may be empty. It expects a live network as ``model``.
+
+    Example:
+        >>> found = Diagnosis("org/name", layers=(CutInfo("a", "verified"), CutInfo("b", "refused")))
+        >>> found.cuts
+        ('a',)
     """
 
     model: str
@@ -79,17 +86,17 @@ class Diagnosis(Result):
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The names of the verified candidates."""
+        """Names of the verified candidates."""
         return tuple(e.layer for e in self.layers if e.status == "verified")
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each candidate: ``layer``, ``status``, ``cost``, ``plan``, ``reason``."""
+        """Return one row for each candidate, with the columns ``layer``, ``status``, ``cost``, ``plan``, ``reason``."""
         import pandas
 
         return pandas.DataFrame(map(asdict, self.layers), columns=["layer", "status", "cost", "plan", "reason"])
 
     def __rich__(self) -> Group:
-        """The network, a table of its candidates, why some are refused, and the advice."""
+        """Return the network, a table of its candidates, the reasons of refusals, and the advice."""
         lines = [
             self.model,
             f"{self.kind}, {self.parameters:,} parameters" if self.kind else "",
@@ -117,7 +124,9 @@ class Diagnosis(Result):
 
 
 def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
-    """Find out where a network can be cut and, if it cannot, what to do; its errors are reported, not raised.
+    """Report where a network can be cut and, if it cannot, what to do.
+
+    Errors of the network are part of the report and are not raised.
 
     Args:
         model: As for :func:`hf_stitch.load`.
@@ -127,8 +136,11 @@ def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
         The diagnosis.
 
     Example:
-        >>> diagnose(torch.nn.Linear(2, 2)).failed
+        >>> diagnose(nn.Linear(2, 2)).failed
         'inputs'
+        >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> diagnose(net, example_inputs=torch.ones(2, 2)).cuts
+        ('0', '1')
     """
     asked = {"model": model} | {name: value for name, value in options.items() if value is not None}
     with warnings.catch_warnings(record=True) as caught:
@@ -160,7 +172,7 @@ def _examine(asked: dict[str, Any]) -> Diagnosis:
             adapter.forward(adapter.example)
         stage = "survey"
         found = replace(found, layers=tuple(map(adapter.verify_cut, adapter.candidates)))
-    except Exception as error:  # of the libraries and of the network's own code
+    except Exception as error:  # libraries and the code of the network can raise anything
         if isinstance(error, ExampleError):
             stage, network = "inputs", error.model
         found = replace(found, failed=stage, error=" ".join(f"{type(error).__name__}: {error}".split()))
@@ -172,7 +184,7 @@ def _examine(asked: dict[str, Any]) -> Diagnosis:
 
 # -- advice ------------------------------------------------------------------------------------
 Advice = tuple[str, str]
-"""What to do, and a script that does it or an empty text."""
+"""A sentence of advice, and a script that follows it (may be empty)."""
 
 SCRIPT = """\
 import torch
@@ -206,7 +218,7 @@ a = hf_stitch.load(OneOutput(a.model), example_inputs=a.example)
 
 
 def _advise(found: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[Advice]:
-    if found.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # which the error is about
+    if found.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # else the error explains it
         yield _load_with_example(network, asked)
     elif found.failed == "forward" and found.tried_by != "made up":
         yield f"Correct these inputs: they come from {found.tried_by}.", ""
@@ -216,20 +228,23 @@ def _advise(found: Diagnosis, network: Any, adapter: Adapter | None, asked: dict
         return
     interface, reasons = adapter.interface, "\n".join(e.reason for e in found.layers)
     if "bypasses it" in reasons:
-        yield "What bypasses a layer cannot be overridden: cut after the block or stage in which the paths meet.", ""
+        yield "A bypass of a layer cannot be overridden: cut after the block or stage in which the paths meet.", ""
     if interface.content == ("input_ids",) and "decoder_input_ids" in interface.given:
         yield (
-            "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python, content=…).",
+            "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python: content=…).",
             "",
         )
     if len(found.cuts) >= 2:
         return
     if interface.modality == "text" and "another way than through it" in reasons:
-        yield "What follows the layers reads the token ids themselves: name the ids in special_ids of an override.", ""
+        yield (
+            "The part after the layers reads the token ids themselves: list the ids in special_ids of an override.",
+            "",
+        )
     elif next(network.children(), None) is None:
-        yield "The network has no modules inside, whose outputs could be cuts: diagnose the network around it.", ""
+        yield "The network has no modules inside that could be cut: diagnose the network that contains it.", ""
     elif not found.layers:
-        yield "No single module carries the whole input: two or more paths run side by side to the output.", ""
+        yield "No module carries the whole input: two or more paths lead to the output side by side.", ""
         yield from _cut_one_output(adapter, asked) or _cut_body(network, asked)
     else:
         yield from _list_others(adapter, found.cuts, asked) or ([] if found.cuts else _cut_body(network, asked))
@@ -249,15 +264,17 @@ def _load_with_example(network: nn.Module, asked: dict[str, Any]) -> Advice:
             lines[name] = f'    "{name}": {code},  # {axes}\n'
     content = {"content": "pixel_values"} if {"input_ids", "pixel_values"} <= lines.keys() else {}
     script = _script({**content, **asked}, f"\nexample = {{\n{''.join(lines.values())}}}", example_inputs="example")
-    text = "Load the network with inputs of the right sizes, as below, or give them in an override (docs/adapters.md)."
+    text = (
+        "Load the network with inputs of the right sizes, as below, or return them from an override (docs/adapters.md)."
+    )
     return text, script
 
 
 def _cut_body(network: nn.Module, asked: dict[str, Any]) -> list[Advice]:
     prefix = getattr(network, "base_model_prefix", "")
-    with suppress(Exception):  # a body that fails is no better than the whole
+    with suppress(Exception):  # no advice if the body fails as well
         if layers := load(getattr(network, prefix)).layers:
-            text = f"Its body alone, model.{prefix}, has {len(layers)} cuts from {layers[0]} to {layers[-1]}."
+            text = f"The body without the head, model.{prefix}, has {len(layers)} cuts, {layers[0]} to {layers[-1]}."
             return [(text, _script(asked, after=f"a = hf_stitch.load(a.model.{prefix})\n"))]
     return []
 
@@ -270,7 +287,7 @@ def _cut_one_output(adapter: Adapter, asked: dict[str, Any]) -> list[Advice]:
                 place = "".join(f"[{_code(key)}]" for key in path)
                 options = "".join(f", {name}={_code(value)}" for name, value in adapter.interface.options.items())
                 script = _script(asked, after=ONE_OUTPUT.format(options=options, place=place))
-                return [(f"Its output{place} alone has the candidates {', '.join(blocks)}.", script)]
+                return [(f"For output{place} alone, the candidates are {', '.join(blocks)}.", script)]
     return []
 
 
@@ -282,7 +299,7 @@ def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any])
     others = [
         n for n in names[:12] if adapter.verify_cut(n).status == "verified"
     ]  # each runs the network several times
-    text = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to blocks of"
+    text = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to the blocks of"
     if not others:
         return []
     if kind is not Override:
@@ -293,14 +310,14 @@ def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any])
 
 
 def _script(asked: dict[str, Any], before: str = "", after: str = "", **more: str) -> str:
-    """A script that loads the network as asked and with more arguments, with code before and after."""
+    """Return a script that loads the network with the options of the user and more, with code before and after."""
     plain = {name: _code(value) for name, value in asked.items() if isinstance(value, (str, int, float, dict))}
     arguments = ", ".join(f"{name}={code}" for name, code in ({"model": "model"} | plain | more).items())
     return SCRIPT.format(before=before, arguments=arguments.removeprefix("model="), after=after)
 
 
 def _code(value: Any) -> str:
-    """A value as code; for a tensor, another of its shape."""
+    """Return Python code for a value; for a tensor, code for a tensor of the same shape."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_code(key)}: {_code(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Tensor):

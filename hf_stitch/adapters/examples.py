@@ -1,4 +1,4 @@
-"""The batch of inputs by which a network is looked at: named by argument, and refused where it cannot be."""
+"""Check and name the example inputs with which the cuts of a network are found and verified."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from torch.nn.parameter import is_lazy
 
 
 class ExampleError(ValueError):
-    """Inputs by which a network is to be looked at are missing, or do not fit its forward.
+    """Raised if the example inputs of a network are missing or do not fit its forward.
 
     Attributes:
+        model: The network.
+
+    Args:
+        message: Text of the error.
         model: The network.
     """
 
@@ -24,16 +28,19 @@ class ExampleError(ValueError):
 
 
 def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: str | None = None) -> dict[str, Any]:
-    """Example inputs as arguments of a network's forward.
+    """Return example inputs as keyword arguments of the forward of a network.
 
     Args:
         model: The network.
-        example: A tensor, several in the order of the arguments, or a mapping of them.
-        options: Arguments that every forward gets besides.
-        content: The argument that a single tensor is; ``None``: the first.
+        example: A tensor, a tuple or list in the order of the arguments, or a mapping of arguments.
+        options: Additional arguments of every forward.
+        content: Name of the argument for a single tensor. ``None`` (default): the first argument.
+
+    Returns:
+        The inputs by the names of the arguments.
 
     Raises:
-        ExampleError: If they are of another kind, or the forward has no such arguments or needs more.
+        ExampleError: If the inputs have another type, or do not match the signature of the forward.
 
     Example:
         >>> named(nn.Linear(2, 2), torch.zeros(1, 2), {})
@@ -45,15 +52,15 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
     elif isinstance(example, (tuple, list)):
         if len(example) > len(signature.parameters):
             raise ExampleError(
-                f"example_inputs hold {len(example)} values, and the forward of {kind} takes "
+                f"example_inputs contain {len(example)} values, but the forward of {kind} takes "
                 f"{len(signature.parameters)}: {', '.join(signature.parameters)}",
                 model,
             )
         example = dict(zip(signature.parameters, example, strict=False))
     elif not isinstance(example, Mapping):
         raise ExampleError(
-            "example_inputs must be a tensor, a tuple of a forward's arguments in their order or a dict of them by "
-            f"name, got {type(example).__name__}",
+            "example_inputs must be a tensor, a tuple of the arguments of the forward in their order or a dict of "
+            f"them by name, got {type(example).__name__}",
             model,
         )
     try:
@@ -61,26 +68,34 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
     except TypeError as error:
         takes = ", ".join(str(p) for p in signature.parameters.values())
         raise ExampleError(
-            f"example_inputs ({', '.join(example) or 'none'}) do not fit the forward of {kind}, which takes ({takes}), "
-            f"and is given all by name: {error}",
+            f"example_inputs ({', '.join(example) or 'none'}) do not fit the forward of {kind}, which takes ({takes}) "
+            f"and receives all arguments by name: {error}",
             model,
         ) from error
     return dict(example)
 
 
 def check_runs(model: Any) -> None:
-    """Refuse a network that cannot be watched as it is.
+    """Check that the forward of a network can run and can be traced.
+
+    Args:
+        model: The network. Objects that are not modules are accepted.
 
     Raises:
-        ValueError: If it is TorchScript, or has weights that are not there yet.
+        ValueError: If it is TorchScript, or its weights are lazy or on the meta device without offloading.
+
+    Example:
+        >>> check_runs(nn.LazyLinear(2))
+        Traceback (most recent call last):
+        ValueError: LazyLinear has lazy weights without a shape (weight): run it once on a batch of its inputs
     """
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
         return
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
-            f"{kind} is TorchScript, whose modules can be neither watched nor exchanged: pass the nn.Module that it "
-            "was made from"
+            f"{kind} is TorchScript, whose modules can be neither traced nor exchanged: pass the nn.Module from which "
+            "it was compiled"
         )
     weights = dict(model.named_parameters()) | dict(model.named_buffers())
     if lazy := [name for name, value in weights.items() if is_lazy(value)]:
@@ -88,11 +103,19 @@ def check_runs(model: Any) -> None:
     offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
     if not offloaded and (empty := [name for name, value in weights.items() if value.is_meta]):
         raise ValueError(
-            f"weights of {kind} are on the meta device and hold no values ({empty[0]}): load them, with "
+            f"weights of {kind} are on the meta device and have no values ({empty[0]}): load them with "
             "load_state_dict(…, assign=True)"
         )
 
 
 def first_argument(model: nn.Module) -> str:
-    """The name of the first argument of a model's forward."""
+    """Return the name of the first argument of the forward of a model.
+
+    Args:
+        model: The model.
+
+    Example:
+        >>> first_argument(nn.Linear(2, 2))
+        'input'
+    """
     return next(iter(inspect.signature(model.forward).parameters))

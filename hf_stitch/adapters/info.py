@@ -1,4 +1,4 @@
-"""What is known of a layer as a cut."""
+"""The properties of a layer as a cut."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from hf_stitch.representation import RepresentationSpec
 
 @dataclass(frozen=True)
 class CutInfo:
-    """What is known of a layer as a cut.
+    """The properties of a layer as a cut, as :meth:`Adapter.verify_cut` and :meth:`Adapter.cut_info` return them.
 
     Attributes:
-        layer: Its name.
-        status: ``verified``, ``pending`` (listed, to be verified at first use) or ``refused``.
-        spec: Layout, width, grid and prefix tokens there; ``None`` if refused.
-        cost: Share of the network's floating-point operations up to the cut: what decoding from it saves.
-        plan: ``stubs`` (what precedes is left out) or ``full`` (the model's code insists on running it); ``None`` if
-            not verified.
-        reason: Why it is no cut; empty otherwise.
+        layer: Name of the layer.
+        status: ``verified``, ``pending`` (not verified yet) or ``refused``.
+        spec: Layout, width, grid and prefix tokens of the representation; ``None`` if :meth:`Adapter.verify_cut`
+            refused the layer.
+        cost: Share of the floating-point operations of the network up to the cut, in [0, 1], which decoding saves;
+            ``None`` if :meth:`Adapter.verify_cut` refused the layer.
+        plan: ``stubs`` if the modules before the cut are skipped, ``full`` if the code of the model requires that they
+            run; ``None`` if the cut is not verified.
+        reason: Why :meth:`Adapter.verify_cut` refused the layer; empty otherwise.
+
+    Example:
+        >>> from hf_stitch.representation import RepresentationSpec
+        >>> print(CutInfo("blocks.0", "verified", RepresentationSpec("bnd", 192), 0.25, "stubs"))
+        blocks.0: verified, bnd 192, 25% of the cost before it, plan stubs
     """
 
     layer: str
@@ -29,7 +36,7 @@ class CutInfo:
     reason: str = ""
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the properties as one line, or the reason of a refusal."""
         if self.status == "refused":
             return self.reason
         plan = f", plan {self.plan}" if self.plan else ""

@@ -1,4 +1,4 @@
-"""From a name, a record or a live module to its adapter: :func:`load`."""
+"""Create an adapter from a name, a record or a live module: :func:`load`."""
 
 from __future__ import annotations
 
@@ -23,33 +23,36 @@ def load(
     content: str | None = None,
     **options: Any,
 ) -> Adapter:
-    """A model, ready to be cut: from the Hub, a local folder, by timm's name, or live.
+    """Load a model and return its adapter, which compares, cuts and stitches it.
 
     Args:
-        model: ``"org/name"``, ``"org/name@revision"``, ``"timm/…"`` (through timm), ``"timm:name"``, a local folder,
-            or a live network: an ``nn.Module``, or what the adapter of a plugin serves. An adapter is returned as it
-            is.
-        task: For transformers, which head: ``image-classification``, ``text-classification``, ``text-generation``,
-            ``fill-mask``, ``text-encoding``, ``feature-extraction``. Default: the class that the model's config names.
-        example_inputs: A batch of inputs by which cuts are found and verified: needed for modules of user code, and for
-            others where another size than the native one is meant.
-        processor: What turns raw samples into inputs, where the model's own is not wanted or not found.
-        content: Which argument of the model is cut away from its output, where there are several: of an
-            encoder-decoder, ``input_ids`` (the default: its cuts are in the encoder) or ``decoder_input_ids`` (in the
-            decoder). The other is context: among the inputs, and known to either half.
-        **options: Passed on to transformers' ``from_pretrained`` or timm's ``create_model`` (``dtype``,
-            ``device_map``, ``num_classes``, …). With ``pretrained=False`` weights are random, of either library.
+        model: A Hub id (``"org/name"``, ``"org/name@revision"``; ``"timm/…"`` loads with timm), a timm architecture
+            (``"timm:name"``), the path of a local folder, or a live network: an ``nn.Module``, or an object that the
+            adapter of a plugin serves. An adapter is returned unchanged.
+        task: For transformers, the head to load: ``image-classification``, ``text-classification``,
+            ``text-generation``, ``fill-mask``, ``text-encoding`` or ``feature-extraction``. Default: the class that
+            the config of the model names.
+        example_inputs: Batch of inputs with which cuts are found and verified: a tensor, a tuple of arguments or a
+            mapping of them. Required for modules of user code; for other models, pass it to use another input size
+            than the native one.
+        processor: Turns raw samples into inputs, instead of the processor that comes with the model.
+        content: Name of the argument that carries the content, for models with several. For an encoder-decoder,
+            ``input_ids`` (the default, with cuts in the encoder) or ``decoder_input_ids`` (with cuts in the decoder).
+            The other argument belongs to the context: every input must contain it, and both halves receive it.
+        **options: Passed to ``from_pretrained`` of transformers or ``create_model`` of timm (``dtype``,
+            ``device_map``, ``num_classes``, …). ``pretrained=False`` gives random weights in both libraries.
 
     Returns:
         The adapter.
 
     Raises:
-        ValueError: If the model cannot be found or cannot be run with the inputs at hand.
+        ValueError: If the model cannot be found or does not run on the inputs.
+        TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one.
 
     Example:
         >>> import hf_stitch
-        >>> a = hf_stitch.load("timm:resnet10t", pretrained=False)
-        >>> a.layers
+        >>> adapter = hf_stitch.load("timm:resnet10t", pretrained=False)
+        >>> adapter.layers
         ('layer1.0', 'layer2.0', 'layer3.0', 'layer4.0')
     """
     if isinstance(model, Adapter):
@@ -61,7 +64,9 @@ def load(
         loaded: Adapter = registries.adapters.get(reference.library).load(reference, **given, **options)
         return loaded
     if options:
-        raise TypeError(f"a live module takes no loading options, got {', '.join(options)}")
+        raise TypeError(
+            f"a live module takes no loading options, got {', '.join(options)}: set them when you create the module"
+        )
     module = unwrap(model)
     check_runs(module)
     kind = _serving(module)
@@ -69,10 +74,10 @@ def load(
 
 
 def _serving(model: Any) -> type[Adapter]:
-    """The adapter of a live network: the one that serves it, or a fallback.
+    """Return the class of adapters that serves a live network; a fallback only if no other class does.
 
     Raises:
-        TypeError: If none does, or several.
+        TypeError: If no class or more than one serves it.
     """
     kinds = [registries.adapters.get(name) for name in registries.adapters]
     serving = [kind for kind in kinds if kind.serves(model)]
@@ -81,20 +86,29 @@ def _serving(model: Any) -> type[Adapter]:
         what = f"{type(model).__module__}.{type(model).__name__}"
         names = ", ".join(kind.library for kind in (chosen or kinds))
         raise TypeError(
-            f"several adapters serve a {what}: {names}; uninstall all but one"
+            f"several adapters serve objects of type {what}: {names}; uninstall all but one"
             if chosen
-            else f"model must be a name, an nn.Module, or a network of a library that has an adapter ({names}), got a "
-            f"{what}"
+            else f"model must be a name, an nn.Module, or a network of a library that has an adapter ({names}), got an "
+            f"object of type {what}"
         )
     return chosen[0]
 
 
 def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Adapter:
-    """An adapter; a model that is loaded here goes to a device (``None``: it stays where it is).
+    """Load a model by name onto a device; a live network or an adapter stays on its own device.
 
     Args:
         model: As for :func:`load`.
-        device: Of the process.
+        device: Device for a model that is loaded by name. ``None`` keeps the device that the library chooses.
+
+    Returns:
+        The adapter.
+
+    Example:
+        >>> import torch
+        >>> adapter = load(torch.nn.Linear(4, 2), example_inputs=torch.randn(2, 4))
+        >>> load_on(adapter, torch.device("cpu")) is adapter
+        True
     """
     adapter = load(model)
     if isinstance(model, str) and device is not None:
@@ -106,15 +120,26 @@ LABELS = ("id2label", "label2id")
 
 
 def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
-    """The network that a record names; the record may come from anyone, and is trusted with little.
+    """Load the network of a record, which may come from an untrusted source.
 
     Args:
         reference: The record.
-        **options: The user's own loading options, which win (``token``, ``cache_dir``, ``trust_remote_code``, …).
+        **options: Loading options of the user (``token``, ``cache_dir``, ``trust_remote_code``, …). They take
+            precedence over those of the record.
+
+    Returns:
+        The adapter.
 
     Raises:
-        ValueError: If the record asks for an option that is not harmless and that the user does not pass as well.
-        OSError: If there is no such network.
+        ValueError: If the record sets an option that is not in ``trusted_options`` of the adapter, or whose value may
+            be a path, and the user does not pass the same option.
+        OSError: If the network does not exist.
+
+    Example:
+        >>> unsafe = ModelReference("timm:resnet10t", "timm", kwargs={"checkpoint_path": "weights.pth"})
+        >>> load_recorded(unsafe)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: the record of timm:resnet10t sets the loading option checkpoint_path='weights.pth', ...
     """
     trusted = registries.adapters.get(reference.library).trusted_options
     foreign = [
@@ -124,17 +149,27 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
     ]
     if foreign:
         raise ValueError(
-            f"the record of {reference} asks to load it with {', '.join(f'{n}={reference.kwargs[n]!r}' for n in foreign)}"
-            ", which a record is not trusted with: pass the same yourself if you mean it"
+            f"the record of {reference} sets the loading option "
+            f"{', '.join(f'{n}={reference.kwargs[n]!r}' for n in foreign)}, which a record may not set on its own: "
+            "pass the option yourself if you trust it"
         )
     return load(str(reference), task=reference.task, **{**reference.kwargs, **options})
 
 
 def unwrap(module: Any) -> Any:
-    """The module inside a compiled or data-parallel one; anything else as it is.
+    """Return the module inside a compiled or data-parallel module.
 
     Args:
         module: A live network.
+
+    Returns:
+        The innermost wrapped module; any other object unchanged.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(2, 2)
+        >>> unwrap(torch.compile(net)) is net
+        True
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""From raw samples to a model's inputs: one way for adapters and stitched models."""
+"""Turn raw samples into the inputs of a model, for adapters and stitched models."""
 
 from __future__ import annotations
 
@@ -12,31 +12,41 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
 
 OFFSETS = "offset_mapping"
+"""Key of the character spans of tokens."""
 
 
 def preprocess(
     samples: Sequence[Any], processor: Any, interface: Interface, model: nn.Module, *, offsets: bool = False
 ) -> dict[str, Tensor]:
-    """Raw samples as the inputs of a model, on its device and in its dtype.
+    """Turn raw samples into the inputs of a model, on its device and in its dtype.
+
+    Texts are padded to the longest of the batch. Texts over the token limit of the model are truncated, with a warning
+    that counts them. The decoder of an encoder-decoder receives the texts of the encoder, shifted one token to the
+    right, as transformers derives decoder inputs from inputs (Bart) or from labels.
 
     Args:
-        samples: Texts (or pairs of texts), images, arrays or tensors. Tensors are taken as preprocessed.
+        samples: Texts (or pairs of texts), images, arrays or tensors. Tensors count as preprocessed.
         processor: A tokenizer or image processor of transformers, or a function from one sample to one tensor;
             ``None`` for tensors.
         interface: How the model takes its input.
-        model: The model (or a part of it) that the inputs are for.
-        offsets: Whether to say, beside the inputs, which characters of its text each token stands for.
+        model: The model, or a part of it, that takes the inputs.
+        offsets: Whether to return the character span of each token of a text.
 
     Returns:
-        The keyword arguments of its forward. Texts are padded together; those over the model's limit are cut, with a
-        warning that counts them. The decoder of an encoder-decoder reads the same texts as the encoder, each token one
-        place later, as transformers makes them where none are given (Bart) or of labels. With ``offsets`` also
-        ``offset_mapping``, which is no argument of the model: (batch, tokens, 2), the first character and the one after
-        the last; both 0 for special tokens and padding.
+        The keyword arguments of the forward. With ``offsets`` also ``offset_mapping``, which is not an argument of the
+        model: shape (batch, tokens, 2), the first character of each token and the one after its last; both are 0 for
+        special tokens and padding.
 
     Raises:
-        ValueError: If there are no samples, no processor for their kind, they do not stack, offsets are asked of
-            what is no text or of a tokenizer that does not know them, or it is unknown what a decoder begins with.
+        ValueError: If there are no samples, the processor for their type or its padding token is missing, the tensors
+            differ in shape, offsets are requested without texts and a fast tokenizer, or the config does not define
+            the first token of a decoder.
+
+    Example:
+        >>> interface = Interface(("x",), "tensor", {"x": (4,)}, {"x": "float32"})
+        >>> inputs = preprocess([torch.zeros(4), torch.ones(4)], None, interface, nn.Linear(4, 2))
+        >>> {name: tuple(value.shape) for name, value in inputs.items()}
+        {'x': (2, 4)}
     """
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
@@ -44,7 +54,9 @@ def preprocess(
     if interface.modality == "text" and not isinstance(samples[0], Tensor):
         inputs = _tokenize(samples, processor, interface, offsets)
     elif offsets:
-        raise ValueError(f"only texts have character offsets, got samples of type {type(samples[0]).__name__}")
+        raise ValueError(
+            f"only texts have character offsets, got samples of type {type(samples[0]).__name__}: set offsets=False"
+        )
     elif hasattr(processor, "save_pretrained") and not isinstance(samples[0], Tensor):
         (name,) = interface.content
         mode = "L" if interface.shapes[name][0] == 1 else "RGB"
@@ -56,9 +68,20 @@ def preprocess(
 
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where a model takes its input, and in which dtype: those of its first parameter.
+    """Return the device and the dtype in which a model takes its input: those of its first parameter.
 
-    Weights that are offloaded are on the meta device; then it is the first that is not, or else where they are run.
+    If weights are offloaded, they are on the meta device. Then the device is that of the first parameter elsewhere, or
+    the execution device of an accelerate hook.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The device and the dtype; the CPU and the default dtype for a model without parameters.
+
+    Example:
+        >>> place_of(nn.Linear(2, 2))
+        (device(type='cpu'), torch.float32)
     """
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     devices = (p.device for p in model.parameters() if not p.is_meta)
@@ -69,16 +92,18 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:
     if tokenizer is None:
-        raise ValueError("this model has no tokenizer: pass processor= to hf_stitch.load, or save one beside the model")
+        raise ValueError(
+            "this model has no tokenizer: pass processor= to hf_stitch.load, or save one in the folder of the model"
+        )
     if tokenizer.pad_token is None:
         raise ValueError(
-            "this tokenizer has no padding token, and texts of a batch are padded together: set one, for example "
+            "this tokenizer has no padding token, which batches of texts require: set one, for example "
             "adapter.processor.pad_token = adapter.processor.eos_token"
         )
     if offsets and not tokenizer.is_fast:
         raise ValueError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which does not know the characters that a token stands "
-            "for; pass a fast one as processor= to hf_stitch.load"
+            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot return character offsets; pass a fast "
+            "tokenizer as processor= to hf_stitch.load"
         )
     pairs = isinstance(samples[0], (tuple, list))
     texts = [list(part) for part in zip(*samples, strict=True)] if pairs else [list(samples)]
@@ -88,7 +113,7 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
     if limit is not None and inputs["input_ids"].shape[1] > limit:
         long = int((inputs[MASK].sum(1) > limit).sum())
         warnings.warn(
-            f"{long} of {len(samples)} texts are longer than the {limit} tokens that the model takes and were cut",
+            f"{long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated",
             stacklevel=3,
         )
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
@@ -99,12 +124,12 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
 
 
 def _decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, Tensor]:
-    """What a decoder reads of the text that the encoder reads: the start, and all tokens but the last."""
+    """Return the inputs of the decoder: the start token, then all tokens of the encoder but the last."""
     if interface.start_id is None:
         raise ValueError(
-            "the config names neither decoder_start_token_id nor bos_token_id, so that it is unknown what the text of "
-            "the decoder begins with: set model.config.decoder_start_token_id before hf_stitch.load, or give inputs "
-            "with decoder_input_ids of your own"
+            "the config defines neither decoder_start_token_id nor bos_token_id, so the first token of the decoder is "
+            "unknown: set model.config.decoder_start_token_id before hf_stitch.load, or pass inputs that contain "
+            "decoder_input_ids"
         )
     first = {"input_ids": interface.start_id, MASK: 1}
     later = {
@@ -128,25 +153,32 @@ def _stack(samples: Sequence[Any], processor: Any) -> Tensor:
             tensors.append(torch.as_tensor(sample))
         else:
             raise ValueError(
-                f"this model has no processor for a sample of type {type(sample).__name__}: pass processor=, a "
-                "function from one sample to one tensor, to hf_stitch.load, or give tensors"
+                f"this model has no processor for samples of type {type(sample).__name__}: pass processor=, a "
+                "function from one sample to one tensor, to hf_stitch.load, or pass tensors"
             )
     if len({t.shape for t in tensors}) > 1:
-        raise ValueError(f"samples of one batch must have one shape, got {sorted({tuple(t.shape) for t in tensors})}")
+        raise ValueError(
+            f"samples of one batch must have one shape, got {sorted({tuple(t.shape) for t in tensors})}: resize or pad "
+            "them"
+        )
     return torch.stack(tensors)
 
 
 def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
-    """The tokenizer or image processor saved beside a model.
+    """Load the tokenizer or image processor that is saved with a model.
 
     Args:
-        place: Hub id or local folder.
-        main_input: ``input_ids`` for a tokenizer, ``pixel_values`` for an image processor.
+        place: Hub id or path of a local folder.
+        main_input: Main input of the model: ``input_ids`` for a tokenizer, ``pixel_values`` for an image processor.
         hub: Loading options.
 
     Returns:
-        ``None``, with a warning that says why, where there is none; without one for models that take neither text nor
-        images.
+        The processor. ``None``, with a warning that gives the reason, if it cannot be loaded; ``None`` without a
+        warning for models that take neither texts nor images.
+
+    Example:
+        >>> load_processor("org/name", "input_values", {}) is None
+        True
     """
     import transformers
 
@@ -157,8 +189,11 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
         found = kind.from_pretrained(place, **hub)
         if main_input != "input_ids" or len(found.get_vocab()) > len(found.all_special_tokens):
             return found
-        reason = "its vocabulary is empty"  # what transformers makes of a missing file
-    except (OSError, ValueError, KeyError) as error:  # what transformers raises for a repository without one
+        reason = "its vocabulary is empty"  # the result of transformers if a file is missing
+    except (OSError, ValueError, KeyError) as error:  # raised for a repository without a processor
         reason = str(error).strip().splitlines()[0]
-    warnings.warn(f"{place} has no {kind.__name__[4:]} ({reason}): raw samples will need processor=", stacklevel=4)
+    warnings.warn(
+        f"{place} has no {kind.__name__[4:]} ({reason}): pass processor= to hf_stitch.load to use raw samples",
+        stacklevel=4,
+    )
     return None

@@ -1,4 +1,4 @@
-"""What can be learned of a stitched model and of the networks it joins, from activations and scores."""
+"""Analyses of stitched models and of the networks they join: similarity, accuracy, intervals and audits."""
 
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.auditing import Audit
@@ -20,25 +20,25 @@ from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
 __all__ = [
     "Activations",
     "Audit",
+    "ComparisonPlan",
+    "ConfidenceInterval",
     "Curves",
     "Distribution",
     "Evaluation",
     "Identification",
-    "ConfidenceInterval",
     "ModeConnectivity",
     "PermutationTestResult",
-    "ComparisonPlan",
     "Score",
     "SimilarityAtlas",
     "Trajectory",
     "TrajectoryRecorder",
     "bootstrap",
+    "extract_activations",
     "identify_layers",
     "interpolate",
     "mode_connectivity",
     "permutation_test",
     "rank_curve",
-    "extract_activations",
     "reduced_ranks",
     "score_curves",
     "sparsify",

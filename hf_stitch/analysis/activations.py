@@ -1,4 +1,4 @@
-"""Activations at hand, of networks that ran before or elsewhere."""
+"""Activations in memory or in files, recorded from networks that ran earlier or elsewhere."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ RESERVED = ("ids", "mask", "about")
 
 @dataclass(frozen=True, eq=False)
 class Activations:
-    """Activations at hand: of every layer those of the same samples, in the same order.
+    """Activations of one or more layers for the same samples in the same order.
 
     Attributes:
-        values: By layer ``(n, d)``, a vector for each sample, or ``(n, positions, d)``.
-        ids: The id of every sample.
-        pooling: The pooling by which vectors were made of what the network said; ``None`` if that is not known.
-        mask: ``(n, positions)`` bool, true where a token is real; ``None``: all are.
-        grids: Height and width of the grid that the positions of a layer form, where they do.
+        values: Name of a layer -> floating-point tensor of shape ``(n, d)``, one vector per sample, or
+            ``(n, positions, d)``.
+        ids: The ``n`` unique ids of the samples.
+        pooling: Pooling that was applied to the activations of the network; ``None`` if it is not known.
+        mask: ``(n, positions)`` bool, true for real tokens; ``None`` if all tokens are real.
+        grids: Name of a layer -> (height, width) of the grid that its positions form, for layers with a grid.
 
     Raises:
-        ValueError: If there are no layers, shapes do not fit, values are no real floating-point numbers or ids repeat.
+        ValueError: If there are no layers, shapes do not match, values are not real floating-point tensors, ids repeat
+            or the pooling is unknown.
 
     Example:
         >>> saved = Activations({"layer1": torch.randn(3, 8), "layer2": torch.randn(3, 5)}, ids=("a", "b", "c"))
@@ -51,7 +53,7 @@ class Activations:
     grids: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be compared."""
+        """Validate the fields."""
         if not self.values:
             raise ValueError("activations need at least one layer, got none")
         for name, values in self.values.items():
@@ -63,7 +65,7 @@ class Activations:
                     f"(n, positions, d), got {got}"
                 )
             if len(values) != len(self.ids):
-                raise ValueError(f"layer {name!r} has {len(values)} samples, and there are {len(self.ids)} ids")
+                raise ValueError(f"layer {name!r} has {len(values)} samples, but there are {len(self.ids)} ids")
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("ids must be unique, but some repeat")
         if self.pooling not in (None, *POOLINGS):
@@ -76,7 +78,7 @@ class Activations:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of ids, names and values: ``"sha256:…"``."""
+        """Hash of ids, layer names and values, as ``"sha256:…"``."""
         digest = hashlib.sha256(repr((tuple(self.ids), self.pooling, dict(self.grids))).encode())
         parts = {**self.values, **({} if self.mask is None else {"mask": self.mask})}
         for name, values in parts.items():
@@ -85,7 +87,17 @@ class Activations:
         return f"sha256:{digest.hexdigest()}"
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
-        """Tell what was said of some samples."""
+        """Call ``callback`` with the activations of the samples from ``start`` to ``stop`` at each layer.
+
+        Args:
+            start: Index of the first sample.
+            stop: Index after the last sample.
+            layers: Names of the layers.
+            callback: Receives the name of a layer and its :class:`Representation`.
+
+        Raises:
+            ValueError: If there is no such layer.
+        """
         for name in layers:
             if name not in self.values:
                 hint = did_you_mean(name, self.values)
@@ -99,26 +111,29 @@ class Activations:
             callback(name, Representation(values, "bnd" if tokens else "bd", mask=mask, grid=self.grids.get(name)))
 
     def describe(self) -> dict[str, Any]:
-        """The fingerprint."""
+        """Return the fingerprint as a JSON-serialisable record."""
         return {"activations": self.fingerprint}
 
     def __repr__(self) -> str:
-        """Samples and layers."""
+        """Return the number of samples and layers."""
         return f"Activations({len(self.ids)} samples, {len(self.values)} layers)"
 
     # -- files ------------------------------------------------------------------------------------------------------
     def save(self, path: str | Path) -> None:
-        """Write a file ``….npz`` or ``….safetensors``, or a folder of Arrow files (``datasets.load_from_disk``).
+        """Save the activations to a file, or to a folder of Arrow files that ``datasets.load_from_disk`` reads.
+
+        Args:
+            path: A file ``….npz`` or ``….safetensors``, or any other path for a folder of Arrow files.
 
         Raises:
-            ValueError: If a layer is called ``ids``, ``mask`` or ``about``, ids are integers and texts mixed, or the
-                format has no bfloat16.
+            ValueError: If a layer is called ``ids``, ``mask`` or ``about``, ids mix integers and strings, or the format
+                does not support bfloat16.
         """
         path = Path(path)
         if taken := [name for name in RESERVED if name in self.values]:
-            raise ValueError(f"no layer of saved activations may be called {taken[0]!r}: the file uses that name")
+            raise ValueError(f"layer {taken[0]!r} cannot be saved: the file format reserves this name; rename it")
         if len({isinstance(id_, str) for id_ in self.ids}) > 1:
-            raise ValueError("ids must all be integers or all be texts to be saved")
+            raise ValueError("ids must be all integers or all strings to be saved, got both")
         tensors = {name: values.detach().cpu().contiguous() for name, values in self.values.items()}
         if self.mask is not None:
             tensors["mask"] = self.mask.cpu().contiguous()
@@ -129,7 +144,7 @@ class Activations:
             save_file(tensors, path, metadata={"about": json.dumps(about | {"ids": list(self.ids)})})
             return
         if narrow := [name for name, values in tensors.items() if values.dtype == torch.bfloat16]:
-            raise ValueError(f"layer {narrow[0]!r} is bfloat16, which only a .safetensors file can hold")
+            raise ValueError(f"layer {narrow[0]!r} is bfloat16, which only .safetensors files support; use this format")
         arrays = {name: values.numpy() for name, values in tensors.items()}
         if path.suffix == ".npz":
             np.savez(path, ids=np.asarray(self.ids), about=json.dumps(about), **arrays)  # type: ignore[arg-type]
@@ -141,25 +156,30 @@ class Activations:
 
     @classmethod
     def load(cls, path: str | Path, ids: Sequence[Id] | None = None) -> Activations:
-        """Read what :meth:`save` wrote, or what others wrote alike: an array for each layer, and ``ids``.
+        """Load activations written by :meth:`save`, or by other tools in the same layout.
+
+        The layout is one array per layer, and ``ids``.
 
         Args:
             path: A file ``….npz`` or ``….safetensors``, or a folder of Arrow files.
-            ids: The ids of the samples, where the file has none.
+            ids: The ids of the samples; ``None`` reads them from the file.
+
+        Returns:
+            The activations, on the CPU.
 
         Raises:
-            ValueError: If there are no ids, or what is there are no activations.
-            FileNotFoundError: If there is no such file.
+            ValueError: If there are no ids, or the arrays are not activations.
+            FileNotFoundError: If the file does not exist.
         """
         path = Path(path)
         if not path.exists():
-            raise FileNotFoundError(f"there are no activations at {path}")
+            raise FileNotFoundError(f"no activations at {path}: the file does not exist")
         read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
         values, about = read(path)
         about = pooling_from_1(about)
         found = ids if ids is not None else about.get("ids")
         if found is None:
-            raise ValueError(f"{path} has no ids, so that nobody knows which samples these are; pass ids=")
+            raise ValueError(f"{path} has no ids, which identify the samples; pass ids=")
         mask = values.pop("mask", None)
         grids = {name: (int(h), int(w)) for name, (h, w) in about.get("grids", {}).items()}
         return cls(values, tuple(found), about.get("pooling"), None if mask is None else mask.bool(), grids)
@@ -196,7 +216,7 @@ def _read_arrow(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _column(stored: Any, name: str) -> NDArray[Any]:
-    """A column in its own dtype: unless told, ``datasets`` makes float32 of float64."""
+    """Read a column in its stored dtype, because ``datasets`` converts float64 to float32 by default."""
     feature = stored.features[name]
     while hasattr(feature, "feature"):
         feature = feature.feature

@@ -1,4 +1,4 @@
-"""The result of an audit: is a stitched model accurate, and are its representations such as the target has?"""
+"""Results of :func:`hf_stitch.audit`: accuracy of a stitched model, and distribution of its activations."""
 
 from __future__ import annotations
 
@@ -19,19 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit(Result):
-    """What :func:`audit` found.
+    """Accuracy of a stitched model and distribution of its activations, returned by :func:`hf_stitch.audit`.
 
     Attributes:
-        evaluation: The scores beside their baselines.
-        min_relative_accuracy: Share of the target's accuracy from which the stitch counts as accurate.
-        pooling: The pooling of the residual and of the distributions.
-        residual: ``‖T f − g‖² / ‖g‖²`` over all rows at the target's cut (Balogh and Jelasity 2025, direct matching,
-            structural; squared and relative as in their code) by part of the stitching layer: 0 the target's own
-            representations; 1 no better than zeros.
-        distributions: How stitched representations are told from the target's, by part (``body``; ``prefix`` where
-            there are prefix tokens).
-        control: Fingerprint of the samples of the control, ``None`` without one.
-        seed: Of the bootstrap and of the rows drawn.
+        evaluation: The scores compared with baselines.
+        min_relative_accuracy: Relative accuracy from which the stitched model counts as accurate.
+        pooling: Pooling of the residual and of the distributions.
+        residual: Part of the stitching layer (``body``, ``prefix``) -> ``‖T f − g‖² / ‖g‖²`` over all rows at the
+            target cut (Balogh and Jelasity 2025, direct matching, structural; squared and relative as in their code).
+            0 for the target's own activations, 1 for activations no better than zeros.
+        distributions: Part (``body``; ``prefix`` if there are prefix tokens) -> comparison of stitched activations with
+            the target's.
+        control: Fingerprint of the control samples; ``None`` without a control.
+        seed: Seed of the bootstrap and of the drawn rows.
+
+    Example:
+        >>> from hf_stitch.analysis import Score
+        >>> rows = {"stitched": 0.8, "mean_only": 0.1, "target": 0.9, "chance": 0.1}
+        >>> scores = {
+        ...     name: {"relative_accuracy": Score(value, value - 0.02, value + 0.02)} for name, value in rows.items()
+        ... }
+        >>> near = Score(0.52, 0.48, 0.56)
+        >>> distributions = {"body": Distribution(near, near, near, near)}
+        >>> evaluation = Evaluation("image-classification", 1000, "sha256:0", scores)
+        >>> Audit(evaluation, 0.8, "mean", {"body": 0.2}, distributions, None, 0).verdict
+        'accurate and in distribution'
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
@@ -46,15 +58,15 @@ class Audit(Result):
 
     @property
     def figure(self) -> str:
-        """The figure that tells whether the stitch is accurate."""
+        """Name of the figure on which :attr:`is_accurate` is based."""
         figures = self.evaluation.scores["stitched"]
         return next(f for f in ("relative_accuracy", "relative_perplexity", "agreement") if f in figures)
 
     @property
     def is_accurate(self) -> bool:
-        """Whether it reaches the threshold, and with its whole interval is better than the mean alone and chance.
+        """Whether the figure reaches the threshold and its interval is better than the mean-only baseline and chance.
 
-        Of language models, the relative perplexity must be at most the inverse of the threshold.
+        For language models, the relative perplexity must be at most the inverse of the threshold.
         """
         scores = {who: row[self.figure] for who, row in self.evaluation.scores.items()}
         own, rivals = scores["stitched"], [scores[who].value for who in ("mean_only", "chance")]
@@ -64,26 +76,26 @@ class Audit(Result):
 
     @property
     def in_distribution(self) -> bool | None:
-        """Whether every part is; ``None`` if no part is out and one cannot be told."""
+        """Whether all parts are in distribution; ``None`` if no part is out of distribution and one is undecided."""
         separated = [d.separated for d in self.distributions.values()]
         return False if True in separated else None if None in separated else True
 
     @property
     def worst(self) -> Distribution:
-        """Of the parts, the one told from the target's best."""
+        """The distribution of the part with the highest separation."""
         return max(self.distributions.values(), key=lambda d: d.separation.value)
 
     @property
     def verdict(self) -> str:
-        """One plain sentence, without figures."""
+        """One sentence without figures."""
         if self.in_distribution is None:
             why = (
-                "the target's own representations of these samples are told from those it was trained on"
+                "the target's own activations of these samples differ from those of its training samples"
                 if any(d.control is not None and d.control.high >= SEPARABLE for d in self.distributions.values())
                 else "the interval is too wide"
             )
             first = "accurate" if self.is_accurate else "inaccurate"
-            return f"{first}, and whether in distribution cannot be told: {why}"
+            return f"{first}, undecided whether in distribution: {why}"
         if self.is_accurate:
             return (
                 "accurate and in distribution"
@@ -95,25 +107,25 @@ class Audit(Result):
         )
 
     def __str__(self) -> str:
-        """The sentence with its figures."""
+        """Return the verdict with its figures."""
         worst = self.worst
         side = f", {worst.side}" if worst.separated else ""
         control = "no control" if worst.control is None else f"control {worst.control}"
         return (
-            f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; told from the target's "
-            f"own with AUROC {worst.separation}{side}, {control}; relative residual "
+            f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; AUROC against the "
+            f"target's own activations {worst.separation}{side}, {control}; relative residual "
             f"{self.residual['body']:.3f})"
         )
 
     def __rich__(self) -> Group:
-        """The sentence and the tables that ``rich`` prints."""
+        """Return the verdict and the tables that ``rich`` prints."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         table = Table(
             "part", "raw", "compensated", "distance", "control", "residual",
-            title=f"AUROC, stitched against the target's own, pooling: {self.pooling}",
+            title=f"AUROC, stitched against target activations, pooling: {self.pooling}",
         )  # fmt: skip
         for part, found in self.distributions.items():
             scores = (found.raw, found.compensated, found.distance, found.control or "–")
@@ -121,7 +133,11 @@ class Audit(Result):
         return Group(Text(self.verdict, style="bold"), self.evaluation.__rich__(), table)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each part and AUROC: ``part``, ``auroc``, ``value``, ``low``, ``high``."""
+        """Return the AUROCs in long format.
+
+        Returns:
+            One row per part and AUROC, with the columns ``part``, ``auroc``, ``value``, ``low`` and ``high``.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -134,7 +150,11 @@ class Audit(Result):
         )
 
     def plot(self) -> Figure:
-        """The AUROCs with their intervals."""
+        """Plot the AUROCs with their intervals.
+
+        Returns:
+            The matplotlib figure.
+        """
         from hf_stitch.plots import intervals
 
         several = len(self.distributions) > 1
@@ -147,4 +167,4 @@ class Audit(Result):
             )
             if score is not None
         }  # fmt: skip
-        return intervals(scores, label="AUROC, stitched against the target's own")
+        return intervals(scores, label="AUROC, stitched against target activations")

@@ -1,4 +1,4 @@
-"""How sure is a similarity? A half-sample bootstrap: the unit is always the sample, never the row."""
+"""Confidence intervals for metrics by a half-sample bootstrap. Resampling draws whole samples, never single rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceInterval(Result):
-    """A similarity and how much it varies from one draw of as many samples to another.
+    """Value of a metric with its bootstrap confidence interval, returned by :func:`bootstrap`.
 
     Attributes:
         metric: The metric and its options.
-        value: Its value on all samples.
+        value: Value of the metric on all samples.
         low: Lower end of the interval.
-        high: Upper end.
-        confidence: Of the interval.
-        values: (resamples,) its values on halves of the samples.
+        high: Upper end of the interval.
+        confidence: Confidence level of the interval, between 0 and 1.
+        values: (resamples,) float64, values of the metric on random halves of the samples.
         samples: Number of samples.
         rows: Number of rows.
-        seed: Of the resamples.
+        seed: Seed of the resamples.
+
+    Example:
+        >>> interval = ConfidenceInterval("LinearCKA()", 0.53, 0.48, 0.58, 0.95, np.array([0.5, 0.56]), 100, 100, 0)
+        >>> print(interval)
+        LinearCKA() 0.530 [0.480, 0.580]
     """
 
     metric: str
@@ -50,25 +55,34 @@ class ConfidenceInterval(Result):
 
     @property
     def standard_error(self) -> float:
-        """Standard deviation of the value over the halves."""
+        """Standard deviation of the metric over the resampled halves."""
         return float(self.values.std(ddof=1))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row: metric, value, low, high, confidence, standard_error, and what they rest on."""
+        """Return the interval as a data frame.
+
+        Returns:
+            One row with the columns ``metric``, ``value``, ``low``, ``high``, ``confidence``, ``samples``, ``rows``,
+            ``seed``, ``standard_error`` and ``resamples``.
+        """
         import pandas
 
         figures = {key: value for key, value in asdict(self).items() if key != "values"}
         return pandas.DataFrame([{**figures, "standard_error": self.standard_error, "resamples": len(self.values)}])
 
     def plot(self) -> Figure:
-        """The resampled values, about the value on all samples, as a histogram with value and interval marked."""
+        """Plot a histogram of the resampled values, centred on the value on all samples.
+
+        Returns:
+            The matplotlib figure, with the value and the ends of the interval marked.
+        """
         from hf_stitch.plots import histogram
 
         about = self.values - self.values.mean() + self.value
         return histogram(about, {"low": self.low, "value": self.value, "high": self.high}, label=self.metric)
 
     def __rich__(self) -> str:
-        """For example ``LinearCKA(debiased=True) 0.530 [0.478, 0.583]``."""
+        """Return one line, e.g. ``LinearCKA(debiased=True) 0.530 [0.478, 0.583]``."""
         return f"{self.metric} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
@@ -85,34 +99,38 @@ def bootstrap(
     confidence: float = 0.95,
     **options: Any,
 ) -> ConfidenceInterval:
-    """How much a similarity varies from one draw of as many samples to another: a half-sample bootstrap.
+    """Compute a metric with a confidence interval by a half-sample bootstrap.
 
-    Each resample is a random half of the samples, drawn without replacement: the spread over halves is that over draws
-    of all (Politis, Romano and Wolf 1999, "Subsampling"; a mean of n varies as that of n/2 out of n). The
-    usual resample with replacement holds samples twice, which makes their own nearest neighbours of them, and
-    any metric that compares samples, or fits to them, greater than it was. The interval is that of the resampled
-    values about their mean, moved to the value on all samples. It is one for what so many samples score on
-    average: a bias that the metric has at this number of samples (of CCA, of biased CKA) is not taken off. It may
-    reach beyond the metric's range. For metrics of neighbours, which change with the half, it is too wide, by up to
-    about two times.
+    Each resample is a random half of the samples, drawn without replacement. The spread over these halves estimates the
+    spread over independent data sets of the full size (Politis, Romano and Wolf 1999, "Subsampling": the mean of n/2
+    out of n samples varies as much as the mean of n independent samples).
+
+    Sampling with replacement is not used because it duplicates samples. A duplicate is its own nearest neighbour, which
+    increases every metric that compares samples with each other or is fitted to them.
+
+    The interval is the spread of the resampled values about their mean, shifted to the value on all samples. It covers
+    the expected value of the metric at this number of samples. It does not remove the bias that a metric has at this
+    number of samples (CCA, biased CKA), and it may extend beyond the range of the metric. For metrics based on nearest
+    neighbours, whose value depends on the number of samples, the interval is up to about twice too wide.
 
     Args:
-        metric: A name in the registry of metrics, a metric or its class.
+        metric: Name of a registered metric, a metric instance or a metric class.
         x: (n, dx) array or tensor of rows.
-        y: (n, dy); row i belongs to row i of x.
-        samples: (n,) the sample that each row belongs to; ``None``: each row is a sample. Numbers of rows may differ.
-        labels: (n,) for a metric that takes labels.
-        resamples: At least 2.
-        seed: Of the resamples. With ``samples`` given, the order in which samples come does not matter.
-        confidence: Between 0 and 1.
-        **options: Of the metric.
+        y: (n, dy) array or tensor; row i corresponds to row i of ``x``.
+        samples: (n,) id of the sample that each row belongs to. Samples may have different numbers of rows. ``None``
+            treats each row as a sample.
+        labels: (n,) labels, for metrics that take them.
+        resamples: Number of resamples, at least 2.
+        seed: Seed of the resamples. If ``samples`` is given, the result does not depend on the order of the samples.
+        confidence: Confidence level of the interval, between 0 and 1.
+        **options: Options of the metric.
 
     Returns:
-        The value with its interval.
+        The value on all samples with its interval.
 
     Raises:
-        ValueError: There are fewer than 4 samples, half of them do not determine the metric, labels are missing or
-            superfluous, or what the metric itself refuses.
+        ValueError: If there are fewer than 4 samples, half of the samples do not determine the metric, labels are
+            missing or superfluous, ``resamples`` or ``confidence`` is out of range, or the metric rejects its input.
 
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -145,7 +163,7 @@ def bootstrap(
 def _restricted(
     metric: Metric, x: Tensor, y: Tensor, groups: Sequence[Places], labels: Tensor | None
 ) -> Callable[[Places], float]:
-    """The metric for the rows of some of the samples; from one block of moments per sample where that is less."""
+    """Return the metric as a function of the chosen samples, from per-sample moments where these are smaller."""
     if metric.statistic == "moments" and len(x) > len(groups) * (x.shape[1] + y.shape[1]):
         return _from_blocks(metric, x, y, groups)  # type: ignore[arg-type]
 
@@ -159,7 +177,8 @@ def _restricted(
 
 def _from_blocks(metric: MomentsMetric, x: Tensor, y: Tensor, groups: Sequence[Places]) -> Callable[[Places], float]:
     dx, mean = x.shape[1], torch.cat([x.mean(0), y.mean(0)])
-    rows = torch.cat([x, y], 1) - mean  # about one mean for all blocks, near that of any half: their sums are exact
+    # Centring all blocks on the overall mean, which is close to the mean of any half, keeps their sums accurate.
+    rows = torch.cat([x, y], 1) - mean
     blocks = [rows[torch.from_numpy(places).to(x.device)] for places in groups]
     counts = torch.tensor([len(block) for block in blocks])
     sums = torch.stack([block.sum(0) for block in blocks])
@@ -181,4 +200,4 @@ def _scored(metric: Metric, score: Callable[[Places], float], halves: Iterator[P
         try:
             yield score(half)
         except ValueError as error:
-            raise ValueError(f"half of the samples, a resample, does not determine {metric.name}: {error}") from error
+            raise ValueError(f"a resample of half of the samples does not determine {metric.name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Are two stitches of one place ends of a line of stitches that do as well?"""
+"""Linear mode connectivity of stitching layers at the same cuts."""
 
 from __future__ import annotations
 
@@ -26,18 +26,26 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class ModeConnectivity(Result):
-    """What :func:`mode_connectivity` found.
+    """Relative accuracies along the lines between stitching layers, returned by :func:`mode_connectivity`.
 
     Attributes:
-        min_relative_accuracy: Relative accuracy that a stitch needs to be an end.
+        min_relative_accuracy: Relative accuracy that a stitching layer needs to be an end of a path.
         n: Number of held-out samples.
-        data: Fingerprint of these.
-        left_out: Name -> relative accuracy of the stitches below the threshold.
+        data: Fingerprint of the held-out samples.
+        left_out: Name -> relative accuracy of the stitching layers below the threshold.
         paths: (first, second) -> λ -> relative accuracy of λ·first + (1 − λ)·second.
-        barriers: (first, second) -> the greatest fall below the line between the ends' relative accuracies,
-            ``max λ·acc(first) + (1 − λ)·acc(second) − acc(λ)`` over the λ evaluated (Entezari et al. 2022, definition
-            2.1, of accuracy instead of loss): 0 where the line is nowhere worse. A maximum over noise: an interval
-            that begins at 0.01 on a thousand samples is no sign of a barrier.
+        barriers: (first, second) -> greatest drop below the line between the relative accuracies of the ends,
+            ``max λ·acc(first) + (1 − λ)·acc(second) − acc(λ)`` over the evaluated λ (Entezari et al. 2022, definition
+            2.1, with accuracy instead of loss). 0 if no point of the path is below the line. As a maximum of noisy
+            values it is biased upwards: an interval that starts at 0.01 on a thousand samples does not indicate a
+            barrier.
+
+    Example:
+        >>> high, low = Score(0.9, 0.88, 0.92), Score(0.4, 0.36, 0.44)
+        >>> path, drop = {0.0: high, 0.5: low, 1.0: high}, Score(0.5, 0.45, 0.55)
+        >>> found = ModeConnectivity(0.8, 1000, "sha256:0", {}, {("a", "b"): path}, {("a", "b"): drop})
+        >>> min(score.value for score in found.paths["a", "b"].values())
+        0.4
     """
 
     min_relative_accuracy: float
@@ -48,7 +56,12 @@ class ModeConnectivity(Result):
     barriers: Mapping[Pair, Score]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each pair and λ: ``first``, ``second``, ``weight``, ``value``, ``low``, ``high``."""
+        """Return the paths in long format.
+
+        Returns:
+            One row per pair and λ, with the columns ``first``, ``second``, ``weight`` (λ), ``value``, ``low`` and
+            ``high``.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -60,13 +73,13 @@ class ModeConnectivity(Result):
         )
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each pair."""
+        """Return the table that ``rich`` prints, one row per pair."""
         from rich.table import Table
         from rich.text import Text
 
         left_out = ", ".join(f"{name} ({score.value:.3f})" for name, score in self.left_out.items())
         table = Table(
-            "first", "second", "ends", "least on the path", "barrier",
+            "first", "second", "ends", "lowest on the path", "barrier",
             title=f"linear mode connectivity, {self.n} held-out samples, 95% intervals over samples",
             caption=f"left out, below {self.min_relative_accuracy:g}: {left_out or 'none'}",
         )  # fmt: skip
@@ -78,7 +91,11 @@ class ModeConnectivity(Result):
         return table
 
     def plot(self) -> Figure:
-        """The relative accuracy along each path."""
+        """Plot the relative accuracy along each path with its interval.
+
+        Returns:
+            The matplotlib figure.
+        """
         from hf_stitch.plots import curves
 
         series = {
@@ -89,29 +106,34 @@ class ModeConnectivity(Result):
 
 
 def interpolate(first: StitchingLayer, second: StitchingLayer, weight: float) -> StitchingLayer:
-    """``weight · first + (1 − weight) · second``, of all maps, weights and biases (Csiszárik et al. 2021, section 8).
+    """Interpolate linearly between two stitching layers at the same cuts.
 
-    Affine maps of any kind, low-rank ones for instance, are combined as maps, not as factors.
+    Computes ``weight · first + (1 − weight) · second`` for the weights and biases of all maps (Csiszárik et al. 2021,
+    section 8). Affine maps of any kind, such as low-rank maps, are converted to full matrices first.
 
     Args:
-        first: What weight 1 gives.
-        second: What weight 0 gives.
-        weight: λ; beyond [0, 1] it extrapolates.
+        first: Stitching layer at weight 1.
+        second: Stitching layer at weight 0.
+        weight: The coefficient λ. Values outside [0, 1] extrapolate.
+
+    Returns:
+        A stitching layer with linear maps.
 
     Raises:
-        ValueError: If the stitches are of different places, or a map is not affine.
+        ValueError: If the stitching layers differ in source, target or pooling, or a map is not affine.
 
     Example:
         >>> from hf_stitch.representation import RepresentationSpec
-        >>> ends = [StitchingLayer(RepresentationSpec("bd", 2), RepresentationSpec("bd", 2), "none", LinearStitch(2, 2)) for _ in range(2)]
+        >>> spec = RepresentationSpec("bd", 2)
+        >>> ends = [StitchingLayer(spec, spec, "none", LinearStitch(2, 2)) for _ in range(2)]
         >>> bool((interpolate(*ends, 1.0).body.weight == ends[0].body.weight).all())
         True
     """
     for what in ("source", "target", "pooling"):
         if getattr(first, what) != getattr(second, what):
             raise ValueError(
-                f"only stitches of one place can be interpolated: their {what} is {getattr(first, what)} and "
-                f"{getattr(second, what)}"
+                f"only stitching layers at the same cuts can be interpolated: their {what} is {getattr(first, what)} "
+                f"and {getattr(second, what)}"
             )
     prefix = None
     if first.prefix is not None and second.prefix is not None:
@@ -142,25 +164,48 @@ def mode_connectivity(
     resamples: int = 1000,
     progress: bool = True,
 ) -> ModeConnectivity:
-    """The relative accuracy along the straight line between each two stitches (Csiszárik et al. 2021, section 8).
+    """Evaluate the relative accuracy along the line between each pair of stitching layers.
 
-    Only stitches that do well by themselves are joined: between others nothing is to be expected.
+    Follows Csiszárik et al. (2021, section 8). Stitching layers below ``min_relative_accuracy`` are left out, because a
+    path between them is not informative.
 
     Args:
-        stitched: A stitched model of the place, with a head that classifies; only its halves are used.
-        stitches: Name -> stitching layer of the place, of affine maps.
+        stitched: A stitched model at the same cuts with a classification head; only its source and target are used.
+        stitches: Name -> stitching layer at the same cuts, with affine maps.
         data: Held-out raw samples with labels.
-        weights: The λ in [0, 1] at which the line is evaluated; the ends, 0 and 1, always are.
-        min_relative_accuracy: Relative accuracy that a stitch needs to be an end; the default is the paper's.
-        target: The whole target; default: as in :func:`hf_stitch.evaluate`.
+        weights: The λ in [0, 1] at which each path is evaluated; 0 and 1 are always included.
+        min_relative_accuracy: Relative accuracy that a stitching layer needs to be an end of a path; the default is
+            the value of the paper.
+        target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
-        seed: Of the bootstrap over samples.
+        seed: Seed of the bootstrap over samples.
         resamples: Number of bootstrap resamples.
         progress: Show progress bars.
 
+    Returns:
+        The relative accuracies along all paths with intervals, and the barriers.
+
     Raises:
-        ValueError: If a weight is not in [0, 1], a layer is of another place or not affine, the samples have no labels,
-            or fewer than two stitches reach the threshold.
+        ValueError: If a weight is not in [0, 1], a stitching layer is at other cuts or not affine, the samples have no
+            labels, or fewer than two stitching layers reach the threshold.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Flatten, Linear, ReLU, Sequential
+        >>> a, b = (
+        ...     hf_stitch.load(
+        ...         Sequential(Flatten(), Linear(12, 4), ReLU(), Linear(4, 2)), example_inputs=torch.randn(2, 3, 2, 2)
+        ...     )
+        ...     for _ in range(2)
+        ... )
+        >>> images = hf_stitch.Samples.of(torch.randn(60, 3, 2, 2), label=[0, 1] * 30)
+        >>> stitched = hf_stitch.stitch(a, b, images, source_layer="1", target_layer="1", progress=False)
+        >>> layers = {"first": stitched.stitch, "second": stitched.stitch}
+        >>> found = mode_connectivity(
+        ...     stitched, layers, images, weights=[0.5], min_relative_accuracy=0.0, resamples=20, progress=False
+        ... )
+        >>> list(found.paths["first", "second"])
+        [0.0, 0.5, 1.0]
     """
     if wrong := [weight for weight in weights if not 0 <= weight <= 1]:
         raise ValueError(f"weights must be in [0, 1], got {wrong[0]}")
@@ -176,7 +221,8 @@ def mode_connectivity(
     if len(ends) < 2:
         figures = ", ".join(f"{name} {drawn[0]:.3f}" for name, drawn in alone.items())
         raise ValueError(
-            f"fewer than two stitches reach a relative accuracy of {min_relative_accuracy:g}: {figures or 'none given'}"
+            f"fewer than two stitching layers reach a relative accuracy of {min_relative_accuracy:g}: "
+            f"{figures or 'none given'}"
         )
     between = sorted({float(weight) for weight in weights} - {0.0, 1.0})
     places = {(a, b, w): f"{w:g} {a} + {1 - w:g} {b}" for a, b in combinations(ends, 2) for w in between}

@@ -1,4 +1,4 @@
-"""Relative accuracy of stitches of one place against a number that they differ in."""
+"""Relative accuracy of stitching layers at the same cuts as a function of a number, such as rank or sparsity."""
 
 from __future__ import annotations
 
@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curves(Result):
-    """Relative accuracies along an axis, a curve for each name.
+    """Curves of relative accuracy, returned by :func:`score_curves`.
 
     Attributes:
-        axis: What the stitches of a curve differ in: ``rank``, ``sparsity``.
+        axis: Quantity in which the stitching layers of a curve differ, such as ``rank`` or ``sparsity``.
         n: Number of held-out samples.
-        data: Fingerprint of these.
-        scores: Name -> place on the axis -> relative accuracy.
+        data: Fingerprint of the held-out samples.
+        scores: Name of a curve -> value on the axis -> relative accuracy.
+
+    Example:
+        >>> curve = {1: Score(0.5, 0.4, 0.6), 2: Score(0.9, 0.8, 1.0)}
+        >>> low_rank, trained = (Curves("rank", 100, "sha256:0", {name: curve}) for name in ("low_rank", "trained"))
+        >>> list(low_rank.join(trained).scores)
+        ['low_rank', 'trained']
+        >>> low_rank["low_rank"][2].value
+        0.9
     """
 
     axis: str
@@ -35,27 +43,37 @@ class Curves(Result):
     scores: Mapping[str, Mapping[float, Score]]
 
     def __getitem__(self, name: str) -> Mapping[float, Score]:
-        """A curve: place on the axis -> relative accuracy."""
+        """Return a curve: value on the axis -> relative accuracy."""
         return self.scores[name]
 
     def join(self, other: Curves) -> Curves:
-        """The curves of both.
+        """Combine the curves of two results.
+
+        Args:
+            other: Curves over the same axis and samples.
+
+        Returns:
+            All curves in one result.
 
         Raises:
-            ValueError: If axis or samples differ, or a name occurs in both.
+            ValueError: If the axes or the samples differ, or a name occurs in both.
         """
         for what in ("axis", "data"):
             if getattr(self, what) != getattr(other, what):
                 raise ValueError(
-                    f"only curves of one axis and the same samples can be joined: their {what} is "
+                    f"only curves over the same axis and samples can be joined: their {what} is "
                     f"{getattr(self, what)} and {getattr(other, what)}"
                 )
         if twice := self.scores.keys() & other.scores.keys():
-            raise ValueError(f"curves of the same name cannot be joined: {', '.join(sorted(twice))}")
+            raise ValueError(f"curves with the same name cannot be joined: {', '.join(sorted(twice))}; rename one")
         return replace(self, scores={**self.scores, **other.scores})
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each point: ``curve``, the axis, ``value``, ``low``, ``high``."""
+        """Return the curves in long format.
+
+        Returns:
+            One row per point, with the columns ``curve``, the axis (e.g. ``rank``), ``value``, ``low`` and ``high``.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -67,7 +85,7 @@ class Curves(Result):
         )
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each place on the axis."""
+        """Return the table that ``rich`` prints, one row per value on the axis."""
         from rich.table import Table
         from rich.text import Text
 
@@ -80,7 +98,11 @@ class Curves(Result):
         return table
 
     def plot(self) -> Figure:
-        """The curves with their intervals."""
+        """Plot the curves with their intervals.
+
+        Returns:
+            The matplotlib figure.
+        """
         from hf_stitch.plots import curves
 
         points = {name: {x: (s.value, s.low, s.high) for x, s in curve.items()} for name, curve in self.scores.items()}
@@ -99,24 +121,43 @@ def score_curves(
     resamples: int = 1000,
     progress: bool = True,
 ) -> Curves:
-    """The relative accuracies of families of stitches, all in one pass over the data.
+    """Evaluate the relative accuracy of families of stitching layers in one pass over the data.
 
     Args:
-        stitched: A stitched model of the place, with a head that classifies; only its halves are used.
+        stitched: A stitched model at the same cuts with a classification head; only its source and target are used.
         data: Held-out raw samples with labels.
-        axis: What the stitches of a family differ in.
-        stitches: Name of the family -> place on the axis -> stitching layer.
-        target: The whole target; default: as in :func:`hf_stitch.evaluate`.
+        axis: Name of the quantity in which the stitching layers of a family differ.
+        stitches: Name of a family -> value on the axis -> stitching layer at the same cuts.
+        target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
-        seed: Of the bootstrap over samples.
+        seed: Seed of the bootstrap over samples.
         resamples: Number of bootstrap resamples.
         progress: Show a progress bar.
 
+    Returns:
+        One curve per family, sorted by the value on the axis.
+
     Raises:
-        ValueError: If a family is empty, a layer is of another place, or the samples have no labels.
+        ValueError: If a family is empty, a stitching layer is at other cuts, or the samples have no labels.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Flatten, Linear, ReLU, Sequential
+        >>> a, b = (
+        ...     hf_stitch.load(
+        ...         Sequential(Flatten(), Linear(12, 4), ReLU(), Linear(4, 2)), example_inputs=torch.randn(2, 3, 2, 2)
+        ...     )
+        ...     for _ in range(2)
+        ... )
+        >>> images = hf_stitch.Samples.of(torch.randn(60, 3, 2, 2), label=[0, 1] * 30)
+        >>> stitched = hf_stitch.stitch(a, b, images, source_layer="1", target_layer="1", progress=False)
+        >>> families = {"direct": {4: stitched.stitch}}
+        >>> curves = score_curves(stitched, images, "rank", families, resamples=20, progress=False)
+        >>> list(curves["direct"])
+        [4]
     """
     if not stitches or not all(stitches.values()):
-        raise ValueError(f"there must be a stitch in each family, got {[*stitches] or 'no family'}")
+        raise ValueError(f"each family must contain a stitching layer, got {[*stitches] or 'no family'}")
     samples = Samples.of(data)
     layers = {f"{name}, {axis} {x:g}": layer for name, family in stitches.items() for x, layer in family.items()}
     drawn = relative_accuracies(

@@ -1,4 +1,4 @@
-"""Are stitched representations such as the target has of its own? A likelihood ratio from moments."""
+"""Test whether stitched activations are in the distribution of the target, by a likelihood ratio from moments."""
 
 from __future__ import annotations
 
@@ -14,30 +14,42 @@ from hf_stitch.analysis.scoring import Array, Score, as_score, resampled
 from hf_stitch.statistics import Moments
 
 SEPARABLE = 0.64
-"""AUROC from which two sets of representations count as told apart.
+"""AUROC above which two sets of activations count as separable.
 
-That of two normal distributions half a standard deviation apart, a medium effect (Cohen 1988): Φ(0.5 / √2) = 0.638."""
+This is the AUROC of two normal distributions half a standard deviation apart, a medium effect (Cohen 1988):
+Φ(0.5 / √2) = 0.638."""
 
 TOLERANCE = 0.01
-"""Variance that is added to each feature, as a share of the target's variance of it."""
+"""Variance added to each feature, as a share of its variance in the target."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How well stitched representations are told from the target's own, of the same samples.
+    """AUROCs of classifying stitched activations against the target's activations of the same samples.
 
-    AUROCs: 0.5 means that they cannot be told apart, 1 that each one can. All but :attr:`distance` come from the ratio
-    of two Gaussian likelihoods, whose moments are those of *other* samples than the ones scored (two halves, each
-    scored with the moments of the other), so that nothing different scores 0.5 at any number of samples.
+    An AUROC of 0.5 means that the two sets are indistinguishable, 1 that they are perfectly separable. All AUROCs
+    except :attr:`distance` use the ratio of two Gaussian likelihoods. Their moments are estimated on samples *other*
+    than the scored ones (two halves, each scored with the moments of the other), so that identical distributions have
+    an expected AUROC of 0.5 at any number of samples.
 
     Attributes:
-        raw: Stitched representations against the target's.
-        compensated: Stitched ones, each with the error that the stitch makes on another sample, against the target's.
-        separation: The lesser of the two, which is what is judged.
-        distance: Mahalanobis distance to the target's mean of stitched representations against that of the target's:
-            above 0.5 they lie beyond, below it they are shrunk. Two-sided, and blind to what keeps the distance.
-        control: The target's representations of samples that it was trained on against those of the samples scored;
-            ``None`` where no such samples were given.
+        raw: AUROC of stitched activations against the target's.
+        compensated: AUROC of stitched activations, each with the error of the stitching layer on another sample added,
+            against the target's.
+        separation: The lower one of ``raw`` and ``compensated``, on which :attr:`separated` is based.
+        distance: AUROC of the Mahalanobis distance to the target's mean: above 0.5 the stitched activations are further
+            from the mean than the target's, below 0.5 they are shrunk. It does not detect differences that preserve
+            the distance.
+        control: AUROC of the target's activations of scored samples against those of its training samples; ``None`` if
+            no training samples were given.
+
+    Example:
+        >>> near, far = Score(0.52, 0.48, 0.56), Score(0.9, 0.88, 0.92)
+        >>> Distribution(raw=far, compensated=near, separation=near, distance=near).separated
+        False
+        >>> found = Distribution(raw=far, compensated=far, separation=far, distance=far)
+        >>> found.separated, found.side
+        (True, 'beyond')
     """
 
     raw: Score
@@ -48,11 +60,11 @@ class Distribution:
 
     @property
     def separated(self) -> bool | None:
-        """Whether out of distribution; ``None`` if it cannot be told.
+        """Whether the stitched activations are out of distribution; ``None`` if undecided.
 
-        The interval of the separation must lie above ``SEPARABLE``, and above that of the control, for yes, and below
-        ``SEPARABLE`` for no. Where the control's reaches ``SEPARABLE``, the target's own representations of these
-        samples are not such as it was trained on, and nothing can be told.
+        True if the interval of the separation lies above ``SEPARABLE``, False if it lies below. Undecided if the
+        interval contains ``SEPARABLE``, or if the interval of the control reaches ``SEPARABLE``: the target's own
+        activations of these samples then differ from those of its training samples.
         """
         control = self.control.high if self.control is not None else 0.5
         if control >= SEPARABLE:
@@ -61,19 +73,18 @@ class Distribution:
 
     @property
     def side(self) -> str:
-        """``beyond`` or ``shrunk``, by the distance to the target's mean."""
+        """``beyond`` or ``shrunk``, depending on the distance to the target's mean."""
         return "beyond" if self.distance.value >= 0.5 else "shrunk"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One row for each sample, and the moments of all rows, in two halves of the samples.
+    """One row per sample, and the moments of all rows of each half of the samples.
 
     Attributes:
-        values: (samples, d) float64 by side (``stitched``, ``target``): a row of each sample, in an order that is the
-            same for all sides.
-        moments: For each half of the samples (even and odd places) the moments of all its rows, x the stitched ones and
-            y the target's.
+        values: Side (``stitched``, ``target``) -> (samples, d) float64, one row per sample in the same order.
+        moments: Moments of all rows of each half of the samples (even and odd indices), with the stitched rows as x
+            and the target's rows as y.
     """
 
     values: Mapping[str, Array]
@@ -83,40 +94,51 @@ class Rows:
 def compare_distributions(
     rows: Rows, trained: Rows | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> Distribution:
-    """Tell stitched representations from the target's, as they are and compensated for regression to the mean.
+    """Classify stitched activations against the target's, with and without compensation for regression to the mean.
 
-    A least-squares stitch predicts a mean, and means vary less than what they are means of. That alone makes stitched
-    representations tell from real ones, though they hold nothing that the target does not know. But if the stitched
-    ŷ is the mean of the real y given what the source knows, then ŷ plus the error y' − ŷ' made on *another* sample has
-    the mean and the covariance of y (errors are centred, so that a shift stays). ``Cov(ŷ) + Cov(y − ŷ) = Cov(y)`` holds
-    *only* where ŷ does not covary with its error: not for a map that scales, rotates or adds what the target never
-    says. So a stitch is in distribution if its representations are such as the target's, or would be with their errors
-    added.
+    A least-squares stitching layer predicts a conditional mean, which has a smaller variance than the activations
+    themselves. This alone makes stitched activations separable from the target's, although they contain nothing
+    unfamiliar to the target. If the stitched ŷ is the mean of the target's y given the source activations, then ŷ plus
+    the error y' − ŷ' of *another* sample has the mean and the covariance of y (errors are centred, so that a shift
+    is not compensated). ``Cov(ŷ) + Cov(y − ŷ) = Cov(y)`` holds *only* if ŷ and its error are uncorrelated. It does not
+    hold for a map that scales, rotates or adds components that the target never outputs. A stitching layer therefore
+    counts as in distribution if its activations match the target's either directly or with their errors added.
 
-    Means and covariances are all that is compared; a difference in every one of many features adds up.
+    Only means and covariances are compared. Small differences in many features add up.
 
     Args:
-        rows: Of the stitch and of the target, for the samples scored.
-        trained: Of the target (both sides alike), for samples that it was trained on: the control.
-        resamples: Of the bootstrap over samples; it holds the moments as they are.
-        seed: Of the bootstrap.
+        rows: Rows of the stitching layer and of the target for the scored samples.
+        trained: Rows of the target for its training samples, the same on both sides, as the control.
+        resamples: Number of bootstrap resamples over samples; the moments are not resampled.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        The AUROCs with their intervals.
 
     Raises:
-        ValueError: A half has fewer rows than twice the features: its moments would tell nothing. Or the target's rows
-            are all equal.
+        ValueError: If a half has fewer than 2 (d + 1) rows for d features, too few for its moments, or if all rows of
+            the target are equal.
+
+    Example:
+        >>> import torch
+        >>> y = np.random.default_rng(0).standard_normal((200, 3))
+        >>> halves = [torch.from_numpy(y[half::2]) for half in (0, 1)]
+        >>> moments = [Moments(3, 3).update(half, half) for half in halves]
+        >>> compare_distributions(Rows({"stitched": y, "target": y}, moments), resamples=50).raw.value
+        0.5
     """
     for part in (*rows.moments, *(trained.moments if trained else ())):
         if part.n < 2 * (part.dy + 1):
             raise ValueError(
-                f"half of the samples have {part.n} rows of {part.dy} features, and the moments of these take "
-                f"{2 * (part.dy + 1)}: give more samples"
+                f"half of the samples have {part.n} rows of {part.dy} features, but their moments need at least "
+                f"{2 * (part.dy + 1)} rows: give more samples"
             )
     stitched, target = rows.values["stitched"], rows.values["target"]
     ratios = [np.empty(len(target)) for _ in range(6)]
     for half in (0, 1):
         scored, known = slice(half, None, 2), rows.moments[1 - half]
         own = _Gaussian.of_target(known)
-        # Centred: with the mean of the errors a shift of all stitched representations would be taken back.
+        # Errors are centred, because adding their mean would undo a shift of all stitched activations.
         shift = (known.mean_y - known.mean_x).cpu().numpy()
         errors = np.roll(target[scored] - stitched[scored], 1, 0) - shift
         for place, rival, values in (
@@ -161,7 +183,7 @@ class _Gaussian:
 
     @classmethod
     def compensated(cls, moments: Moments) -> _Gaussian:
-        """Of ŷ and a centred error of another sample: their covariances add."""
+        """Gaussian of ŷ plus a centred error of another sample: the covariances add up."""
         cross = moments.sxy + moments.sxy.T
         return cls._of(moments.mean_x, 2 * moments.sxx + moments.syy - cross, moments)
 
@@ -171,31 +193,31 @@ class _Gaussian:
         reference = scale or moments
         variances = (reference.syy.diagonal() / reference.n).cpu().numpy()
         if not variances.any():
-            raise ValueError("the target's rows are all equal: they have no distribution; is the layer dead?")
-        # A feature that the target never varies has the least scale that float32 activations resolve.
+            raise ValueError("the target's rows are all equal and have no covariance; check whether the layer is dead")
+        # The variance of a constant feature is set to the resolution of float32 activations.
         floor = np.finfo(np.float32).eps * variances.max()
         covariance = covariance + TOLERANCE * np.diag(np.maximum(variances, floor))
         return cls(mean.cpu().numpy(), np.linalg.inv(covariance), float(np.linalg.slogdet(covariance)[1]))
 
     def distance(self, values: Array) -> Array:
-        """Squared Mahalanobis distance to the mean."""
+        """Return the squared Mahalanobis distance of each row to the mean."""
         centred = values - self.mean
         return np.einsum("nd,nd->n", centred @ self.precision, centred)
 
     def log_density(self, values: Array) -> Array:
-        """But for what all Gaussians of a width share."""
+        """Return the log density of each row, without the constant that depends only on the dimension."""
         return -(self.distance(values) + self.log_determinant) / 2
 
 
 def _auroc(positive: Array, negative: Array, *, paired: bool, resamples: int, seed: int) -> Array:
-    """How often a positive exceeds a negative, ties for half; on all samples, then on resamples of these.
+    """Compute the AUROC on all samples and on bootstrap resamples; ties count half.
 
     Args:
-        positive: A number for each sample.
-        negative: A number for each sample.
-        paired: Whether both are of the same samples, to be resampled together.
-        resamples: How many.
-        seed: Of the resamples.
+        positive: (n,) one score per positive sample.
+        negative: (m,) one score per negative sample.
+        paired: Whether both contain the same samples, which are then resampled together.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
     """
     ranks = rankdata(np.concatenate([positive, negative]), method="dense") - 1
     up, down = ranks[: len(positive)], ranks[len(positive) :]
@@ -207,7 +229,7 @@ def _auroc(positive: Array, negative: Array, *, paired: bool, resamples: int, se
 
 
 def _weighted(up: NDArray[np.int64], weights: Array, down: NDArray[np.int64], other: Array, levels: int) -> Array:
-    """The AUROC of each row of weights."""
+    """Return the AUROC for each row of weights."""
     found = np.empty(len(weights))
     for i, (w, v) in enumerate(zip(weights, other, strict=True)):
         at = np.bincount(down, v, levels)

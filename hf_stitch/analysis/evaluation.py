@@ -1,4 +1,4 @@
-"""The result of an evaluation: figures of a stitched model and of its baselines, with intervals over samples."""
+"""Results of :func:`hf_stitch.evaluate`: scores of a stitched model and its baselines, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation(Result):
-    """What :func:`evaluate` measured.
+    """Scores of a stitched model compared with baselines, returned by :func:`hf_stitch.evaluate`.
 
     Attributes:
-        task: The head that was scored.
+        task: Task of the head that was scored.
         n: Number of held-out samples.
-        data: Fingerprint of these.
-        scores: Name of a predictor (``stitched``, ``identity``, ``mean only``, ``target``, ``chance``) -> name of a
-            figure -> score.
+        data: Fingerprint of the held-out samples.
+        scores: Nested mapping, name of a predictor (``stitched``, ``identity``, ``mean_only``, ``target``, ``chance``)
+            -> name of a figure (``accuracy``, ``relative_accuracy``, …) -> :class:`Score`.
+
+    Example:
+        >>> scores = {
+        ...     "stitched": {"accuracy": Score(0.81, 0.78, 0.84)},
+        ...     "chance": {"accuracy": Score(0.1, 0.08, 0.12)},
+        ... }
+        >>> evaluation = Evaluation("image-classification", 1000, "sha256:0", scores)
+        >>> evaluation["accuracy"].value
+        0.81
+        >>> print(evaluation.scores["chance"]["accuracy"])
+        0.100 [0.080, 0.120]
     """
 
     task: str
@@ -33,11 +44,15 @@ class Evaluation(Result):
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
 
     def __getitem__(self, figure: str) -> Score:
-        """A figure of the stitched model: ``evaluation["relative_accuracy"]``."""
+        """Return a figure of the stitched model, e.g. ``evaluation["relative_accuracy"]``."""
         return self.scores["stitched"][figure]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each predictor and figure: ``predictor``, ``figure``, ``value``, ``low``, ``high``."""
+        """Return the scores in long format.
+
+        Returns:
+            One row per predictor and figure, with the columns ``predictor``, ``figure``, ``value``, ``low``, ``high``.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -49,7 +64,7 @@ class Evaluation(Result):
         )
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each predictor."""
+        """Return the table that ``rich`` prints, one row per predictor."""
         from rich.table import Table
         from rich.text import Text
 
@@ -66,7 +81,14 @@ class Evaluation(Result):
         return table
 
     def plot(self, figure: str | None = None) -> Figure:
-        """A bar for each predictor with its interval; by default of the first figure."""
+        """Plot one figure of every predictor with its interval.
+
+        Args:
+            figure: Name of the figure; ``None`` plots the first one.
+
+        Returns:
+            The matplotlib figure.
+        """
         from hf_stitch.plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))

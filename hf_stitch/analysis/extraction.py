@@ -1,4 +1,4 @@
-"""Running a network over samples and keeping its activations."""
+"""Recording the activations of a network on samples."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ def extract_activations(
     accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> Activations:
-    """Run a network on samples and keep its activations, to compare them later or elsewhere.
+    """Run a network on samples and return its activations, for later comparison or saving.
 
-    Under ``accelerate launch`` every process runs a part of the samples and all get the same activations.
+    Under ``accelerate launch`` each process runs a part of the samples, and all processes return the same activations.
 
     Args:
-        model: The network: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-        data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        layers: Names of modules; default: the adapter's ``candidates``.
-        pooling: Which vectors are kept: ``none`` keeps those of all positions, the others one for each sample.
+        model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
+        data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.
+        layers: Names of modules; ``None`` uses the ``candidates`` of the adapter.
+        pooling: Pooling of the activations: ``none`` keeps the vectors of all positions, all other poolings return one
+            vector per sample.
         batch_size: Samples per forward.
-        accelerator: The ``accelerate.Accelerator`` that knows the processes; default: found where there are several.
+        accelerator: An ``accelerate.Accelerator``; ``None`` creates one if there are several processes.
         progress: Show a progress bar.
 
     Returns:
-        The activations, on the CPU, in the dtype of the network.
+        The activations, on the CPU, in the dtype of the network: (samples, d) per layer, or (samples, positions, d)
+        for layers with positions under pooling ``none``.
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
@@ -62,7 +64,7 @@ def extract_activations(
     samples = Samples.of(data)
     share = samples if processes.count == 1 else samples.select(range(*processes.part(len(samples))))
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    masks: dict[str, list[Tensor]] = {}  # by the first layer that has one
+    masks: dict[str, list[Tensor]] = {}  # of the first layer that has a mask
     grids: dict[str, tuple[int, int]] = {}
 
     def keep(name: str, representation: Representation) -> None:

@@ -1,4 +1,4 @@
-"""Does a metric find the corresponding layer of another network?"""
+"""Layer identification: how often a metric finds the corresponding layer of another network."""
 
 from __future__ import annotations
 
@@ -25,15 +25,22 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, eq=False)
 class Identification(Result):
-    """How often the most similar layer is the corresponding one.
+    """Layer identification accuracy, returned by :func:`identify_layers`.
 
     Attributes:
         pairs: The pairs of networks.
         layers: Names of the layers, in order, the same for all networks.
-        hits: Axis -> (pairs, layers) bool. ``"a"``: for each layer of a, whether the most similar one of b corresponds;
-            ``"b"``: for each layer of b among those of a.
+        hits: Axis -> (pairs, layers) bool. For axis ``"a"``, whether the most similar layer of b is the one that
+            corresponds to each layer of a; for axis ``"b"``, the same with a and b exchanged.
         scores: Axis -> share of hits, with its interval.
-        confidence: Of the intervals.
+        confidence: Confidence level of the intervals.
+
+    Example:
+        >>> identification = identify_layers([[0.9, 0.5], [0.6, 0.6]], higher_is_better=True)
+        >>> identification.hits["a"].tolist()
+        [[True, False]]
+        >>> identification.chance
+        0.5
     """
 
     derived: ClassVar[tuple[str, ...]] = ("chance",)
@@ -46,15 +53,19 @@ class Identification(Result):
 
     @property
     def chance(self) -> float:
-        """The share that guessing gets right."""
+        """Expected accuracy of guessing, ``1 / len(layers)``."""
         return 1 / len(self.layers)
 
     def __getitem__(self, axis: Axis) -> Score:
-        """The accuracy along an axis: ``identification["a"]``."""
+        """Return the accuracy along an axis, e.g. ``identification["a"]``."""
         return self.scores[axis]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each axis, pair and layer: ``axis``, ``a``, ``b``, ``layer``, ``hit``."""
+        """Return the hits in long format.
+
+        Returns:
+            One row per axis, pair and layer, with the columns ``axis``, ``a``, ``b``, ``layer`` and ``hit``.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -67,7 +78,7 @@ class Identification(Result):
         )
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each axis."""
+        """Return the table that ``rich`` prints, one row per axis."""
         from rich.table import Table
         from rich.text import Text
 
@@ -89,30 +100,32 @@ def identify_layers(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Identification:
-    """For each layer of one network, is the most similar one of another network the corresponding one?
+    """Measure how often the most similar layer of another network is the corresponding layer.
 
-    The layer identification of Kornblith et al. (2019, section 6.1; Balogh and Jelasity 2025, table 1), along both
-    axes: a metric may find the layers of a among those of b and not the reverse. A tie for the most similar is a miss.
+    This is the layer identification test of Kornblith et al. (2019, section 6.1; Balogh and Jelasity 2025, table 1). It
+    is run along both axes, because a metric may find the layers of a among the layers of b but not the reverse. A tie
+    for the most similar layer counts as a miss.
 
-    The interval reaches, at either end, as far as the wider of two: the Bayesian bootstrap over *networks* (Rubin 1981;
-    a pair weighs the product of its networks' weights), as pairs that share a network depend on each other; and
-    Wilson's over all layers of all pairs, which is no point where every pair agrees.
+    Each end of the interval is the more extreme one of two intervals. The first is the Bayesian bootstrap over
+    *networks* (Rubin 1981), where the weight of a pair is the product of the weights of its networks: pairs that share
+    a network are dependent. The second is the Wilson interval over all layers of all pairs, which has a positive width
+    even if all pairs agree.
 
     Args:
-        values: (L, L) similarities, layers of a by layers of b, where layer i of a corresponds to layer i of b; or, for
-            several pairs of networks, (name of a, name of b) -> such an array.
+        values: (L, L) similarities, layers of a by layers of b, where layer i of a corresponds to layer i of b. For
+            several pairs of networks, a mapping (name of a, name of b) -> such an array.
         higher_is_better: Whether a higher value means more similar.
-        layers: Names of the layers; default: their numbers from 0.
-        confidence: Between 0 and 1.
-        seed: Of the bootstrap.
+        layers: Names of the layers; ``None`` uses their indices from 0.
+        confidence: Confidence level of the intervals, between 0 and 1.
+        seed: Seed of the bootstrap.
 
     Returns:
-        Accuracies along both axes, with intervals and chance, 1 / L.
+        The accuracies along both axes with their intervals, and the chance level, 1 / L.
 
     Raises:
-        ValueError: There are no pairs; values are not square, of different sizes, of fewer than 2 layers, or NaN;
-            names of layers do not fit; or pairs of a network with itself are mixed with others, which are another
-            question.
+        ValueError: If there are no pairs; ``confidence`` is out of range; values are not square, differ in size, have
+            fewer than 2 layers or contain NaN; the number of layer names is wrong; or pairs of a network with itself
+            are mixed with pairs of two networks.
 
     Example:
         >>> found = identify_layers([[0.9, 0.5], [0.6, 0.6]], higher_is_better=True)
@@ -127,8 +140,8 @@ def identify_layers(
     names = tuple(map(str, range(stacked.shape[1]))) if layers is None else tuple(layers)
     if len(names) != stacked.shape[1]:
         raise ValueError(f"layers must name the {stacked.shape[1]} layers, got {len(names)} names")
-    alike = stacked if higher_is_better else -stacked
-    hits: dict[Axis, NDArray[np.bool_]] = {"a": _hits(alike), "b": _hits(alike.transpose(0, 2, 1))}
+    similarities = stacked if higher_is_better else -stacked
+    hits: dict[Axis, NDArray[np.bool_]] = {"a": _hits(similarities), "b": _hits(similarities.transpose(0, 2, 1))}
     weights = _pair_weights(pairs, np.random.default_rng(seed))
     return Identification(
         pairs, names, hits, {axis: _score(found, weights, confidence) for axis, found in hits.items()}, confidence
@@ -136,11 +149,13 @@ def identify_layers(
 
 
 def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[NDArray[np.float64]]:
-    """The arrays, once nothing speaks against them."""
+    """Return the arrays as float64 after validating them."""
     if not by_pair:
-        raise ValueError("there are no pairs of networks to identify layers in")
+        raise ValueError("there are no pairs of networks in values; pass at least one")
     if len({a == b for a, b in by_pair}) > 1:
-        raise ValueError("pairs of a network with itself are another question than pairs of two: identify them apart")
+        raise ValueError(
+            "pairs of a network with itself cannot be mixed with pairs of two networks; pass them separately"
+        )
     squares = [np.asarray(values, np.float64) for values in by_pair.values()]
     for pair, square in zip(by_pair, squares, strict=True):
         if square.ndim != 2 or len(square) < 2 or square.shape != (len(squares[0]),) * 2:
@@ -149,20 +164,20 @@ def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[NDArray[np.float64]]:
                 f"all pairs, got {square.shape}"
             )
         if np.isnan(square).any():
-            raise ValueError(f"values of {pair} hold NaN: the most similar layer is unknown")
+            raise ValueError(f"values of {pair} contain NaN, so that the most similar layer is undefined; leave it out")
     return squares
 
 
-def _hits(alike: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(pairs, L): whether the diagonal is above all else in its row."""
-    rivals = alike.copy()
+def _hits(similarities: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(pairs, L) bool: whether the diagonal entry is strictly the greatest of its row."""
+    rivals = similarities.copy()
     own = np.einsum("pll->pl", rivals).copy()
     np.einsum("pll->pl", rivals)[:] = -np.inf
     return own > rivals.max(2)
 
 
 def _pair_weights(pairs: Sequence[Pair], random: np.random.Generator) -> NDArray[np.float64]:
-    """(resamples, pairs), each row summing to 1."""
+    """Draw Bayesian bootstrap weights of the pairs, (resamples, pairs), each row summing to 1."""
     networks = {name: place for place, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
     drawn = random.dirichlet(np.ones(len(networks)), size=_RESAMPLES)
     weights = np.stack([drawn[:, sorted({networks[a], networks[b]})].prod(1) for a, b in pairs], 1)

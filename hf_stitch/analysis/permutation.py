@@ -1,6 +1,6 @@
-"""Is a similarity better than chance? Samples of one side are exchanged, and the metric computed anew.
+"""Permutation tests for metrics: the samples of one side are permuted and the metric is computed again.
 
-Rows of one sample (positions of an image, tokens of a text) depend on each other: they move together.
+The rows of one sample (positions of an image, tokens of a text) are dependent, so they are permuted together.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PermutationTestResult(Result):
-    """A similarity beside those of the same rows with the samples of one side exchanged.
+    """Value of a metric compared with its values under permuted samples, returned by :func:`permutation_test`.
 
     Attributes:
         metric: The metric and its options.
-        observed: Its value.
-        values: (permutations,) its values with samples exchanged.
+        observed: Value of the metric.
+        values: (permutations,) float64, values of the metric with permuted samples (null values).
         higher_is_better: Whether a higher value means more similar.
-        best: Its value where both sides are equal up to its invariances; infinite if there is none.
+        best: Value of the metric if both sides are equal up to its invariances; infinite if it has no such value.
         samples: Number of samples.
         rows: Number of rows.
-        seed: Of the permutations.
+        seed: Seed of the permutations.
+
+    Example:
+        >>> null = PermutationTestResult("LinearCKA()", 0.8, np.array([0.1, 0.3, 0.2]), True, 1.0, 50, 50, 0)
+        >>> round(null.chance, 3), null.p_value, round(null.calibrated, 3)
+        (0.2, 0.25, 0.75)
     """
 
     metric: str
@@ -53,15 +58,15 @@ class PermutationTestResult(Result):
 
     @property
     def chance(self) -> float:
-        """Mean of the null values: what chance scores."""
+        """Mean of the null values, the chance level."""
         return float(self.values.mean())
 
     @property
     def p_value(self) -> float:
-        """Share of the permutations, the observed order among them, that make the sides at least as much alike.
+        """Share of the permutations, including the observed order, with a similarity at least as high as observed.
 
-        ``(1 + #) / (1 + B)``: never 0, and valid at any number B of permutations (Phipson and Smyth 2010). One-sided:
-        *more* alike than chance. Values that differ by rounding count as equal.
+        ``(1 + #) / (1 + B)`` is never 0 and is valid for any number B of permutations (Phipson and Smyth 2010). The
+        test is one-sided: *more* similar than chance. Values that differ by rounding count as equal.
         """
         rounding = 1e-12 * np.abs([self.observed, *self.values]).max()
         at_least = (self.values - self.observed) * (1 if self.higher_is_better else -1) >= -rounding
@@ -69,24 +74,30 @@ class PermutationTestResult(Result):
 
     @property
     def z(self) -> float:
-        """How many standard deviations of the null the sides are more alike than chance; NaN if it does not vary."""
+        """Similarity above chance in standard deviations of the null values; NaN if these do not vary."""
         spread = float(self.values.std(ddof=1))
         more = (self.observed - self.chance) * (1 if self.higher_is_better else -1)
         return more / spread if spread > 0 else float("nan")
 
     @property
     def calibrated(self) -> float:
-        """``(observed - chance) / (best - chance)``: 1 where equal, 0 at chance, below 0 where less alike than chance.
+        """Chance-corrected value, ``(observed - chance) / (best - chance)``.
 
-        The correction for chance of Cohen's kappa and of the adjusted Rand index (Hubert and Arabie 1985), with the
-        mean of the null for chance; of ``disagreement`` it is the kappa. NaN where chance scores best, or the metric
-        has no best value.
+        1 if both sides are equal, 0 at chance, negative if they are less similar than chance. Cohen's kappa and the
+        adjusted Rand index (Hubert and Arabie 1985) use the same correction; here the mean of the null values is the
+        chance level. For ``disagreement`` the result is Cohen's kappa. NaN if the chance level is the best value, or
+        the metric has no best value.
         """
         room = self.best - self.chance
         return (self.observed - self.chance) / room if room and np.isfinite(room) else float("nan")
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row: metric, observed, chance, calibrated, p_value, z, and what they rest on."""
+        """Return the result as a data frame.
+
+        Returns:
+            One row with the columns ``metric``, ``observed``, ``samples``, ``rows``, ``seed``, ``chance``,
+            ``calibrated``, ``p_value``, ``z`` and ``permutations``.
+        """
         import pandas
 
         figures = {
@@ -95,13 +106,17 @@ class PermutationTestResult(Result):
         return pandas.DataFrame([{**figures, "permutations": len(self.values)}])
 
     def plot(self) -> Figure:
-        """The null values as a histogram, with the observed value marked."""
+        """Plot a histogram of the null values.
+
+        Returns:
+            The matplotlib figure, with the observed value marked.
+        """
         from hf_stitch.plots import histogram
 
         return histogram(self.values, {"observed": self.observed}, label=self.metric, title=f"p = {self.p_value:.3g}")
 
     def __rich__(self) -> str:
-        """For example ``LinearCKA(debiased=False) 0.743, chance 0.741: calibrated 0.006, p = 0.373``."""
+        """Return one line, e.g. ``LinearCKA(debiased=False) 0.743, chance 0.741: calibrated 0.006, p = 0.373``."""
         return (
             f"{self.metric} {self.observed:.3f}, chance {self.chance:.3f}: calibrated {self.calibrated:.3f}, "
             f"p = {self.p_value:.3g}"
@@ -119,31 +134,31 @@ def permutation_test(
     seed: int = 0,
     **options: Any,
 ) -> PermutationTestResult:
-    """How alike two sides are beside how alike they are with the samples of y exchanged at random.
+    """Compare a similarity with its values after permuting the samples of ``y`` at random.
 
-    All rows of a sample move together: row j of one sample is paired with row j of another. What does not depend on
-    which samples meet, such as what all images have in common at a position, therefore counts as chance. A sample
-    exchanges only with samples of as many rows.
+    All rows of a sample are permuted together: row j of one sample is paired with row j of another sample. Similarity
+    that does not depend on the pairing of samples, such as what all images have in common at a position, therefore
+    counts as chance. A sample is exchanged only with samples that have the same number of rows.
 
-    Metrics of ``Moments``, and debiased linear CKA, take one product of x with y per permutation; others are computed
-    anew.
+    Metrics computed from ``Moments``, and debiased linear CKA, take one product of ``x`` with ``y`` per permutation.
+    Other metrics are computed from the rows for each permutation.
 
     Args:
-        metric: A name in the registry of metrics, a metric or its class.
+        metric: Name of a registered metric, a metric instance or a metric class.
         x: (n, dx) array or tensor of rows.
-        y: (n, dy); row i belongs to row i of x.
-        samples: (n,) the sample that each row belongs to (``Representation.row_samples`` counts within a batch; give
-            different batches different ids). ``None``: each row is a sample.
-        permutations: At least 2; the p-value is at least ``1 / (1 + permutations)``.
-        seed: Of the permutations. With ``samples`` given, the order in which samples come does not matter.
-        **options: Of the metric.
+        y: (n, dy) array or tensor; row i corresponds to row i of ``x``.
+        samples: (n,) id of the sample that each row belongs to. ``Representation.row_samples`` numbers the samples of
+            one batch, so ids of different batches must be made distinct. ``None`` treats each row as a sample.
+        permutations: Number of permutations, at least 2. The p-value is at least ``1 / (1 + permutations)``.
+        seed: Seed of the permutations. If ``samples`` is given, the result does not depend on the order of the samples.
+        **options: Options of the metric.
 
     Returns:
-        The observed value, the null values and what follows from them.
+        The observed value and the null values, from which the p-value and the chance-corrected value follow.
 
     Raises:
-        ValueError: A sample has no other of as many rows; there are fewer than 2 samples; the metric takes labels, so
-            that a pairing of samples says nothing; or what the metric itself refuses.
+        ValueError: If there are fewer than 2 samples, a sample is the only one with its number of rows, the metric
+            takes labels, fewer than 2 permutations are requested, or the metric rejects its input.
 
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -154,8 +169,8 @@ def permutation_test(
     chosen = chosen_metric(metric, options)
     if chosen.labelled:
         raise ValueError(
-            f"{chosen.name} compares each side with the labels and not sample with sample, so that exchanging samples "
-            "says nothing; see bootstrap for how sure it is"
+            f"{chosen.name} compares each side with the labels, not samples with samples, so that a permutation test "
+            "does not apply; use bootstrap for a confidence interval"
         )
     check_count("permutations", permutations)
     x, y = paired(chosen.name, x, y)
@@ -172,26 +187,26 @@ def permutation_test(
 
 
 def _exchangeable(groups: Sequence[Places]) -> list[Places]:
-    """Samples of as many rows, side by side: (samples, rows of each).
+    """Stack the samples with the same number of rows: one (samples, rows per sample) array per number of rows.
 
     Raises:
-        ValueError: A sample has no other of as many rows.
+        ValueError: If a sample is the only one with its number of rows.
     """
-    alike: dict[int, list[Places]] = {}
+    by_size: dict[int, list[Places]] = {}
     for places in groups:
-        alike.setdefault(len(places), []).append(places)
-    alone = [size for size, members in alike.items() if len(members) == 1]
+        by_size.setdefault(len(places), []).append(places)
+    alone = [size for size, members in by_size.items() if len(members) == 1]
     if alone:
         raise ValueError(
-            f"{len(alone)} of {len(groups)} samples have no other of as many rows to exchange with (of "
-            f"{', '.join(map(str, sorted(alone)[:5]))}{' …' if len(alone) > 5 else ''} rows): leave these samples out, "
-            "or give one row per sample (pooling mean, cls or last)"
+            f"{len(alone)} of {len(groups)} samples are the only ones with their number of rows "
+            f"({', '.join(map(str, sorted(alone)[:5]))}{' …' if len(alone) > 5 else ''}) and cannot be permuted: leave "
+            "these samples out, or pass one row per sample (pooling mean, cls or last)"
         )
-    return [np.stack(members) for members in alike.values()]
+    return [np.stack(members) for members in by_size.values()]
 
 
 def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> Places:
-    """For each row of x the row of y that it meets."""
+    """Draw a permutation: for each row of x, the index of the row of y paired with it."""
     order = np.empty(sum(places.size for places in exchangeable), np.intp)
     for places in exchangeable:
         order[places] = places[random.permutation(len(places))]
@@ -199,7 +214,7 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
 
 
 def _pairing(metric: Metric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
-    """The metric for x and the rows of y in another order; what no order changes is computed once."""
+    """Return the metric as a function of the order of the rows of y; parts that do not depend on it are cached."""
     debiased = metric.statistic == "debiased"
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
         return lambda order: metric.function(x, y[order], **metric.options).item()

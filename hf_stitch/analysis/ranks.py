@@ -1,4 +1,4 @@
-"""How much rank does a stitch need?"""
+"""Low-rank stitching layers, and relative accuracy as a function of rank."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def reduced_ranks(
     batch_size: int = 64,
     progress: bool = True,
 ) -> dict[int, StitchingLayer]:
-    """The least-squares stitches of several ranks at the place of a stitched model, from one pass over the data.
+    """Fit least-squares stitching layers of several ranks in one pass over the data.
 
-    The matcher ``low_rank`` (Csiszárik et al. 2021, section 4.2); a map of prefix tokens has the same rank.
+    Uses the matcher ``low_rank`` (Csiszárik et al. 2021, section 4.2) at the cuts of a stitched model. The map of
+    prefix tokens has the same rank as the map of the other tokens.
 
     Args:
-        stitched: A stitched model of the place; only its source half is used.
+        stitched: A stitched model that defines the cuts; only its source is used.
         train_data: Raw samples to fit on.
-        ranks: From 1 to the greatest, which is the smaller width, or less where features of the source depend on each
-            other; default: the powers of 2 below the greatest, and it.
-        target: The whole target; default: as in :func:`hf_stitch.evaluate`.
+        ranks: Ranks from 1 to the maximum, which is the smaller width, or less if features of the source are linearly
+            dependent. ``None`` uses the powers of 2 below the maximum, and the maximum.
+        target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         progress: Show a progress bar.
 
@@ -48,6 +49,19 @@ def reduced_ranks(
 
     Raises:
         ValueError: If a rank is out of range, or there are too few rows.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> _ = torch.manual_seed(0)
+        >>> a, b = (
+        ...     hf_stitch.load(Sequential(Linear(6, 4), ReLU(), Linear(4, 2)), example_inputs=torch.randn(2, 6))
+        ...     for _ in range(2)
+        ... )
+        >>> data = torch.randn(60, 6)
+        >>> stitched = hf_stitch.stitch(a, b, data, source_layer="0", target_layer="0", task=None, progress=False)
+        >>> list(reduced_ranks(stitched, data, progress=False))
+        [1, 2, 4]
     """
     place = stitched.stitch
     most = min(place.widths)
@@ -78,22 +92,31 @@ def reduced_ranks(
 def rank_curve(
     stitched: StitchedModel, data: Any, stitches: Mapping[str, Mapping[Any, StitchingLayer]], **options: Any
 ) -> Curves:
-    """Relative accuracy against rank (Csiszárik et al. 2021, section 7).
+    """Evaluate the relative accuracy of stitching layers as a function of their rank.
+
+    Follows Csiszárik et al. (2021, section 7).
 
     Args:
-        stitched: A stitched model of the place, with a head that classifies; only its halves are used.
+        stitched: A stitched model at the same cuts with a classification head; only its source and target are used.
         data: Held-out raw samples with labels.
-        stitches: Name of a curve -> rank -> stitching layer: those of :func:`reduced_ranks`, trained bottlenecks, ….
-        **options: Of :func:`score_curves`.
+        stitches: Name of a curve -> rank -> stitching layer, e.g. from :func:`reduced_ranks` or trained bottlenecks.
+        **options: Options of :func:`score_curves`.
+
+    Returns:
+        One curve per name, over the axis ``rank``.
 
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Flatten, Linear, ReLU, Sequential
-        >>> a, b = (hf_stitch.load(Sequential(Flatten(), Linear(12, 4), ReLU(), Linear(4, 2)),
-        ...                        example_inputs=torch.randn(2, 3, 2, 2)) for _ in range(2))
+        >>> a, b = (
+        ...     hf_stitch.load(
+        ...         Sequential(Flatten(), Linear(12, 4), ReLU(), Linear(4, 2)), example_inputs=torch.randn(2, 3, 2, 2)
+        ...     )
+        ...     for _ in range(2)
+        ... )
         >>> images = hf_stitch.Samples.of(torch.randn(200, 3, 2, 2), label=[0, 1] * 100)
         >>> train_data, test = images.split(0.5)
-        >>> stitched = hf_stitch.stitch(a, b, train_data, source_layer="1", target_layer="1")
+        >>> stitched = hf_stitch.stitch(a, b, train_data, source_layer="1", target_layer="1", progress=False)
         >>> list(rank_curve(stitched, test, {"direct": reduced_ranks(stitched, train_data)})["direct"])
         [1, 2, 4]
     """

@@ -1,4 +1,4 @@
-"""What several stitches of one place do on the same samples: every one's answers, sample by sample, in one pass."""
+"""Per-sample measures of several stitching layers at the same cuts, computed in one pass over the samples."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Array]
-"""Key (``right``, ``agreement``, ``cross_entropy``, …) -> a number for each sample."""
+"""Measure (``right``, ``agreement``, ``cross_entropy``, …) -> (n,) float64, one number per sample."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A figure with its 95% interval (percentile bootstrap over samples).
+    """A figure with its 95% confidence interval (percentile bootstrap over samples).
 
     Attributes:
         value: The figure on all samples.
         low: Lower end of the interval.
-        high: Upper end.
+        high: Upper end of the interval.
+
+    Example:
+        >>> print(Score(0.913, 0.902, 0.923))
+        0.913 [0.902, 0.923]
     """
 
     value: float
@@ -39,23 +43,23 @@ class Score:
     high: float
 
     def __str__(self) -> str:
-        """For example ``0.913 [0.902, 0.923]``."""
+        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 class Whole(Protocol):
-    """The network that predictors are measured against: an adapter does."""
+    """Interface of the reference network that predictors are compared with. Adapters implement it."""
 
     def preprocess(self, samples: Sequence[Any], /) -> Mapping[str, Any]:
-        """Raw samples as its inputs."""
+        """Convert raw samples to model inputs."""
 
     def forward(self, inputs: Any, /) -> Any:
-        """Its output, in eval mode."""
+        """Return the output of the network in eval mode."""
 
 
 @dataclass(frozen=True)
 class _Unswapped:
-    """A stitched model as the reference: what it was before another encoder took the place of its own."""
+    """A stitched model as the reference: the model before its encoder was exchanged."""
 
     model: StitchedModel
 
@@ -78,28 +82,29 @@ def answers(
     batch_size: int = 64,
     progress: bool = True,
 ) -> dict[str, Answers]:
-    """What each of several stitches answers to each sample, and what the target does.
+    """Compute per-sample measures of several stitching layers and of the target.
 
-    The source's half and the target run once for each batch. Stitches pass through the target's half one after the
-    other: side by side in one batch they would take longer on a CPU and change the last bits of the answers.
+    The source and the whole target run once per batch. The outputs of the stitching layers pass through the rest of the
+    target one after the other: concatenated into one batch they would take longer on a CPU, and the last bits of the
+    logits would change.
 
     Args:
-        stitched: The model whose halves are used, with a head.
-        layers: Name (any but ``target``) -> a stitching layer of the model's place.
+        stitched: The model whose source and target are used; it must have a head.
+        layers: Name (any except ``target``) -> stitching layer at the cuts of the model.
         samples: Raw samples.
-        whole: The whole target.
-        other: Where the target is to see other samples, in the same order.
+        whole: The whole target network.
+        other: Samples for the target in the same order, if it receives other samples than the source.
         batch_size: Samples per forward.
         progress: Show a progress bar.
 
     Returns:
-        Name -> answers, ``target`` among them.
+        Name, including ``target``, -> measure -> (n,) float64.
 
     Raises:
-        ValueError: If the model has no head, samples do not correspond, or labels are no classes of the target.
+        ValueError: If the model has no head, samples do not correspond, or labels are not classes of the target.
     """
     if stitched.task is None:
-        raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
+        raise ValueError(f"{type(stitched).__name__} has no head to score; pass task= to stitch")
     twins = samples if other is None else other
     check_same_order(samples, twins)
     language = stitched.task == "text-generation"
@@ -123,16 +128,16 @@ def answers(
 def figures_of(
     predictors: Mapping[str, Answers], task: str, *, resamples: int, seed: int
 ) -> dict[str, dict[str, Array]]:
-    """The figures of every predictor on all samples, and on bootstrap resamples of them that all predictors share.
+    """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
 
     Args:
-        predictors: From :func:`answers`.
-        task: Of the model.
-        resamples: How many.
-        seed: Of the resamples.
+        predictors: Result of :func:`answers`.
+        task: Task of the model.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
 
     Returns:
-        Predictor -> figure -> (1 + resamples,): first the figure on all samples.
+        Predictor -> figure -> (1 + resamples,) float64, with the figure on all samples first.
     """
     of_task = _language_figures if task == "text-generation" else _class_figures
     target = predictors["target"]
@@ -157,70 +162,89 @@ def relative_accuracies(
     resamples: int,
     progress: bool,
 ) -> dict[str, Array]:
-    """The relative accuracy of each stitch, on all samples and on resamples of them that all stitches share.
+    """Compute the relative accuracy of stitching layers on all samples, and on resamples shared by all layers.
 
     Args:
-        stitched: The model whose halves are used, with a head that classifies.
-        layers: Name -> a stitching layer of the model's place.
+        stitched: The model whose source and target are used; it must have a classification head.
+        layers: Name -> stitching layer at the cuts of the model.
         data: Held-out raw samples with labels.
-        target: The whole target; default: as in :func:`hf_stitch.evaluate`.
+        target: The whole target network; ``None`` as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples.
         progress: Show a progress bar.
 
     Returns:
-        Name -> (1 + resamples,): first the figure on all samples.
+        Name -> (1 + resamples,) float64, with the relative accuracy on all samples first.
 
     Raises:
-        ValueError: If a layer is of another place, there are no labels, or the target has none right.
+        ValueError: If a layer is at other cuts, there are no labels, or the target classifies no sample correctly.
     """
     for name, layer in layers.items():
         check_place(stitched, name, layer)
     samples = Samples.of(data)
     if stitched.task == "text-generation" or samples.labels is None:
-        raise ValueError("relative accuracy needs a head that classifies and samples with labels")
+        raise ValueError("relative accuracy needs a classification head and samples with labels")
     found = answers(stitched, layers, samples, whole_target(stitched, target), batch_size=batch_size, progress=progress)
     if not found["target"]["right"].any():
-        raise ValueError(f"the target has none of the {len(samples)} samples right: no accuracy is relative to that")
+        raise ValueError(
+            f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
+        )
     drawn = figures_of(found, str(stitched.task), resamples=resamples, seed=seed)
     return {name: drawn[name]["relative_accuracy"] for name in layers}
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:
-    """Make sure that a layer joins what the model's own stitch joins.
+    """Check that a stitching layer has the same source, target and pooling as the one of the model.
+
+    Args:
+        stitched: The stitched model.
+        name: Name of the layer in the error message.
+        layer: The stitching layer.
 
     Raises:
-        ValueError: If it does not; the message says what either joins.
+        ValueError: If it differs; the message contains the source, target and pooling of both.
     """
     own, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))
     if own != got:
-        raise ValueError(f"stitch {name!r} maps {got}, and this model is stitched from {own}")
+        raise ValueError(f"stitch {name!r} maps {got}, but the stitching layer of this model maps {own}")
 
 
 def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """The whole target of a stitched model: as given, or the one that it was made of.
+    """Return the whole target network of a stitched model.
+
+    Args:
+        stitched: The stitched model.
+        target: The target; ``None`` uses the network that the model was built from.
 
     Raises:
-        ValueError: If it is neither given nor live nor named.
+        ValueError: If the target is not given, not in memory, and has no name to load it by.
     """
     return stitched.parent("target") if target is None else load(target)
 
 
 def reference(stitched: StitchedModel, target: Any = None) -> Whole:
-    """What predictors are measured against: the whole target, or a stitched model that is given in its place.
+    """Return the reference that predictors are compared with: the whole target, or a stitched model given instead.
+
+    Args:
+        stitched: The stitched model.
+        target: A stitched model, or the target as in :func:`whole_target`.
 
     Raises:
-        ValueError: As :func:`whole_target`.
+        ValueError: As in :func:`whole_target`.
     """
     return _Unswapped(target) if isinstance(target, StitchedModel) else whole_target(stitched, target)
 
 
 def check_labels(samples: Samples | Batch, classes: int) -> None:
-    """Make sure that labels are classes that the target predicts; unlabelled samples pass.
+    """Check that labels are classes of the target. Unlabelled data pass.
+
+    Args:
+        samples: Samples or a batch.
+        classes: Number of classes of the target.
 
     Raises:
-        ValueError: If a label is missing or no class; the message names the sample.
+        ValueError: If a label is missing or not a class; the message contains the id of the sample.
     """
     for id_, label in zip(samples.ids, samples.labels or (), strict=False):
         if not 0 <= label < classes:
@@ -228,17 +252,17 @@ def check_labels(samples: Samples | Batch, classes: int) -> None:
 
 
 def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    """Make sure that both sides see the same tokens at the same places."""
+    """Check that both networks receive the same tokens at the same positions."""
     for name in ("input_ids", "attention_mask"):
         if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
             raise ValueError(
-                f"source and target see other {name} for the same text: next tokens can be compared only with one "
-                "tokenizer that pads both on the same side"
+                f"source and target receive different {name} for the same text: comparing next tokens requires the "
+                "same tokenizer and padding side for both networks"
             )
 
 
 def _measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
-    """For each predictor and sample: its class, whether the target agrees; with labels, if right, cross-entropy."""
+    """Per-sample measures of classifiers: class and agreement; with labels also correctness and cross-entropy."""
     predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
     measured: dict[str, Answers] = {}
     for name, values in logits.items():
@@ -254,21 +278,21 @@ def _measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, An
 
 
 def _measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Answers]:
-    """For each predictor and sample: tokens predicted, their summed cross-entropy, on how many the target agrees."""
+    """Per-sample measures of language models: number of tokens, summed cross-entropy, tokens that agree."""
     labels = inputs["input_ids"][:, 1:]
     mask = (
         inputs["attention_mask"].bool()
         if "attention_mask" in inputs
         else torch.ones_like(inputs["input_ids"], dtype=torch.bool)
     )
-    real = mask[:, :-1] & mask[:, 1:]  # a text's first token has nothing before it, whichever side is padded
+    real = mask[:, :-1] & mask[:, 1:]  # the first token of a text has no context, whichever side is padded
     best = logits["target"][:, :-1].argmax(-1)
     measured: dict[str, Answers] = {}
     for name, values in logits.items():
         if values.shape[:2] != inputs["input_ids"].shape:
             raise ValueError(
-                f"the {name} model gives {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: both "
-                "need one tokenizer and pooling='none'"
+                f"the {name} model outputs {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: use "
+                "the same tokenizer for both networks and pooling='none'"
             )
         ahead = values[:, :-1].float()
         loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
@@ -307,7 +331,16 @@ def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], wei
 
 
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
-    """How often each sample counts, some resamples at a time: first once each, then ``count`` bootstrap resamples."""
+    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples.
+
+    Args:
+        n: Number of samples.
+        count: Number of bootstrap resamples.
+        seed: Seed of the resamples.
+
+    Yields:
+        (at most 50 resamples, n) float64, how often each sample is drawn.
+    """
     random = np.random.default_rng(seed)
     yield np.ones((1, n))
     for start in range(0, count, 50):
@@ -315,10 +348,14 @@ def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
 
 
 def as_score(drawn: Array) -> Score:
-    """The figure on all samples, which comes first, with the percentiles of the resamples."""
+    """Return the figure on all samples with the percentiles of the resamples.
+
+    Args:
+        drawn: (1 + resamples,) the figure on all samples, followed by the resamples.
+    """
     low, high = np.nan, np.nan
     if not np.isnan(drawn[0]):
-        low, high = np.nanquantile(drawn[1:], [0.025, 0.975])  # a resample may hold none that the target has right
+        low, high = np.nanquantile(drawn[1:], [0.025, 0.975])  # NaN where the target has no correct sample
     return Score(float(drawn[0]), float(low), float(high))
 
 

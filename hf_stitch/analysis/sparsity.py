@@ -1,4 +1,4 @@
-"""How many entries does a stitch need?"""
+"""Pruning of stitching layers by magnitude, and relative accuracy as a function of sparsity."""
 
 from __future__ import annotations
 
@@ -13,30 +13,46 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.stitches import MaskedStitch, Stitch, StitchingLayer, as_linear
 
 THRESHOLD = 1e-4
-"""Csiszárik et al. 2021, figure 8: entries of less magnitude become zero."""
+"""Default threshold (Csiszárik et al. 2021, figure 8): entries of smaller magnitude are set to zero."""
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 
 
 def zero_share(layer: StitchingLayer) -> float:
-    """The share of entries of the weights that are zero, over all maps of a stitch together; biases do not count.
+    """Compute the share of zero entries in the weights of a stitching layer.
+
+    Args:
+        layer: A stitching layer with affine maps. The weights of all its maps are counted together, without biases.
+
+    Returns:
+        The share of zero entries, between 0 and 1.
 
     Raises:
         ValueError: If a map is not affine.
+
+    Example:
+        >>> from hf_stitch.representation import RepresentationSpec
+        >>> from hf_stitch.stitches import LinearStitch
+        >>> spec = RepresentationSpec("bd", 4)
+        >>> zero_share(StitchingLayer(spec, spec, "none", LinearStitch.of(weight=torch.eye(4), bias=None)))
+        0.75
     """
     weights = [as_linear(getattr(layer, part)).weight for part in layer.parts]
     return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity: float | None = None) -> StitchingLayer:
-    """The stitch with its smallest entries at zero, where they stay in training (:class:`MaskedStitch`).
+    """Prune the weights of a stitching layer by magnitude.
 
-    Of each map the entries of the weight are pruned by magnitude; biases are kept.
+    The pruned entries of each map stay zero during training (:class:`MaskedStitch`). Biases are kept.
 
     Args:
-        layer: Of affine maps; it stays as it is.
-        threshold: Entries of less magnitude become zero; default, without a sparsity: 1e-4.
-        sparsity: Instead: this share of the entries of each map (rounded to a number of entries) becomes zero, the
-            smallest first, entries that are zero already among them.
+        layer: A stitching layer with affine maps; it is not modified.
+        threshold: Entries of smaller magnitude are set to zero. The default is 1e-4 if ``sparsity`` is not given.
+        sparsity: Share of the entries of each map to set to zero, smallest magnitude first, rounded to a number of
+            entries. Entries that are already zero count. Cannot be combined with ``threshold``.
+
+    Returns:
+        The pruned stitching layer.
 
     Raises:
         ValueError: If both are given, the threshold is negative, the sparsity is not in [0, 1], or a map is not affine.
@@ -49,7 +65,7 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
         0.75
     """
     if threshold is not None and sparsity is not None:
-        raise ValueError(f"give a threshold or a sparsity, got both, {threshold} and {sparsity}")
+        raise ValueError(f"pass either threshold or sparsity, got both: {threshold} and {sparsity}")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold must be >= 0, got {threshold}")
     if sparsity is not None and not 0 <= sparsity <= 1:
@@ -69,7 +85,7 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
 
 
 def _largest(magnitude: Tensor, count: int) -> Tensor:
-    """Mask of the largest entries; of equal ones, those that stand first."""
+    """Return the mask of the ``count`` largest entries; ties are resolved in favour of earlier entries."""
     order = magnitude.flatten().argsort(descending=True, stable=True)
     mask = torch.zeros(magnitude.numel(), dtype=torch.bool, device=magnitude.device)
     mask[order[:count]] = True
@@ -83,16 +99,36 @@ def sparsity_curve(
     stitches: Mapping[str, StitchingLayer] | None = None,
     **options: Any,
 ) -> Curves:
-    """Relative accuracy against the share of entries at zero, pruned by magnitude without fitting again.
+    """Evaluate the relative accuracy of pruned stitching layers as a function of their sparsity.
 
-    Csiszárik et al. 2021, section 8, reach sparsity by an L1 penalty in training; this prunes what was found without.
+    The weights are pruned by magnitude and not fitted again. Csiszárik et al. (2021, section 8) obtain sparsity by an
+    L1 penalty during training instead.
 
     Args:
-        stitched: The model, with a head that classifies.
+        stitched: A stitched model with a classification head.
         data: Held-out raw samples with labels.
-        shares: Of entries at zero, each in [0, 1].
-        stitches: Name of a curve -> a stitch of the model's place; default: the model's own, as ``stitched``.
-        **options: Of :func:`score_curves`.
+        shares: Shares of entries to set to zero, each in [0, 1].
+        stitches: Name of a curve -> stitching layer at the cuts of the model; ``None`` uses the stitching layer of the
+            model, as the curve ``stitched``.
+        **options: Options of :func:`score_curves`.
+
+    Returns:
+        One curve per stitching layer, over the axis ``sparsity``.
+
+    Example:
+        >>> import hf_stitch
+        >>> from torch.nn import Flatten, Linear, ReLU, Sequential
+        >>> a, b = (
+        ...     hf_stitch.load(
+        ...         Sequential(Flatten(), Linear(12, 4), ReLU(), Linear(4, 2)), example_inputs=torch.randn(2, 3, 2, 2)
+        ...     )
+        ...     for _ in range(2)
+        ... )
+        >>> images = hf_stitch.Samples.of(torch.randn(60, 3, 2, 2), label=[0, 1] * 30)
+        >>> stitched = hf_stitch.stitch(a, b, images, source_layer="1", target_layer="1", progress=False)
+        >>> curves = sparsity_curve(stitched, images, [0.0, 0.5], resamples=20, progress=False)
+        >>> list(curves["stitched"])
+        [0.0, 0.5]
     """
     named = {"stitched": stitched.stitch} if stitches is None else stitches
     chosen = list(shares)

@@ -1,4 +1,4 @@
-"""Artefacts: stitched models and the small stitcher that joins two networks, which are saved, shared and loaded."""
+"""Artefacts that can be saved, shared and loaded: whole stitched models, and stitchers that name their networks."""
 
 from hf_stitch.artefacts.classification import (
     StitchedModelForImageClassification,

@@ -1,4 +1,4 @@
-"""What both artefacts do alike: they are written into a folder, described by a card, shared on the Hub, and read."""
+"""Common base of both artefacts: saving to a folder, the model card, uploading to the Hub, and loading."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Artefact:
     """Base of stitched models and stitchers: a record in JSON, weights in safetensors, and a model card.
 
     Attributes:
-        record_file: Name of the file that holds the record.
-        commit_message: Of an upload, unless another is given.
-        anchors: The anchors of a relative model or of an encoder that was swapped in, where there are any.
+        record_file: Name of the file that contains the record.
+        commit_message: Default commit message of an upload.
+        anchors: The anchor set of a relative model or of a swapped encoder; ``None`` for others.
     """
 
     record_file: ClassVar[str]
@@ -36,33 +36,33 @@ class Artefact:
 
     @abstractmethod
     def describe(self) -> Description:
-        """What it is, as plain values."""
+        """Return a description of the artefact as plain values."""
 
     @abstractmethod
     def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
-        """Write everything but record and card into an empty folder.
+        """Write all files except record and card to an empty folder.
 
         Returns:
-            The record, unsigned.
+            The record, without manifest and checksum.
         """
 
     def _networks(self) -> Iterable[Method]:
-        """The adapters and classes that are needed to build the networks that are saved with it."""
+        """Return the adapters and classes needed to build the networks that are saved with the artefact."""
         return ()
 
     def _check_savable(self) -> None:
-        """Refuse what cannot be saved, before anything is written.
+        """Check that the artefact can be saved, before anything is written.
 
         Raises:
-            ValueError: If a half is of user code, which no config can rebuild.
+            ValueError: If a half consists of user code, which cannot be rebuilt from a config.
         """
 
     def _sample_code(self) -> str | None:
-        """Python for a sample, where it is neither an image nor a text."""
+        """Return a Python expression for a sample that is neither an image nor a text; ``None`` for those."""
         return None
 
     def _save(self, folder: Path, **options: Any) -> None:
-        """Write the artefact and its card into a folder, and remove what an earlier one had there."""
+        """Write the artefact and its card to a folder, and remove the files of an earlier artefact there."""
         self._check_savable()
         here = folder / hub.CARD
         present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
@@ -80,7 +80,7 @@ class Artefact:
         manifest.write(folder / self.record_file, manifest.sign(record, folder, files))
 
     def _stale(self, folder: Path) -> set[str]:
-        """The files of the artefact that is in a folder, as far as its record can be read."""
+        """Return the files of the artefact in a folder, as far as its record can be read."""
         try:
             record = read_record(folder / self.record_file)
         except (OSError, ValueError):
@@ -91,22 +91,24 @@ class Artefact:
     def push_to_hub(
         self, repo_id: str, *, tags: Iterable[str] = (), present: str | None = None, **options: Any
     ) -> CommitInfo:
-        """Upload it with its card to the Hub, in one commit.
+        """Upload the artefact and its model card to the Hub in one commit.
 
         Args:
-            repo_id: ``owner/name``; created if it does not exist.
-            tags: More tags for the card.
-            present: A card of it that is here: what a person wrote there is kept, and wins over what the Hub's says.
-            **options: Of the upload (:class:`hf_stitch.hub.UploadOptions`: ``private``, ``token``, ``revision``,
-                ``commit_message``, ``create_pr``); for stitched models also ``max_shard_size`` and ``state_dict``, as
-                for ``save_pretrained``.
+            repo_id: Id of the repository, ``owner/name``. It is created if it does not exist.
+            tags: Additional tags for the card.
+            present: Text of a local card. Text that a person added to it is kept and takes precedence over the card on
+                the Hub.
+            **options: Options of the upload (:class:`hf_stitch.hub.UploadOptions`: ``private``, ``token``,
+                ``revision``, ``commit_message``, ``create_pr``). Stitched models also take ``max_shard_size`` and
+                ``state_dict``, as in ``save_pretrained``.
 
         Returns:
-            The commit: ``oid`` is what to pin, ``commit_url`` where to see it.
+            The commit. ``oid`` is the hash to pin, ``commit_url`` the address of the commit.
 
         Raises:
-            ValueError: If it cannot be saved: a half is of user code, which no config can rebuild.
-            OSError: With what happened and what to do, if the Hub does not take it; nothing is left half done.
+            ValueError: If the artefact cannot be saved because a half consists of user code.
+            OSError: If the Hub rejects the upload. Nothing is changed on the Hub then; the message contains the reason
+                and a remedy.
         """
         self._check_savable()
         upload = {name: options.pop(name) for name in hub.UploadOptions.__annotations__ if name in options}
@@ -124,31 +126,37 @@ class Artefact:
 
 
 def folder_of(place: str | Path, files: list[str], **download: Unpack[hub.DownloadOptions]) -> Path:
-    """The folder of an artefact: a local one, or that of a download.
+    """Return the folder of an artefact, downloaded if it is not local.
 
     Args:
         place: Local folder or Hub id.
-        files: Patterns of the names of the files wanted.
-        **download: How the Hub is reached.
+        files: Name patterns of the files to download.
+        **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`).
+
+    Returns:
+        The local folder.
 
     Raises:
         FileNotFoundError: If there is no such folder, model or revision.
-        OSError: If the Hub cannot be reached or refuses.
+        OSError: If the Hub cannot be reached or denies access.
     """
     folder = Path(place)
     return folder if folder.is_dir() else hub.download(str(place), files=files, **download)
 
 
 def load_anchors(record: Mapping[str, Any], folder: Path) -> AnchorSet | None:
-    """The anchors beside an artefact whose record names some.
+    """Load the anchors of an artefact.
 
     Args:
-        record: As it was read.
-        folder: Where it lies.
+        record: The record of the artefact.
+        folder: The folder of the artefact.
+
+    Returns:
+        The anchor set; ``None`` if the record names no anchors.
 
     Raises:
-        FileNotFoundError: If they are missing.
-        ValueError: If they are damaged.
+        FileNotFoundError: If a file of the anchors is missing.
+        ValueError: If the files are damaged.
     """
     named = ANCHORS[0] in record.get(manifest.MANIFEST, ()) or bool(record.get("anchors"))
     return AnchorSet.from_pretrained(folder) if named else None

@@ -1,10 +1,9 @@
-"""One cache of keys and values for the two halves of a stitched decoder.
+"""One key-value cache for the two halves of a stitched decoder.
 
-The layers of the cache are the attention layers that the source still has, then those that the target has. Either half
-goes on numbering its layers as the whole network did, so each is shown the cache in its own numbers: nothing in a half
-is renumbered (some architectures compute with the number of a layer). Where a half asks for the layers that it lost, it
-is told of its first: the length of the past is that of any layer of its own, and never that of the other half's, which
-may be ahead by a token.
+The layers of the cache are the attention layers of the front half, followed by those of the back half. Each half keeps
+the layer numbers of its whole network, because some architectures compute with them, and receives a view of the cache
+in its own numbering. In this view, layers that are not part of the half refer to its first layer: all layers of a half
+have the same length of the past, while the other half may be ahead by the new tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +15,18 @@ from transformers import Cache
 
 
 def decoder_layers(model: Any) -> tuple[int, ...] | None:
-    """The numbers of the attention layers that a half of a network has.
+    """Return the numbers of the attention layers of one half.
+
+    Args:
+        model: The network of the half.
 
     Returns:
-        In order, by the numbering of the whole network; ``None`` if it is no decoder with a cache.
+        The numbers in ascending order, as in the whole network; ``None`` if it is not a decoder with a cache.
     """
     if not takes(model, "past_key_values"):
         return None
     numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-    layers = [module for module in numbered if any(True for _ in module.parameters())]  # stand-ins have none
+    layers = [module for module in numbered if any(True for _ in module.parameters())]  # removed layers have none
     generates = getattr(model, "can_generate", lambda: False)()
     if not all(getattr(layer, "is_causal", generates) for layer in layers):
         return None
@@ -32,12 +34,12 @@ def decoder_layers(model: Any) -> tuple[int, ...] | None:
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Whether the forward of a model names an argument."""
+    """Return whether the forward method of a model has a parameter of this name."""
     return argument in inspect.signature(model.forward).parameters
 
 
 def layer_types(model: Any, layers: tuple[int, ...]) -> list[str]:
-    """The kind of attention of some layers of a decoder, in transformers' terms."""
+    """Return the types of attention of the given layers of a decoder, in the terms of transformers."""
     named = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     if named is not None:
         return [named[layer] for layer in layers]
@@ -45,21 +47,21 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[str]:
 
 
 def sliding_window(model: Any) -> int | None:
-    """How many tokens the sliding attention of a decoder looks back; ``None`` where it has none."""
+    """Return the window of a decoder's sliding attention in tokens; ``None`` without sliding attention."""
     window: int | None = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
     return window
 
 
 def shown(cache: Cache, first: int, layers: tuple[int, ...]) -> Cache | None:
-    """A cache as one half sees it.
+    """Return a view of the cache for one half, in the layer numbering of this half.
 
     Args:
-        cache: Of both halves; it is made long enough if it grows with its use.
-        first: Place of the half's first layer in it.
-        layers: The half's layers, by its own numbering.
+        cache: The cache of both halves. A cache that grows with use is extended to the layers of the half.
+        first: Index in the cache of the half's first layer.
+        layers: Numbers of the half's layers in its whole network.
 
     Returns:
-        A cache that shares its layers; ``None`` for a half without attention.
+        A cache that shares its layers with ``cache``; ``None`` for a half without attention.
     """
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) < first + len(layers):

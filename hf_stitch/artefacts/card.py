@@ -1,4 +1,4 @@
-"""The card of either artefact: what it is, how to use it, how it was made, how well it does beside its baselines."""
+"""Model card of a stitcher or stitched model: description, usage, recipe, and scores compared with baselines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
-BEGIN = "<!-- hf-stitch: from here to the end mark is written anew at every save and push; write above or below -->"
+BEGIN = "<!-- hf-stitch: from here to the end mark is rewritten at every save and push; add text above or below -->"
 END = "<!-- hf-stitch: end mark -->"
 GENERATED = re.compile(r"<!-- hf-stitch: from here.*?-->.*?<!-- hf-stitch: end mark -->", re.DOTALL)
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 
 STITCHING = (LENC_2015, CSISZARIK_2021)
-"""The papers of stitching itself."""
+"""Papers that introduced stitching."""
 
 PREDICTORS = ("stitched", "identity", "mean_only", "target", "chance")
 FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
@@ -33,8 +33,8 @@ TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
 HELD_OUT = "held-out"
 LISTS = ("tags", "model-index")
 SAMPLES = {
-    "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # a picture of yours'),
-    "text": ("", '"A text of yours."'),
+    "image": ("from PIL import Image\n", 'Image.new("RGB", (224, 224))  # your image'),
+    "text": ("", '"Your text."'),
     "": ("", "your_sample"),
 }
 
@@ -47,18 +47,21 @@ def card(
     tags: Iterable[str] = (),
     sample: str | None = None,
 ) -> str:
-    """The model card (Markdown with metadata) of a stitcher or of a whole stitched model.
+    """Return the model card of a stitcher or of a whole stitched model.
 
     Args:
-        described: What it is.
-        name: Its id on the Hub; ``None`` for a folder.
-        present: The card that is there. Its text outside the marks stays, and so does metadata that is not written
-            here; tags are joined.
-        tags: More tags.
-        sample: Python for one raw sample; default: by the task.
+        described: Description of the artefact.
+        name: Its id on the Hub; ``None`` for a local folder.
+        present: The existing card, if any. Its text outside the marks and metadata that are not generated here are
+            kept; tags are merged.
+        tags: Additional tags.
+        sample: Python expression for one raw sample in the usage snippet. Default: derived from the task.
+
+    Returns:
+        Markdown text with YAML metadata.
 
     Raises:
-        ValueError: If the metadata of the present card cannot be read.
+        ValueError: If the metadata of the existing card cannot be read.
     """
     matcher = described.recipe.get("matcher") or {}
     data = _metadata(described, name, [*tags, *([_plain(matcher["name"])] if "name" in matcher else [])])
@@ -81,35 +84,38 @@ def card(
 
 
 def united(there: str | None, here: str | None) -> str | None:
-    """Two cards of one artefact, of which :func:`card` keeps what a person wrote.
+    """Merge the cards of one artefact on the Hub and in a folder, as input for :func:`card`.
+
+    If both contain text that a person added, the text of the folder is kept and a warning is issued.
 
     Args:
-        there: That of the Hub.
-        here: That of a folder. Where a person wrote into it, its text is taken, else the Hub's; metadata are joined.
+        there: The card on the Hub, if any.
+        here: The card in the folder, if any. Its text is used if a person added to it, otherwise the text of the Hub's
+            card; metadata are merged.
 
     Returns:
-        The card to go on from; ``None`` where there is neither. A warning tells where words of the Hub's get lost.
+        The merged card; ``None`` if there is neither.
 
     Raises:
-        ValueError: If the metadata of either cannot be read.
+        ValueError: If the metadata of either card cannot be read.
     """
     if there is None or here is None:
         return there if here is None else here
     cards = _read(there), _read(here)
-    said = [_words(each) for each in cards]
-    if said[0] and said[1] and said[0] != said[1]:
+    added = [_added_text(each) for each in cards]
+    if added[0] and added[1] and added[0] != added[1]:
         warnings.warn(
-            "what a person wrote into the card on the Hub is replaced by what is written in the card here; an earlier "
-            "commit has it",
+            "text that was added to the card on the Hub is replaced by the text of the local card; earlier commits "
+            "still contain it",
             stacklevel=2,
         )
     known = [_by_hand(each) for each in cards]
     metadata = {**known[0], **known[1], "tags": _tags(*known)}
-    return f"---\n{CardData(**metadata).to_yaml()}\n---\n{cards[1 if said[1] else 0].text}"
+    return f"---\n{CardData(**metadata).to_yaml()}\n---\n{cards[1 if added[1] else 0].text}"
 
 
 def _merged(made: ModelCard, present: str) -> str:
-    """The present card with its generated part and metadata refreshed."""
+    """Return the existing card with its generated part and metadata replaced."""
     kept = _read(present)
     new, old = made.data.to_dict(), _by_hand(kept)
     merged = {**old, **new, "tags": _tags(old, new)}
@@ -118,7 +124,7 @@ def _merged(made: ModelCard, present: str) -> str:
     part = GENERATED.search(str(made))
     assert part is not None
     text = kept.text
-    # A function, as a replacement text would be read for backslashes.
+    # A function as replacement, because backslashes in a replacement string would be escapes.
     text = (
         GENERATED.sub(lambda _: part[0], text, count=1) if GENERATED.search(text) else f"{text.rstrip()}\n\n{part[0]}\n"
     )
@@ -126,40 +132,42 @@ def _merged(made: ModelCard, present: str) -> str:
 
 
 def _read(text: str) -> RepoCard:
-    # Not as a ModelCard, which would take all results for those of one model.
+    # RepoCard, because ModelCard would merge the results of all models in the model index into one.
     try:
         return RepoCard(text)
     except Exception as error:
-        raise ValueError(f"the metadata of the card that is there cannot be read ({error}); repair it first") from error
+        raise ValueError(f"the metadata of the existing card cannot be read ({error}); repair it first") from error
 
 
-def _words(card: RepoCard) -> str:
-    """What a person wrote into the text; a title alone is none."""
+def _added_text(card: RepoCard) -> str:
+    """Return the text that a person added; the title does not count."""
     return re.sub(r"\A# .*", "", GENERATED.sub("", card.text).strip()).strip()
 
 
 def _by_hand(card: RepoCard) -> dict[str, Any]:
-    """The metadata that a person wrote: those that the generated part of the card does not tell of."""
+    """Return the metadata that a person added: those that do not belong to the generated part of the card."""
     data: dict[str, Any] = card.data.to_dict()
     found = GENERATED.search(card.text)
     if found is None:
         return data
-    told, parents, own = found[0], data.get("base_model") or [], {"library_name"}
+    generated, parents, own = found[0], data.get("base_model") or [], {"library_name"}
     if data.get("pipeline_tag") in TASKS:
         own |= {"pipeline_tag"}
     named = [parents] if isinstance(parents, str) else parents
-    if all(f"[{id}](https://huggingface.co/{id}" in told for id in named):
+    if all(f"[{id}](https://huggingface.co/{id}" in generated for id in named):
         own |= {"base_model", "base_model_relation"}
-    data["tags"] = [tag for tag in data.get("tags") or () if tag not in TAGS and f"| matcher | `{tag}` |" not in told]
-    data["model-index"] = [entry for entry in data.get("model-index") or () if not _is_own(entry, told)]
+    data["tags"] = [
+        tag for tag in data.get("tags") or () if tag not in TAGS and f"| matcher | `{tag}` |" not in generated
+    ]
+    data["model-index"] = [entry for entry in data.get("model-index") or () if not _is_own(entry, generated)]
     return {key: value for key, value in data.items() if key not in own and (value or key not in LISTS)}
 
 
-def _is_own(entry: Mapping[str, Any], told: str) -> bool:
-    """Whether results are those that the generated part of a card tells of."""
+def _is_own(entry: Mapping[str, Any], generated: str) -> bool:
+    """Return whether an entry of the model index holds the scores in the generated part of the card."""
     data = [result.get("dataset") or {} for result in entry.get("results") or ()]
     return bool(data) and all(
-        d.get("type") == HELD_OUT and str((d.get("args") or {}).get("fingerprint")) in told for d in data
+        d.get("type") == HELD_OUT and str((d.get("args") or {}).get("fingerprint")) in generated for d in data
     )
 
 
@@ -185,7 +193,7 @@ def _metadata(described: Description, name: str | None, tags: list[str]) -> dict
 
 
 def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was measured, as the Hub's index of results has it: all figures, and of each baseline the first."""
+    """Return the scores for the model index: all figures of the model, and the first figure of each baseline."""
     metrics = [
         {
             "type": figure,
@@ -204,14 +212,14 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _papers(described: Description) -> list[Paper]:
-    """Those of stitching, and those of the matcher or, where none is recorded, of the map."""
+    """Return the papers on stitching and those of the matcher, or of the map if no matcher is recorded."""
     matcher = (described.recipe.get("matcher") or {}).get("name")
     found = _class("matchers", str(matcher)) if matcher else _class("stitches", str(described.body.get("name")))
     return list(dict.fromkeys((*STITCHING, *getattr(found, "papers", ()))))
 
 
 def _class(kind: str, name: str) -> Any:
-    """What stands behind a name, if it is installed."""
+    """Return the registered class of this name, if it is installed."""
     try:
         return registries[kind].get(name) if name in registries[kind] else None
     except PluginError:
@@ -222,31 +230,36 @@ def _summary(described: Description) -> str:
     name, (width, other) = str(described.body.get("name")), described.widths
     known = _class("stitches", name)
     kind = f"a map of the kind `{_plain(name)}`" if known is None else known.title
-    what = "This network is made of two" if described.whole else "This is the link between two networks"
+    what = (
+        "This model is stitched from two networks"
+        if described.whole
+        else "This stitcher connects two networks into one model"
+    )
     return (
-        f"{what}: {_linked(described.source)} runs up to `{_plain(described.source_layer)}`, {kind} "
-        f"({width} → {other} features) carries what it says there over, and "
-        f"{_linked(described.target)} goes on from behind `{_plain(described.target_layer)}`."
+        f"{what}: {_linked(described.source)} runs up to layer `{_plain(described.source_layer)}`, and "
+        f"{_linked(described.target)} continues after layer `{_plain(described.target_layer)}`. Stitching "
+        f"layer between them: {kind.rstrip(',')}, {width} → {other} features."
     )
 
 
 def _headline(scores: Mapping[str, Any]) -> str:
-    """The first figure in words."""
+    """Return a sentence with the first figure and its baselines."""
     table = _ordered(scores)
     if "stitched" not in table:
         return ""
     figure = next(iter(table["stitched"]))
     own = table["stitched"][figure]
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
-    names = {"identity": "with no map", "mean_only": "the mean only", "target": "the target alone", "chance": "chance"}
-    beside = "; ".join(f"{names.get(who, _plain(who))}: {_cell(score, False)}" for who, score in others.items())
+    names = {"identity": "no map", "mean_only": "mean only", "target": "target alone"}
+    compared = ", ".join(f"{names.get(who, _plain(who))} {_cell(score, False)}" for who, score in others.items())
     level = [names.get(who, _plain(who)) for who in others if who != "target" and not _beats(own, others[who], figure)]
-    warning = f" **It is not shown to do better than: {', '.join(level)}.**" if level else ""
-    return f"Its {figure.replace('_', ' ')} on {scores['n']} held-out samples is **{_cell(own)}** ({beside}).{warning}"
+    warning = f" **It is not shown to be better than: {', '.join(level)}.**" if level else ""
+    compared = f" (for comparison: {compared})" if compared else ""
+    return f"Its {figure.replace('_', ' ')} on {scores['n']} held-out samples is **{_cell(own)}**{compared}.{warning}"
 
 
 def _beats(own: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> bool:
-    """Whether the whole interval is on the better side of another's value."""
+    """Return whether the whole interval is better than the value of another predictor."""
     low, high, value = _number(own["low"]), _number(own["high"]), _number(other["value"])
     if low is None or high is None or value is None:
         return False
@@ -262,17 +275,17 @@ def _recipe(described: Description) -> dict[str, str]:
     recipe, body, (width, other) = described.recipe, described.body, described.widths
     matcher = dict(recipe.get("matcher") or {})
     rows = {
-        "source": f"{_linked(described.source)}, cut behind `{_plain(described.source_layer)}`",
-        "target": f"{_linked(described.target)}, cut behind `{_plain(described.target_layer)}`",
-        "weights of the source": f"`{described.source.weights_hash}`" if described.source.weights_hash else "",
-        "weights of the target": f"`{described.target.weights_hash}`" if described.target.weights_hash else "",
+        "source": f"{_linked(described.source)}, cut after `{_plain(described.source_layer)}`",
+        "target": f"{_linked(described.target)}, cut after `{_plain(described.target_layer)}`",
+        "source weights": f"`{described.source.weights_hash}`" if described.source.weights_hash else "",
+        "target weights": f"`{described.target.weights_hash}`" if described.target.weights_hash else "",
         "matcher": f"`{_plain(matcher.pop('name'))}`" if "name" in matcher else "",
-        "options": _pairs(matcher),
-        "map": f"`{_plain(body.get('name'))}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
-        "rows": f"`{_plain(described.stitch['pooling'])}`",
+        "matcher options": _pairs(matcher),
+        "stitching layer": f"`{_plain(body.get('name'))}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
+        "pooling": f"`{_plain(described.stitch['pooling'])}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
         "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",
-        "the target's data": f"`{_plain(recipe['paired_data'])}`" if "paired_data" in recipe else "",
+        "data of the target": f"`{_plain(recipe['paired_data'])}`" if "paired_data" in recipe else "",
         "held out": _held_out(recipe),
         "seed": _plain(recipe.get("seed", "")),
         "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in sorted(recipe.get("versions", {}).items())),
@@ -286,7 +299,7 @@ def _count(samples: int | None) -> str:
 
 def _held_out(recipe: Mapping[str, Any]) -> str:
     if "test_data" in recipe:
-        return f"data of their own, `{_plain(recipe['test_data'])}`"
+        return f"separate samples, `{_plain(recipe['test_data'])}`"
     size = recipe.get("test_size")
     return "" if size is None else f"{size:.0%} of the samples" if isinstance(size, float) else f"{size} samples"
 
@@ -305,7 +318,7 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Predictor -> figure -> score, in the order in which they are read: a config on disk is sorted by name."""
+    """Return predictor -> figure -> score in reading order, because a saved config is sorted by name."""
 
     def sort(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
         return {key: values[key] for key in sorted(values, key=lambda k: first.index(k) if k in first else len(first))}
@@ -314,7 +327,7 @@ def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _cell(score: Mapping[str, Any] | None, interval: bool = True) -> str:
-    """For example ``0.913 [0.902, 0.923]``; a dash for what is undefined."""
+    """Format a score, e.g. ``0.913 [0.902, 0.923]``; a dash if it is undefined."""
     if score is None or (value := _number(score["value"])) is None:
         return "–"
     low, high = _number(score["low"]), _number(score["high"])
@@ -327,16 +340,16 @@ def _number(value: Any) -> float | None:
 
 
 def _snippet(described: Description, name: str | None, sample: str | None) -> str:
-    form = described.stitch["source"]
+    spec = described.stitch["source"]
     kind = (
         "image"
-        if (described.task or "").startswith("image") or form["grid"]
+        if (described.task or "").startswith("image") or spec["grid"]
         else "text"
-        if form["layout"] == "bnd"
+        if spec["layout"] == "bnd"
         else ""
     )
     imports, default = ("import torch\n", sample) if sample else SAMPLES[kind]
-    place = name or "folder-of-this-card"
+    place = name or "path/to/this/folder"
     given = ", ".join(f"{side}=your_{side}" for side in _unnamed(described))
     load = (
         f'StitchedModel.from_pretrained("{place}")'
@@ -360,17 +373,16 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
 
 def _needs(described: Description) -> str:
     if described.whole:
-        return "It runs alone: both halves are here."
+        return "The weights of both halves are included."
+    checked = "Weights are checked against the recorded hash."
     if unnamed := _unnamed(described):
-        return (
-            f"Give it the {' and the '.join(unnamed)}, which cannot be downloaded; whether the weights are the right "
-            "ones is checked."
-        )
-    return "Both parents are downloaded at the revisions below, and their weights checked."
+        which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
+        return f"Pass {which} to `attach`; no public copy to download is recorded. {checked}"
+    return f"Both networks are downloaded at the revisions below. {checked}"
 
 
 def _unnamed(described: Description) -> list[str]:
-    """The sides whose network nobody else can find by name."""
+    """Return the sides whose network has no public name."""
     return [side for side in ("source", "target") if getattr(described, side).public.id is None]
 
 
@@ -391,6 +403,6 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A value as text of one line that means nothing to Markdown or HTML: records may come from anyone."""
+    """Return a value as one line of text without Markdown or HTML syntax, because records may be untrusted."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return re.sub(r"[\s`|<>\[\]*\\]+", " ", text).strip()

@@ -1,4 +1,4 @@
-"""Another dtype for a stitched model, as transformers casts networks of its own on loading."""
+"""Casting a stitched model to another dtype, in the way transformers casts its models when loading."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def dtype_of(given: torch.dtype | str | None) -> torch.dtype | None:
-    """A dtype by its name.
+    """Return a dtype by its name.
+
+    Args:
+        given: A dtype, its name, ``"auto"`` or ``None``.
 
     Returns:
-        ``None`` where weights stay as they were saved (``None`` or ``"auto"``).
+        The dtype; ``None`` for ``"auto"`` and ``None``, where weights keep the dtype in which they were saved.
 
     Raises:
-        ValueError: If it is no floating-point dtype of torch.
+        ValueError: If it is not a floating-point dtype of torch.
 
     Example:
         >>> dtype_of("bfloat16")
@@ -39,8 +42,12 @@ def dtype_of(given: torch.dtype | str | None) -> torch.dtype | None:
 def cast(model: StitchedModel, dtype: torch.dtype) -> None:
     """Cast the weights of a stitched model in place.
 
-    As in transformers, buffers that a network computes for itself (the frequencies of rotary embeddings) and modules
-    that it keeps in float32 stay as they are: cast, they would give other numbers.
+    As in transformers, buffers that a network computes itself (frequencies of rotary embeddings) and modules that it
+    keeps in float32 are not cast, because a cast would change their values.
+
+    Args:
+        model: The model.
+        dtype: A floating-point dtype.
     """
     for side, half in (("source", model.source), ("target", model.target)):
         stays = _stays(getattr(model.config, side)["blueprint"], dtype)
@@ -51,7 +58,7 @@ def cast(model: StitchedModel, dtype: torch.dtype) -> None:
 
 
 def _stays(blueprint: Mapping[str, Any] | None, dtype: torch.dtype) -> Callable[[str], bool]:
-    """Whether a tensor of the network of a blueprint stays as it is, by its name; all of user code is cast."""
+    """Return a predicate on names of tensors that must not be cast; networks of user code are cast entirely."""
     if blueprint is None:
         return lambda name: False
     with weightless():

@@ -12,7 +12,27 @@ from hf_stitch.artefacts.outputs import class_loss, logits_of
 
 
 class StitchedModelForImageClassification(StitchedModel):
-    """A stitched model whose target classifies images; returns an ``ImageClassifierOutput``."""
+    """A stitched model whose target classifies images.
+
+    :meth:`forward` returns an ``ImageClassifierOutput``: ``logits`` (batch, classes) and, with labels, the ``loss``.
+    :func:`hf_stitch.stitch` builds it for targets of the task ``image-classification``.
+
+    Args:
+        config: The config.
+        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
+        stitch: The stitching layer.
+        target: The back half.
+        processor: The source's image processor.
+
+    Example:
+        >>> import hf_stitch
+        >>> from torch import nn, randn
+        >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=randn(2, 3, 2, 2)) for net in nets)
+        >>> model = hf_stitch.stitch(a, b, randn(100, 3, 2, 2), source_layer="2", target_layer="2")
+        >>> type(model).__name__, model(pixel_values=randn(5, 3, 2, 2)).logits.shape
+        ('StitchedModelForImageClassification', torch.Size([5, 3]))
+    """
 
     task: ClassVar[str | None] = "image-classification"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
@@ -23,7 +43,33 @@ class StitchedModelForImageClassification(StitchedModel):
 
 
 class StitchedModelForSequenceClassification(StitchedModel):
-    """A stitched model whose target classifies texts; returns a ``SequenceClassifierOutput``."""
+    """A stitched model whose target classifies texts.
+
+    :meth:`forward` returns a ``SequenceClassifierOutput``: ``logits`` (batch, classes) and, with labels, the ``loss``.
+    :func:`hf_stitch.stitch` builds it for targets of the task ``text-classification``.
+
+    Args:
+        config: The config.
+        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
+        stitch: The stitching layer.
+        target: The back half.
+        processor: The source's tokenizer.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+        >>> network = hf_stitch.load(BertForSequenceClassification(config).eval())
+        >>> layer = "bert.encoder.layer.0"
+        >>> spec = network.spec(layer)
+        >>> identity = hf_stitch.stitches.IdentityStitch(8, 8)
+        >>> stitch = hf_stitch.stitches.StitchingLayer(spec, spec, "none", identity)
+        >>> model = hf_stitch.artefacts.joining.join(
+        ...     network, layer, stitch, network, layer, task="text-classification"
+        ... )
+        >>> type(model).__name__, model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+        ('StitchedModelForSequenceClassification', torch.Size([1, 2]))
+    """
 
     task: ClassVar[str | None] = "text-classification"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"

@@ -1,4 +1,4 @@
-"""The config of a stitched model: how to build both halves and the stitch without any weights."""
+"""Config of a stitched model, sufficient to build both halves and the stitching layer without weights."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ BESIDES = (
     "pad_token_id",
     "sep_token_id",
 )
-"""Keys that a saved config has beside its own: those that transformers and its users set on it."""
+"""Further keys of a saved config, set by transformers or its users."""
 
 
 class StitchConfig(PreTrainedConfig):
     """Config of a :class:`~hf_stitch.artefacts.StitchedModel`.
 
-    It is made by :func:`hf_stitch.stitch` and holds plain JSON values only: no live config of a parent, whose attention
-    would be reset.
+    :func:`hf_stitch.stitch` creates it. It contains plain JSON values only and no config objects of the two networks,
+    because transformers would reset their attention implementation.
 
     Attributes:
-        format_version: Of the record.
-        task: Which head the model has, a name of ``hf_stitch.registries.heads``; ``None``: none.
-        source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with ``why``),
-            ``interface``, ``cut`` and ``reference``.
-        target: The back half: the same, and the ``plan`` by which it runs without what precedes it.
-        stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
-        recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
-        scores: What was measured on held-out samples, as :meth:`hf_stitch.analysis.Evaluation.to_dict` gives it.
-        vocab_size: Of language models: number of tokens that the target knows.
-        num_hidden_layers: Of language models: attention layers that run, those of the source first.
-        layer_types: Of language models: the kind of each of these layers, in transformers' terms.
-        sliding_window: Of language models: the window of both networks' sliding attention.
-        requires: Methods of plugins that are needed to load the model, as
-            :func:`hf_stitch.provenance.requirements` gives them.
-        manifest: Of files that were saved with the config, where it was read from beside them: name -> digest.
-        checksum: Of the config as it was saved.
+        format_version: Version of the record format.
+        task: Task of the head, a name in ``hf_stitch.registries.heads``; ``None`` for a model without a head.
+        source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with the reason in
+            ``why``), ``interface``, ``cut`` and ``reference``.
+        target: The back half: the same keys and the ``plan`` to run it without the layers before the cut.
+        stitch: The stitching layer, as returned by :meth:`hf_stitch.stitches.StitchingLayer.to_dict`.
+        recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
+        scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
+        vocab_size: For language models: vocabulary size of the target.
+        num_hidden_layers: For language models: number of attention layers of both halves.
+        layer_types: For language models: the type of each of these layers in the terms of transformers, source first.
+        sliding_window: For language models: window of the sliding attention of both networks, in tokens.
+        requires: Methods of plugins that are needed to load the model, as returned by
+            :func:`hf_stitch.provenance.requirements`.
+        manifest: File name -> digest of the files saved with the config; set when a config is read from a folder.
+        checksum: Checksum of the saved config.
 
     Example:
         >>> StitchConfig().model_type
@@ -73,16 +73,20 @@ class StitchConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """From the values in a file, which may come from anyone: the one way in, for Auto classes and pipelines too.
+        """Build a config from the values of a file, which may be untrusted.
 
-        How attention is computed is up to who loads: a file could name foreign code.
+        Auto classes and pipelines call this method too. The attention implementation is never read from the values,
+        because it could name foreign code.
 
         Args:
             config_dict: The values.
-            **kwargs: As of transformers' own; ``name_or_path`` says in messages where the values come from.
+            **kwargs: Options of the method of transformers. Error messages name ``name_or_path`` as the origin.
+
+        Returns:
+            The config; with ``return_unused_kwargs=True``, a tuple of the config and the unused options.
 
         Raises:
-            ValueError: If they make no sense, or ask for an absurdly deep network or absurdly many classes.
+            ValueError: If the values are invalid, or contain a number of layers or classes that no network has.
         """
         place = kwargs.get("name_or_path")
         where = f"config.json of {place}" if place else "the config"
@@ -103,12 +107,12 @@ class StitchConfig(PreTrainedConfig):
             raise damaged(where, error) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; what vouches for files on disk is left out, as it is written anew with these."""
+        """Return JSON values, without manifest and checksum, which are computed again at each save."""
         values = super().to_dict()
         return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM)}
 
 
-# So that AutoTokenizer and AutoImageProcessor find what is saved beside a stitched model without a word of warning.
+# AutoTokenizer and AutoImageProcessor then load the processor saved with a stitched model without a warning.
 AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
 if "image_processor_classes" in inspect.signature(AutoImageProcessor.register).parameters:
     _both = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}

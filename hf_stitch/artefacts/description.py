@@ -1,4 +1,4 @@
-"""What an artefact is, as plain values: what its card is made of, and what is shown of it."""
+"""Description of an artefact as plain values, the source of its model card and of ``hf-stitch info``."""
 
 from __future__ import annotations
 
@@ -18,18 +18,31 @@ from hf_stitch.stitches.layer import part_widths
 
 @dataclass(frozen=True)
 class Description:
-    """Both parents, the stitch between them, how it was found, and how well it does.
+    """Description of a stitcher or stitched model: both networks, the stitching layer, its recipe and its scores.
 
     Attributes:
-        whole: Whether the halves are saved too: a stitched model, not a stitcher.
-        source: The network that gives the front half.
-        source_layer: Its cut.
-        target: The network that gives the back half.
-        target_layer: Its cut.
-        stitch: The stitching layer, as :meth:`hf_stitch.stitches.StitchingLayer.to_dict` gives it.
-        task: Which head the stitched model has.
-        recipe: How the stitch was found.
-        scores: What was measured on held-out samples.
+        whole: Whether the artefact is a stitched model, which includes both halves; otherwise it is a stitcher.
+        source: Reference to the network of the front half.
+        source_layer: The layer at which the source is cut.
+        target: Reference to the network of the back half.
+        target_layer: The layer at which the target is cut.
+        stitch: The stitching layer, as returned by :meth:`hf_stitch.stitches.StitchingLayer.to_dict`.
+        task: Task of the head; ``None`` for a model without a head.
+        recipe: How the stitching layer was fitted.
+        scores: Scores on held-out samples.
+
+    Example:
+        >>> import tempfile
+        >>> import hf_stitch
+        >>> from hf_stitch.stitches import LinearStitch, StitchingLayer
+        >>> spec = RepresentationSpec("bd", 8)
+        >>> layer = StitchingLayer(spec, spec, "none", LinearStitch(8, 8))
+        >>> a, b = ModelReference("alice/a", "transformers"), ModelReference("alice/b", "transformers")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     hf_stitch.Stitcher(layer, a, "blocks.1", b, "blocks.2").save_pretrained(folder)
+        ...     described = Description.read(Path(folder))
+        >>> described.source.id, described.source_layer, described.widths, described.body["name"]
+        ('alice/a', 'blocks.1', (8, 8), 'linear')
     """
 
     whole: bool
@@ -44,19 +57,19 @@ class Description:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Features that the map of positions maps from and to."""
+        """Input and output width of the map of positions."""
         source, target = (RepresentationSpec(**self.stitch[side]) for side in ("source", "target"))
         return part_widths(source, target, self.stitch["pooling"])["body"]
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The map of positions: ``name``, options and ``fitted``."""
+        """The record of the map of positions: ``name``, options and ``fitted``."""
         found: Mapping[str, Any] = self.stitch["body"]
         return found
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """What must be installed to load it: the maps of the stitch, and the head."""
+        """The registered methods needed to load the artefact: maps, similarities and the head."""
         maps = [self.stitch[part] for part in ("body", "prefix") if self.stitch.get(part)]
         similarities = [each for one in maps for each in one.get("similarities", ()) if isinstance(each, Mapping)]
         heads = [] if self.task is None else [("heads", self.task)]
@@ -68,13 +81,16 @@ class Description:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The description of the artefact in a folder; its weights are not looked at.
+        """Read the description of the artefact in a folder, without its weights.
 
         Args:
-            folder: Of a stitcher or a stitched model.
+            folder: Folder of a stitcher or a stitched model.
+
+        Returns:
+            The description.
 
         Raises:
-            FileNotFoundError: If it holds neither.
+            FileNotFoundError: If the folder contains neither.
             ValueError: If the record is damaged.
         """
         whole = not is_stitcher(folder)
@@ -90,11 +106,14 @@ class Description:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], *, whole: bool) -> Self:
-        """The description in a record.
+        """Build a description from a record.
 
         Args:
-            record: Of the present format.
-            whole: Whether it is that of a stitched model.
+            record: A record in the current format.
+            whole: Whether the record belongs to a stitched model.
+
+        Returns:
+            The description.
         """
         layers = [record[side]["cut"]["layer"] if whole else record[side]["layer"] for side in ("source", "target")]
         ends = [ModelReference.from_dict(record[side]["reference"]) for side in ("source", "target")]
@@ -103,18 +122,21 @@ class Description:
 
 
 def is_stitcher(folder: Path) -> bool:
-    """Whether a folder holds a stitcher; a stitched model otherwise.
+    """Return whether a folder contains a stitcher rather than a stitched model.
 
     Args:
         folder: The folder.
 
+    Returns:
+        True for a stitcher, false for a stitched model.
+
     Raises:
-        FileNotFoundError: If it holds neither.
+        FileNotFoundError: If the folder contains neither.
     """
     if (folder / STITCHER).is_file():
         return True
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
-            f"{folder} has neither {STITCHER} nor {CONFIG}: it holds no stitcher and no stitched model"
+            f"{folder} has neither {STITCHER} nor {CONFIG}: it contains no stitcher and no stitched model"
         )
     return False

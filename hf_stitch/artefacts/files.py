@@ -1,7 +1,7 @@
-"""The files of an artefact: written, and read strictly.
+"""Writing the files of an artefact, and reading them strictly.
 
-What is read may come from anyone. No size that it names is believed before the headers of the weights agree, nothing is
-unpickled, and names of files never come from a file.
+Files may be untrusted. Sizes in a config are not used before they match the headers of the weights, nothing is
+unpickled, and names of files to open are never taken from a file.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
 WEIGHTS, SHARDS, INDEX = "model.safetensors", "model*.safetensors", "model.safetensors.index.json"
 ANCHORS = ("anchors.json", "anchors.safetensors")
-"""Where anchors are, beside an artefact that has some."""
+"""Files of the anchors, for artefacts that have some."""
 
 MODEL_FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
-"""What a stitched model consists of on the Hub: the last few are of processors and of generation."""
+"""Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
 
 STITCHER_FILES = [STITCHER, STITCH, CONFIG, *ANCHORS]
-"""What a stitcher consists of on the Hub; a config tells that it is none."""
+"""Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
 
 
 def save_weights(weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int) -> None:
-    """Write weights as safetensors, in several files where they are large.
+    """Write weights as safetensors, split into several files if they are large.
 
     Args:
-        weights: By name; what shares memory is written twice.
-        folder: Where to.
-        max_shard_size: Size at which they are split.
+        weights: Name -> tensor. Tensors that share memory are all written.
+        folder: The folder.
+        max_shard_size: Maximum size of a file, in bytes or as text (``"5GB"``).
     """
     save_torch_state_dict(
         _untied({name: tensor.contiguous() for name, tensor in weights.items()}), folder, max_shard_size=max_shard_size
@@ -44,7 +44,7 @@ def save_weights(weights: Mapping[str, Tensor], folder: Path, max_shard_size: st
 
 
 def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every weight with memory of its own: what the parents tied must not be dropped when saving."""
+    """Copy weights that share memory, because tied weights would be dropped when saving."""
     seen: set[tuple[Any, ...]] = set()
     for name, tensor in weights.items():
         key = (tensor.device, tensor.untyped_storage().data_ptr())
@@ -55,11 +55,11 @@ def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_beside(saves: Iterable[Any], folder: Path) -> None:
-    """Save what lies beside the weights (processor, generation config): its files, and no subfolders.
+    """Save objects other than the weights (processor, generation config), without subfolders.
 
     Args:
-        saves: Each with ``save_pretrained``.
-        folder: Where to.
+        saves: Objects with a method ``save_pretrained``.
+        folder: The folder.
     """
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         for each in saves:
@@ -70,16 +70,16 @@ def save_beside(saves: Iterable[Any], folder: Path) -> None:
 
 
 def load_strictly(model: nn.Module, files: list[Path]) -> None:
-    """Load safetensors into a skeleton; names and shapes must agree exactly, dtypes are as saved.
+    """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
 
-    Headers are compared before a byte of a weight is read.
+    Headers are compared before any weight is read.
 
     Args:
-        model: The skeleton.
-        files: The files, which together hold each weight once.
+        model: The model without weights.
+        files: The files, which together must contain each weight once.
 
     Raises:
-        ValueError: If the skeleton and the files disagree, or a file is damaged.
+        ValueError: If model and files do not match, or a file is damaged.
     """
     expected = model.state_dict()
     state: dict[str, Tensor] = {}
@@ -89,7 +89,7 @@ def load_strictly(model: nn.Module, files: list[Path]) -> None:
             with safe_open(file, framework="pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 - not a mapping
                     if name in place:
-                        raise ValueError(f"{file} and {place[name].name} both hold {name!r}; {AGAIN}")
+                        raise ValueError(f"{file} and {place[name].name} both contain {name!r}; {AGAIN}")
                     place[name] = file
                     _check_header(file, name, expected.get(name), weights.get_slice(name))
         except ValueError:
@@ -99,12 +99,12 @@ def load_strictly(model: nn.Module, files: list[Path]) -> None:
     missing = sorted(expected.keys() - place.keys())
     if missing:
         raise ValueError(
-            f"{files[0].parent} lacks {len(missing)} weights that its config asks for: {', '.join(missing[:5])}"
+            f"{files[0].parent} lacks {len(missing)} weights of the model in its config: {', '.join(missing[:5])}"
         )
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
-                # A copy: in place in the file, memory is aligned by chance, and convolutions round by alignment.
+                # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.
                 state |= {name: weights.get_tensor(name).clone() for name in weights.keys()}  # noqa: SIM118
         except Exception as error:
             raise _unreadable(file, error) from error

@@ -1,4 +1,4 @@
-"""Heads: small networks from vectors to classes, to be trained on what an encoder says."""
+"""Heads: small networks that classify vectors, trained on the activations of an encoder."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from transformers.utils import can_return_tuple
 Kind = Literal["inductive", "paper"]
 
 ENTRY = "entry"
-"""The layer of a head at which it is cut: its input."""
+"""The layer at which a head is cut, its input."""
 
 
 class HeadConfig(PreTrainedConfig):
     """Config of a :class:`Head`.
 
     Attributes:
-        in_features: Width of the vectors: for relative representations, the number of anchors and spaces.
-        hidden_size: Width of the hidden layers; ``None``: as the vectors.
-        num_hidden_layers: How many there are.
-        hidden_act: Their activation, by transformers' name.
-        kind: Of the normalisation behind each: ``"inductive"`` over the features of each vector (LayerNorm);
-            ``"paper"`` of each feature over the batch (see :class:`Head`).
+        in_features: Width of the input vectors. For relative representations this is the number of anchors, times the
+            number of similarities if these are concatenated.
+        hidden_size: Width of the hidden layers; ``None``: the same as ``in_features``.
+        num_hidden_layers: Number of hidden layers.
+        hidden_act: Activation function, by its name in transformers.
+        kind: Normalisation after each hidden layer: ``"inductive"`` over the features of each vector (LayerNorm), or
+            ``"paper"`` over the batch for each feature (see :class:`Head`).
         num_labels: Number of classes.
 
     Raises:
-        ValueError: If a width is below 1, or there is no such kind or activation.
+        ValueError: If a width is below 1, or kind or activation is unknown.
 
     Example:
         >>> HeadConfig(in_features=300, num_labels=6).num_hidden_layers
@@ -47,7 +48,7 @@ class HeadConfig(PreTrainedConfig):
     kind: Kind = "inductive"
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse what is no network."""
+        """Check the values."""
         super().__post_init__(**kwargs)
         for name, least in (("in_features", 1), ("hidden_size", 1), ("num_hidden_layers", 0)):
             value = getattr(self, name)
@@ -60,16 +61,20 @@ class HeadConfig(PreTrainedConfig):
 
 
 class Head(PreTrainedModel):
-    """Classes from vectors: LayerNorm → [Linear → activation → norm] × n → Linear.
+    """Classification head on vectors: LayerNorm → [Linear → activation → norm] × n → Linear.
 
-    The head of Moschella et al. (2023), appendix, up to its norm. The default norm looks at each vector by itself
-    (LayerNorm). That of the authors' code, ``kind="paper"``, is an InstanceNorm1d over the transposed batch: it
-    normalises each feature over the samples that happen to be in the batch, in training and in use. **Its predictions
-    depend on the other samples of the test batch** (it is transductive), and of a batch of one sample it tells
-    nothing: use it to compare with the paper only.
+    This is the head of Moschella et al. (2023), appendix, except for its norm. The default norm (LayerNorm) treats each
+    vector separately. ``kind="paper"`` uses the norm of the authors' code, an InstanceNorm1d over the transposed batch:
+    it normalises each feature over the samples of the batch, in training and in evaluation. **Its predictions depend on
+    the other samples of the test batch** (it is transductive) and are meaningless for a batch of one sample. Use it
+    only for comparisons with the paper.
 
-    It is trained alone on vectors made before (``projection.stream(rows)``), by ``transformers.Trainer`` or any loop,
-    or behind an encoder as part of a :class:`~hf_stitch.artefacts.StitchedModel` (:func:`hf_stitch.relative_model`).
+    The head can be trained alone on precomputed vectors (``projection.stream(rows)``), with ``transformers.Trainer`` or
+    any training loop, or as part of a :class:`~hf_stitch.artefacts.StitchedModel` with an encoder
+    (:func:`hf_stitch.relative_model`).
+
+    Args:
+        config: The config. Weights are initialised with the defaults of torch.
 
     Example:
         >>> head = Head(HeadConfig(in_features=300, num_labels=6))
@@ -84,7 +89,7 @@ class Head(PreTrainedModel):
     config: HeadConfig
 
     def __init__(self, config: HeadConfig) -> None:
-        """With new weights, as torch draws them."""
+        """Build the layers with the default initialisation of torch."""
         super().__init__(config)
         width = config.hidden_size or config.in_features
         layers: list[nn.Module] = [nn.LayerNorm(config.in_features)]
@@ -92,7 +97,7 @@ class Head(PreTrainedModel):
         for before in widths[:-1]:
             norm = nn.LayerNorm(width) if config.kind == "inductive" else _BatchwiseNorm()
             layers += [nn.Linear(before, width), ACT2FN[config.hidden_act], norm]
-        self.entry = nn.Identity()  # a name for the input, so that the head can be cut there
+        self.entry = nn.Identity()  # names the input, so that the head can be cut there
         self.body = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1], int(config.num_labels or 0))
         self.post_init()
@@ -103,17 +108,17 @@ class Head(PreTrainedModel):
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Two vectors, by which the head can be cut."""
+        """Two random vectors, the example inputs for cutting the head."""
         return {"features": torch.randn(2, self.config.in_features, generator=torch.Generator().manual_seed(0))}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, features: Tensor, labels: Tensor | None = None, **options: Any) -> SequenceClassifierOutput:
-        """The logits.
+        """Compute the logits.
 
         Args:
             features: Vectors (batch, in_features).
-            labels: Classes (batch,).
-            **options: ``return_dict=False`` for a tuple.
+            labels: Classes (batch,) int64. Default: no loss.
+            **options: ``return_dict=False`` to return a tuple.
 
         Returns:
             ``logits`` (batch, classes) and, with labels, the mean cross-entropy as ``loss``.
@@ -124,7 +129,7 @@ class Head(PreTrainedModel):
 
 
 class _BatchwiseNorm(nn.Module):
-    """InstanceNorm1d of the transposed batch: each feature to mean 0 and variance 1 over the samples."""
+    """InstanceNorm1d of the transposed batch, which normalises each feature over the samples."""
 
     eps: ClassVar[float] = 1e-5
 

@@ -1,4 +1,4 @@
-"""Which class a stitched model has, by the task of its target's head."""
+"""The class of a stitched model for a task."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 
 def class_for(task: str | None) -> type[StitchedModel]:
-    """The class with the head for a task.
+    """Return the class of stitched models for a task.
 
     Args:
-        task: A name of ``registries.heads``; ``None`` for the class without a head, ``StitchedModel`` itself.
+        task: A name in ``registries.heads``; ``None`` for ``StitchedModel``, the class without a head.
+
+    Returns:
+        The class.
 
     Raises:
-        UnknownNameError: If there is none.
+        UnknownNameError: If no class is registered for the task.
 
     Example:
         >>> class_for("image-classification").__name__

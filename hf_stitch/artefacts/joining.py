@@ -1,4 +1,4 @@
-"""Two networks and a stitching layer become one model."""
+"""Building a stitched model from two networks and a stitching layer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ def join(
     task: str | None,
     recipe: Mapping[str, Any] | None = None,
 ) -> StitchedModel:
-    """The stitched model of two networks and a stitching layer; weights are copied, the networks left as they are.
+    """Build the stitched model of two networks and a stitching layer. The weights of the networks are copied.
 
     Args:
-        source: Gives the front half.
-        source_layer: Its cut.
+        source: The network of the front half.
+        source_layer: The layer at which it is cut.
         layer: The stitching layer.
-        target: Gives the back half.
-        target_layer: Its cut.
-        task: Which head; ``None``: the target's own output.
-        recipe: How the layer was found.
+        target: The network of the back half.
+        target_layer: The layer at which it is cut.
+        task: Task of the head, a name in ``hf_stitch.registries.heads``. With ``None``, the model returns the output of
+            the target unchanged.
+        recipe: How the stitching layer was fitted.
+
+    Returns:
+        The stitched model.
     """
     kind = class_for(task)
     front, back = source.front(source_layer), target.back(target_layer)
@@ -62,13 +66,16 @@ def join(
 def with_encoder(
     model: StitchedModel, source: Adapter | StitchedModel, source_layer: str, layer: StitchingLayer
 ) -> StitchedModel:
-    """A stitched model's back half, copied as it is now, behind another network.
+    """Build a stitched model from the back half of another one and a new front half. Both halves are copied.
 
     Args:
-        model: Left as it is.
-        source: Gives the front half; of a stitched model, its own as it is now.
-        source_layer: The cut of a network.
+        model: The stitched model that provides the back half. It is not changed.
+        source: The network of the new front half, or a stitched model whose front half is used.
+        source_layer: The layer at which the network is cut; ignored for a stitched model.
         layer: The stitching layer.
+
+    Returns:
+        The stitched model.
     """
     config: Any = copy.deepcopy(model.config)
     config.stitch, config.scores = layer.to_dict(), None
@@ -84,10 +91,10 @@ def with_encoder(
 
 
 def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
-    """One half as JSON values: how to build the network, where it is cut, how it runs, and which both were."""
+    """Return the record of one half: blueprint of the network, cut, plan, interface, reference and weights hash."""
     try:
         blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
-    except ValueError as error:  # user code: such a model runs, and says why when it is to be saved
+    except ValueError as error:  # user code: the model runs, and saving it raises this error
         blueprint = {"blueprint": None, "why": str(error)}
     cut, plan = adapter.cut(layer)
     return {

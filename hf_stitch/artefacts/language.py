@@ -1,4 +1,4 @@
-"""Stitched models whose target predicts the next token."""
+"""Stitched models whose target is a causal language model."""
 
 from __future__ import annotations
 
@@ -19,18 +19,38 @@ from hf_stitch.artefacts.outputs import logits_of
 
 
 class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[misc]  # push_to_hub is ours
-    """A stitched model whose target predicts the next token; returns a ``CausalLMOutputWithPast``.
+    """A stitched model whose target predicts the next token.
 
-    It generates as any language model of transformers does (``generate``), with a cache where both networks are
-    decoders. Where the source sees the whole text at once (BERT, T5's encoder) every new token is a forward of its own.
-    The ids that end or pad a text are the target's (``generation_config``).
+    :meth:`forward` returns a ``CausalLMOutputWithPast``. ``generate`` works as for any language model of transformers,
+    with a key-value cache if both networks are decoders. If the source attends to the whole text (BERT, the encoder of
+    T5), each new token takes a forward pass over the whole text. The ids of special tokens for generation come from the
+    target (``generation_config``). :func:`hf_stitch.stitch` builds this class for targets of the task
+    ``text-generation``.
+
+    Args:
+        config: The config.
+        *parts: Front half, stitching layer, back half and processor, as for :class:`~hf_stitch.StitchedModel`.
+        **named: The same parts by name.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+        >>> network = hf_stitch.load(GPT2LMHeadModel(config).eval())
+        >>> layer = "transformer.h.0"
+        >>> spec = network.spec(layer)
+        >>> identity = hf_stitch.stitches.IdentityStitch(8, 8)
+        >>> stitch = hf_stitch.stitches.StitchingLayer(spec, spec, "none", identity)
+        >>> model = hf_stitch.artefacts.joining.join(network, layer, stitch, network, layer, task="text-generation")
+        >>> type(model).__name__, model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+        ('StitchedModelForCausalLM', torch.Size([1, 3, 20]))
     """
 
     task: ClassVar[str | None] = "text-generation"
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
-        """As the base class; what generation asks of a config is read off the halves."""
+        """Build the model as the base class does, and take the settings for generation from both networks."""
         super().__init__(config, *parts, **named)
         source: Any = self.source.model
         target: Any = self.target.model
@@ -46,7 +66,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
         config.num_hidden_layers = len(config.layer_types)
         windows = {sliding_window(half) for half in (source, target)}
-        if len(windows) > 1:  # layers of a cache share one window: with two, all keep the whole past
+        if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
             config.layer_types = ["full_attention"] * config.num_hidden_layers
         config.sliding_window = windows.pop() if len(windows) == 1 else None
 
@@ -62,28 +82,32 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         logits_to_keep: int | Tensor = 0,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next tokens.
+        """Compute the logits of the next tokens.
 
         Args:
-            input_ids: (batch, tokens); with a cache, the tokens that are not in it.
-            attention_mask: (batch, tokens), 1 where a token is real; with a cache, for the past as well.
-            position_ids: (batch, tokens), for the halves that are decoders and take them; others number tokens by
-                themselves.
-            past_key_values: A cache of this model's own: ``DynamicCache()``, or what a forward returned.
-            labels: (batch, tokens) token ids, -100 where none is asked for; shifted inside.
-            use_cache: Start a cache where none is given.
-            logits_to_keep: Compute this many of the last tokens' logits only (or those at these places); 0: all.
-            **inputs: Further arguments of the source; ``return_dict=False`` for a tuple.
+            input_ids: Token ids (batch, tokens) int64; with a cache, only the tokens that are not in it.
+            attention_mask: (batch, tokens), 1 for real tokens and 0 for padding; with a cache, including the past.
+            position_ids: (batch, tokens) int64, for decoders that take them.
+            past_key_values: A cache of this model: an empty ``DynamicCache()``, or the cache of an earlier output.
+            labels: Token ids (batch, tokens), -100 for ignored tokens. They are shifted inside the model.
+            use_cache: Whether to create a cache if none is given.
+            logits_to_keep: Compute only the logits of this many last tokens, or of the tokens at these positions; 0:
+                all tokens.
+            **inputs: Further inputs of the source; ``return_dict=False`` to return a tuple.
+
+        Returns:
+            ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and
+            ``past_key_values`` if there is a cache.
 
         Raises:
-            ValueError: If a cache is asked for and one of the networks is no decoder.
+            ValueError: If a cache is requested and one of the networks is not a decoder.
         """
         named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
         cache = self._cache(past_key_values, use_cache)
         before, after = self._options(cache, input_ids, position_ids)
         if cache is not None:
-            after["attention_mask"] = attention_mask  # the representation knows that of the new tokens alone
+            after["attention_mask"] = attention_mask  # the representation has the mask of the new tokens only
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
             after["logits_to_keep"] = logits_to_keep
@@ -99,15 +123,15 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             return None
         if self._layers is None:
             raise ValueError(
-                "a cache needs a source and a target that are decoders with a cache, and one of them sees the whole "
-                "text at once or keeps none: use_cache=False"
+                "a cache needs a source and a target that are decoders with a cache, but one of them attends to the "
+                "whole text or has no cache: pass use_cache=False"
             )
         return DynamicCache(config=self.config) if given is None else given
 
     def _options(
         self, cache: Cache | None, input_ids: Tensor | None, position_ids: Tensor | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What source and target are told beside their input: positions, and the cache in numbers of their own."""
+        """Return further arguments of source and target: positions, and the cache in the numbering of each half."""
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         if cache is not None and position_ids is None and input_ids is not None:
             past, new = cache.get_seq_length(), input_ids.shape[1]
@@ -126,7 +150,15 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
-        """The (batch, tokens) mask as it is: each half makes of it what its attention needs."""
+        """Return the (batch, tokens) mask unchanged, because each half converts it for its own attention.
+
+        Args:
+            attention_mask: (batch, tokens), 1 for real tokens and 0 for padding.
+            **_: Other arguments that transformers passes; ignored.
+
+        Returns:
+            The mask.
+        """
         return attention_mask
 
     def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:

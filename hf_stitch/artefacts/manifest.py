@@ -1,7 +1,7 @@
-"""What vouches for the files of an artefact: a digest of each in its record, and a checksum of the record itself.
+"""Integrity of the files of an artefact: the record contains a digest of each file and a checksum of itself.
 
-Records of format 1 (version 0.1.0) have instead a hash of the weights, one of both files of anchors, and one for each
-file of a processor; :func:`verify` reads both.
+Records of format 1 (version 0.1.0) contain instead a hash of the weights, one of both files of anchors, and one of each
+file of the processor. :func:`verify` supports both.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from hf_stitch.artefacts.record import AGAIN
 
 MANIFEST, CHECKSUM = "manifest", "checksum"
 FORMAT_1 = ("weights_hash", "anchors", "files")
-"""Keys that were the manifest of format 1."""
+"""Keys that formed the manifest in format 1."""
 
 
 def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    """A record with the digests of the files that it belongs to, and a checksum of itself.
+    """Add the digests of files, and a checksum of the record itself, to a record.
 
     Args:
         record: JSON values.
-        folder: Where the files are.
-        names: Of the files.
+        folder: The folder of the files.
+        names: Names of the files.
+
+    Returns:
+        The record with manifest and checksum.
     """
     signed = {**record, MANIFEST: {name: digest([folder / name]) for name in sorted(names)}}
     return {**signed, CHECKSUM: checksum(signed)}
@@ -36,18 +39,21 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
     Args:
         path: The file.
-        record: JSON values, signed.
+        record: JSON values with manifest and checksum.
     """
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def names(record: Mapping[str, Any], weights: Iterable[str], anchors: Iterable[str]) -> set[str]:
-    """The files that a record names.
+    """Return the names of the files that belong to a record.
 
     Args:
         record: JSON values.
-        weights: Files of weights, which format 1 does not name.
-        anchors: Files of anchors, which format 1 does not name.
+        weights: Files of weights, which are not listed in format 1.
+        anchors: Files of anchors, which are not listed in format 1.
+
+    Returns:
+        The names.
     """
     if isinstance(record.get(MANIFEST), Mapping):
         return set(record[MANIFEST])
@@ -57,22 +63,22 @@ def names(record: Mapping[str, Any], weights: Iterable[str], anchors: Iterable[s
 
 
 def verify(path: Path, record: Mapping[str, Any], anchors: Iterable[str], weights_hash: Callable[[], str]) -> None:
-    """Make sure that a record and the files beside it are those that were saved.
+    """Check that a record and the files in its folder are unchanged since they were saved.
 
     Args:
-        path: Of the record.
-        record: What it holds.
+        path: The file of the record.
+        record: The record.
         anchors: Names of the files of anchors.
-        weights_hash: The hash of the weights that were loaded, for records of format 1.
+        weights_hash: Function that returns the hash of the loaded weights, for records of format 1.
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file or the record was changed since it was saved.
+        ValueError: If a file or the record was changed after saving.
     """
     if CHECKSUM in record and checksum(record) != record[CHECKSUM]:
         raise ValueError(
-            f"{path} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it and mean it, remove "
-            f"its {CHECKSUM!r}"
+            f"{path} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it on purpose, "
+            f"remove its {CHECKSUM!r}"
         )
     if MANIFEST in record:
         for name, expected in record[MANIFEST].items():
@@ -80,8 +86,8 @@ def verify(path: Path, record: Mapping[str, Any], anchors: Iterable[str], weight
         return
     if (expected := record.get("weights_hash")) and (found := weights_hash()) != expected:
         raise ValueError(
-            f"the weights beside {path} are not those that it was saved with (hash {found}, expected {expected}): "
-            f"they are damaged or of another model; {AGAIN}"
+            f"the weights in the folder of {path} are not those that were saved with it (hash {found}, expected "
+            f"{expected}): they are damaged or belong to another model; {AGAIN}"
         )
     if record.get("anchors"):
         _check(path, anchors, record["anchors"])
@@ -90,8 +96,8 @@ def verify(path: Path, record: Mapping[str, Any], anchors: Iterable[str], weight
 
 
 def _check(path: Path, names: Iterable[str], expected: str) -> None:
-    """Compare files beside a record with a digest of it."""
-    there = {each.name for each in path.parent.iterdir()}  # no name of a record is opened that is not one of these
+    """Compare files in the folder of a record with a digest."""
+    there = {each.name for each in path.parent.iterdir()}  # names in a record are opened only if listed here
     names = list(names)
     for name in names:
         if name not in there:
@@ -99,12 +105,12 @@ def _check(path: Path, names: Iterable[str], expected: str) -> None:
     if digest([path.parent / name for name in names]) != expected:
         raise ValueError(
             f"{path.parent / names[0]} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it "
-            f"and mean it, remove it from {path.name} (from its {MANIFEST!r}), and the {CHECKSUM!r} there"
+            f"on purpose, remove it from {path.name} (from its {MANIFEST!r}), and the {CHECKSUM!r} there"
         )
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """The SHA-256 of the bytes of files, one after the other."""
+    """Return the SHA-256 of the concatenated bytes of files, as ``sha256:…``."""
     found = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -114,6 +120,6 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def checksum(record: Mapping[str, Any]) -> str:
-    """The SHA-256 of a record but for its checksum."""
+    """Return the SHA-256 of a record without its checksum, as ``sha256:…``."""
     rest = {key: value for key, value in record.items() if key != CHECKSUM}
     return f"sha256:{hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Records of earlier formats in the words of this one: one step for each format."""
+"""Conversion of records in earlier formats, one step per format."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ TASKS = {
     "StitchedModelForSequenceClassification": "text-classification",
     "StitchedModelForCausalLM": "text-generation",
 }
-"""In format 1 the class of a stitched model told its task."""
+"""Class -> task; records of stitched models in format 1 contain the class only."""
 
 
 def migrated(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A record of any format as the one that this version writes.
+    """Convert a record of any earlier format to the current one.
 
     Args:
-        record: Of a stitcher or of a stitched model, as it was read.
-        where: What it is, for messages.
+        record: The record of a stitcher or stitched model, as read from the file.
+        where: Name of the record, for messages.
+
+    Returns:
+        The record in the current format.
 
     Raises:
-        ValueError: If its format is newer than this version, or none.
+        ValueError: If the format is unknown, for example newer than this version.
     """
     found = record.get("format_version", record.get("format", 1))
     if found == 1:
         return _from_1(record)
     if found != FORMAT:
         raise ValueError(
-            f"{where} has format {found!r}, and this version reads 1 to {FORMAT}; a newer version may read it"
+            f"{where} has format {found!r}, and this version reads 1 to {FORMAT}; update hf-stitch to read it"
         )
     return dict(record)
 
 
 def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Format 1, of version 0.1.0."""
+    """Convert from format 1, written by version 0.1.0."""
     values = {key: value for key, value in record.items() if key not in ("format", "weights_hash", "anchors", "files")}
     values["format_version"] = FORMAT
     if "task" not in values:
@@ -75,5 +78,5 @@ def _recipe_from_1(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A record with other names of some keys, in the same order."""
+    """Rename keys of a record; the order is kept."""
     return {names.get(key, key): value for key, value in record.items()}

@@ -1,4 +1,4 @@
-"""Stitched models: T ∘ stitch ∘ R as models of transformers, which hold only what runs."""
+"""Stitched models: front half, stitching layer and back half as one model of transformers."""
 
 from __future__ import annotations
 
@@ -61,26 +61,40 @@ PASSED = (
     "use_safetensors",
     "weights_only",
 )
-"""What Auto classes, pipelines and their users pass to any model, and what is so here anyway, or means nothing."""
+"""Options that Auto classes, pipelines and their users pass to any model, and that have no effect here."""
 
 
 class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to_hub is ours
-    """A source network up to a cut, a stitch, and a target network from a cut on (Csiszárik et al. 2021, section 3).
+    """A source network up to a cut, a stitching layer, and a target network after a cut.
 
-    It behaves as any model of transformers: it takes the source's inputs and returns the target's outputs. It holds the
-    blocks that run and no others, so it is smaller than its parents, and no hook. Made by :func:`hf_stitch.stitch`,
-    :meth:`Stitcher.attach` or :meth:`from_pretrained`.
+    The model is T ∘ stitch ∘ R, as in Csiszárik et al. 2021, section 3. It takes the inputs of the source and returns
+    the output of the target. It is a ``PreTrainedModel`` of transformers and can be trained, saved and loaded as such.
+    It contains only the layers that run, and no hooks. :func:`hf_stitch.stitch`, :func:`hf_stitch.swap`,
+    :func:`hf_stitch.relative_model`, :meth:`Stitcher.attach` and :meth:`from_pretrained` build stitched models.
+
+    This class has no head: it returns the output of the target unchanged. Its subclasses for a task add the loss.
+
+    Args:
+        config: The config.
+        source: The front half. Built from the config, without loading weights, if not given; likewise ``stitch`` and
+            ``target``.
+        stitch: The stitching layer.
+        target: The back half.
+        processor: The source's tokenizer or image processor.
 
     Attributes:
         source: The front half: inputs -> representation.
-        stitch: The stitching layer: representation -> representation.
-        target: The back half: representation -> the target's own output.
+        stitch: The stitching layer: representation of the source -> representation of the target.
+        target: The back half: representation -> output of the target.
         processor: The source's tokenizer or image processor, for raw samples.
-        parents: Both networks, where the model was made of live ones; they are neither part of it nor saved.
-        anchors: The anchors of a relative model or of an encoder that was swapped in; saved with the model.
-        evaluation: What was measured when it was made; ``config.scores`` keeps it when saved.
+        parents: The adapters of both whole networks, if the model was built from them; they are neither part of the
+            model nor saved. ``None`` otherwise.
+        anchors: The anchor set of a relative model or of a swapped encoder, saved with the model; ``None`` for others.
+        evaluation: The scores from :func:`hf_stitch.stitch` or :func:`hf_stitch.swap`; ``None`` if there are none.
+            ``config.scores`` contains them after saving.
 
-    This class returns the target's own output; its subclasses, with a head for a task, add the loss.
+    Raises:
+        ValueError: If the config describes no stitched model.
 
     Example:
         >>> import torch, hf_stitch
@@ -98,9 +112,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     auto_class: ClassVar[str] = "AutoModel"
     record_file = CONFIG
     commit_message = "Upload stitched model"
-    accepts_loss_kwargs = (
-        False  # the loss is a mean over the batch; Trainer would pass its number of items to the source
-    )
+    # The loss is a mean over the batch; otherwise Trainer would pass num_items_in_batch to the source.
+    accepts_loss_kwargs = False
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -114,9 +127,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         target: Back | None = None,
         processor: Any = None,
     ) -> None:
-        """Join the given parts, or build them from the config, weights not loaded."""
+        """Use the given parts, or build them from the config without loading weights."""
         if not (config.source and config.target and config.stitch):
-            raise ValueError("this config describes no stitched model: stitch two networks by hf_stitch.stitch")
+            raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
         super().__init__(config)
         self.source = source if source is not None else _build(Front, config.source)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
@@ -132,7 +145,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             getattr(half.model, "supports_gradient_checkpointing", False) and not _is_checkpointed_across(half)
             for half in (self.source, self.target)
         )
-        # What transformers would collect from the halves in post_init, which would also draw their weights anew.
+        # Set here because post_init of transformers, which collects them, would also initialise the weights again.
         self.all_tied_weights_keys: dict[str, str] = {}
         self._no_split_modules = set()
         self._keep_in_fp32_modules = set()
@@ -142,12 +155,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self.eval()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: not the parents."""
+        """Return the state for copies and pickles, without the parents."""
         return {**self.__dict__, "parents": None}
 
     # -- running ----------------------------------------------------------------------------------------------------
     def transfer(self, **inputs: Any) -> Representation:
-        """The source's inputs as a representation of the target's."""
+        """Run the front half and the stitching layer.
+
+        Args:
+            **inputs: Inputs of the source, as for :meth:`forward`.
+
+        Returns:
+            The activations that enter the back half.
+        """
         return self.stitch(self.source(**self.source_inputs(inputs)))
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -160,18 +180,25 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         labels: Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        """The target's output for the source's inputs.
+        """Run the model on inputs of the source.
 
         Args:
-            input_ids: For text sources: (batch, tokens).
-            attention_mask: For text sources: (batch, tokens), 1 where a token is real.
-            token_type_ids: For text sources that have them.
-            pixel_values: For image sources: (batch, channels, height, width), whatever the source itself calls them;
-                for sources of tensors, the tensor.
-            labels: For models with a head: classes (batch,), soft labels (batch, classes) as probabilities, of
-                multi-label targets (``config.problem_type``) 0 or 1 (batch, classes), or token ids (batch, tokens) with
-                -100 where none is asked for.
-            **inputs: Arguments of sources of user code, by their own names; ``return_dict=False`` for a tuple.
+            input_ids: For text sources: token ids (batch, tokens) int64.
+            attention_mask: For text sources: (batch, tokens), 1 for real tokens and 0 for padding.
+            token_type_ids: For text sources that take them: (batch, tokens) int64.
+            pixel_values: For image sources: (batch, channels, height, width), whatever the name of this argument in the
+                source. For sources that take a tensor: this tensor.
+            labels: For models with a head: classes (batch,) int64; probabilities (batch, classes); 0 or 1 (batch,
+                classes) for multi-label targets (``config.problem_type``); or token ids (batch, tokens), -100 for
+                ignored tokens. Default: no loss.
+            **inputs: Inputs of the source by their own names; ``return_dict=False`` to return a tuple.
+
+        Returns:
+            The output of the target; for models with a head, an output class of transformers with ``logits`` and, if
+            labels are given, ``loss``.
+
+        Raises:
+            ValueError: If an input of the source is missing, or labels are given to a model without a head.
         """
         named = {
             "input_ids": input_ids,
@@ -182,12 +209,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return self.head(self.transfer(**{k: v for k, v in named.items() if v is not None}, **inputs), labels)
 
     def head(self, representation: Representation, labels: Tensor | None = None, **options: Any) -> Any:
-        """The output for a representation of the target's, as from :meth:`transfer`.
+        """Run the back half on activations, as returned by :meth:`transfer`.
 
         Args:
-            representation: What enters the target.
-            labels: As for :meth:`forward`.
-            **options: Further arguments of the target's forward (a cache).
+            representation: The activations that enter the back half.
+            labels: Labels, as for :meth:`forward`.
+            **options: Further arguments of the target's forward method, for example a cache.
+
+        Returns:
+            The output, as of :meth:`forward`.
         """
         dtype = next((p.dtype for p in self.target.parameters() if p.is_floating_point()), representation.values.dtype)
         entering = representation.replace(values=representation.values.to(dtype))
@@ -196,18 +226,28 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def _with_head(self, output: Any, labels: Tensor | None) -> Any:
         if labels is not None:
             raise ValueError(
-                f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave them out"
+                f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave the labels out"
             )
         return output
 
     def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs by the source's own names."""
+        """Rename inputs to the argument names of the source.
+
+        Args:
+            inputs: Inputs, as for :meth:`forward`.
+
+        Returns:
+            The inputs by their names in the source.
+
+        Raises:
+            ValueError: If an input of the source is missing, or hidden states or attentions are requested.
+        """
         renamed = dict(inputs)
         asked = [name for name in ("output_hidden_states", "output_attentions") if renamed.pop(name, None)]
         if asked:
             raise ValueError(
-                f"a stitched model returns the target's output alone and takes no {asked[0]}=True; representations at "
-                "any layer of a network come from hf_stitch.load(network).encode"
+                f"a stitched model returns only the output of the target and takes no {asked[0]}=True; representations "
+                "at any layer of a network are returned by hf_stitch.load(network).encode"
             )
         content = self.source.interface.content[0]
         if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
@@ -218,30 +258,44 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return renamed
 
     def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
-        """Raw samples as inputs, by the source's processor."""
+        """Convert raw samples to inputs with the source's processor.
+
+        Args:
+            samples: Images, texts, pairs of texts, or tensors.
+
+        Returns:
+            Argument name -> batched tensor, for :meth:`forward`.
+        """
         return preprocess(samples, self.processor, self.source.interface, self.source)
 
     # -- training ---------------------------------------------------------------------------------------------------
     def freeze_networks(self) -> Self:
-        """Leave the stitch alone to be trained: both halves take no gradient and stay in eval mode.
+        """Freeze both halves, so that only the stitching layer is trained. Frozen halves stay in eval mode.
 
         Returns:
-            This model, to be given to ``transformers.Trainer``.
+            This model, for example to pass it to ``transformers.Trainer``.
 
         Raises:
-            ValueError: If the stitch has no parameter that takes a gradient, as an identity.
+            ValueError: If the stitching layer has no trainable parameters (an identity, for example).
         """
         if not any(parameter.requires_grad for parameter in self.stitch.parameters()):
             raise ValueError(
-                f"nothing would be left to train: the stitch, {self.stitch.body}, has no parameter that takes a "
-                "gradient; stitch with another matcher, such as 'lstsq', or train by TaskLoss(initial='identity')"
+                f"nothing is left to train: the stitch, {self.stitch.body}, has no parameter that takes a gradient; "
+                "stitch with another matcher (matcher='lstsq'), or train with TaskLoss(initial='identity')"
             )
         self.source.requires_grad_(False)
         self.target.requires_grad_(False)
         return self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Training or eval mode; a half of which nothing is trained stays in eval mode, its BatchNorm as it is."""
+        """Set training or eval mode. Frozen halves stay in eval mode, so their BatchNorm statistics do not change.
+
+        Args:
+            mode: Whether to set training mode.
+
+        Returns:
+            This model.
+        """
         super().train(mode)
         for half in (self.source, self.target):
             if not any(parameter.requires_grad for parameter in half.parameters()):
@@ -249,25 +303,32 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return self
 
     def parent(self, side: Literal["source", "target"], **options: Any) -> Adapter:
-        """A whole network that this model was made of: the live one, or the one that the config names.
+        """Return one of the two whole networks, from memory or loaded by the name in the config.
 
         Args:
-            side: Which.
-            **options: Passed on to :func:`hf_stitch.load` for one that is loaded (``token``, ``cache_dir``, …).
+            side: ``"source"`` or ``"target"``.
+            **options: Options of :func:`hf_stitch.load` for a network that is loaded (``token``, ``cache_dir``, …).
+
+        Returns:
+            The adapter of the network.
 
         Raises:
-            ValueError: If it was a live module, or in a local folder, and is not here any more; if what the Hub has
-                under its name has other weights.
-            OSError: If it or its revision is not there, or the Hub cannot be reached.
+            ValueError: If the network was a module in memory or in a local folder and is no longer available, or if the
+                network on the Hub has other weights.
+            OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
             return self.parents[("source", "target").index(side)]
         return load_parent(side, ModelReference.from_dict(getattr(self.config, side)["reference"]), options=options)
 
     def has_changed(self, side: Literal["source", "target"]) -> bool:
-        """Whether a half has other weights than when it was cut from its network: it was trained, or cast.
+        """Return whether a half was trained or cast since it was cut from its network.
 
-        False where an older record does not say with which weights it was cut.
+        Args:
+            side: ``"source"`` or ``"target"``.
+
+        Returns:
+            Whether its weights have changed. False if an older record contains no hash of the weights at the time.
         """
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
@@ -275,17 +336,17 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
     def stitcher(self) -> Stitcher:
-        """The stitch alone, with the names of both parents: what is worth sharing where these are public.
+        """The stitching layer with references to both networks, the small artefact to share if these are public.
 
         Raises:
-            ValueError: If a half has changed since it was cut from its network, which then does not hold it.
+            ValueError: If a half was trained or cast since it was cut, so that its network no longer contains it.
         """
         for side in ("source", "target"):
             if self.has_changed(side):
                 raise ValueError(
-                    f"the {side} half was trained or cast since it was cut, and a stitcher would name the network "
-                    "from before: save the whole model, or train a network first (the head of a relative model "
-                    "alone) and build the model with it"
+                    f"the {side} half was trained or cast since it was cut, but a stitcher refers to the original "
+                    "network: save the whole model, or train the network first (for a relative model: the head alone) "
+                    "and build the model with it"
                 )
         found = self.describe()
         return Stitcher(
@@ -302,7 +363,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
     # -- saving and loading -----------------------------------------------------------------------------------------
     def describe(self) -> Description:
-        """Both parents, the stitch, how it was found and how well it does, as plain values."""
+        """Return both networks, the stitching layer, its recipe and its scores as plain values."""
         return Description.of({**self.config.to_dict(), "stitch": self.stitch.to_dict()}, whole=True)
 
     def save_pretrained(  # type: ignore[override]
@@ -316,19 +377,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     ) -> None:
         """Write config, weights (safetensors), the source's processor and a model card to a folder.
 
-        Of a card that is there already, what a person wrote stays.
+        Text that a person added to an existing card is kept.
 
         Args:
-            save_directory: The folder; created if needed.
-            is_main_process: Only this process writes.
-            state_dict: Other weights than the model's own (what a trainer gathered).
-            push_to_hub: Also upload it, as :meth:`push_to_hub` does.
-            max_shard_size: Size at which the weights are split into several files.
-            **kwargs: ``repo_id`` (default: the name of the folder) and what else :meth:`push_to_hub` takes.
+            save_directory: The folder, created if needed.
+            is_main_process: Whether this process writes. Other processes return at once.
+            state_dict: Weights to write instead of the model's own, for example those gathered by a trainer.
+            push_to_hub: Whether to upload the model too, as :meth:`push_to_hub` does.
+            max_shard_size: Maximum size of a file of weights, in bytes or as text.
+            **kwargs: ``repo_id`` (default: the name of the folder) and further options of :meth:`push_to_hub`.
 
         Raises:
-            ValueError: If a half is of user code, which no config can rebuild.
-            OSError: If it cannot be written; what was there before is left.
+            ValueError: If a half consists of user code, which cannot be rebuilt from a config.
+            OSError: If a file cannot be written. The previous files are kept then.
         """
         if not is_main_process:
             return
@@ -383,34 +444,36 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         attn_implementation: str | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Load a stitched model from a folder or the Hub, strictly: every weight, none besides, each as it was saved.
+        """Load a stitched model from a folder or the Hub.
+
+        Loading is strict: the files must contain exactly the weights of the model, unchanged since they were saved.
 
         Args:
             pretrained_model_name_or_path: Local folder or Hub id.
-            *args: Refused.
-            config: Config to use instead of the one beside the weights.
-            dtype: Cast all weights; default: each as saved. Buffers that a network computes for itself are not cast.
-            torch_dtype: The older name of ``dtype``.
-            device_map: A device for the whole model.
-            attn_implementation: Attention of both networks, by transformers' name; default: each as it was.
-            **kwargs: How the Hub is reached (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
-                ``cache_dir``, ``local_files_only``, ``force_download``), and what Auto classes and pipelines pass and
-                changes nothing here.
+            *args: Not supported.
+            config: Config to use instead of the saved one.
+            dtype: Floating-point dtype to which weights are cast. Default: the saved dtypes. Buffers that a network
+                computes itself are not cast.
+            torch_dtype: Older name of ``dtype``.
+            device_map: Device of the whole model.
+            attn_implementation: Attention implementation of both networks, by its name in transformers.
+                Default: not changed.
+            **kwargs: Options of the download (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
+                ``cache_dir``, ``local_files_only``, ``force_download``), and options of Auto classes and pipelines
+                that have no effect here.
 
         Returns:
             The model, in eval mode, of the class for its task.
 
         Raises:
-            TypeError: For an option that there is not.
+            TypeError: If an option does not exist.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
-            ValueError: If weights and config disagree (the message names the weights), they or the files beside them
-                were changed since they were saved, another class was saved, or an option makes no sense.
-            OSError: If the Hub cannot be reached or refuses.
+            ValueError: If weights and config do not match (the message names the weights), a file was changed after
+                saving, another class was saved, or an option has an invalid value.
+            OSError: If the Hub cannot be reached or denies access.
         """
         if args:
-            raise TypeError(
-                f"a stitched model is built from its config alone, got {len(args)} more positional arguments"
-            )
+            raise TypeError(f"from_pretrained of a stitched model takes one positional argument, got {len(args)} more")
         download: Any = {name: kwargs.pop(name) for name in hub.DownloadOptions.__annotations__ if name in kwargs}
         for name in kwargs:
             if name not in PASSED:
@@ -425,12 +488,12 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         folder = folder_of(place, MODEL_FILES, **download)
         if config is None:
             config = read_config(folder)
-        attn_implementation = attn_implementation or config._attn_implementation  # where Auto classes leave it
+        attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
         check_requirements(config.requires or (), str(folder))
         kind = class_for(config.task)
         if not issubclass(kind, cls):
             raise ValueError(
-                f"{place} holds a {kind.__name__} and no {cls.__name__}; load it by StitchedModel.from_pretrained"
+                f"{place} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
             )
         files = sorted(folder.glob(SHARDS))
         if not files:
@@ -446,8 +509,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
             if model.can_generate() and (folder / "generation_config.json").is_file():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
-        except Exception as error:  # of whatever the libraries stumble over
-            raise damaged(f"what lies beside the weights in {folder}", error) from error
+        except Exception as error:  # libraries raise any exception on damaged files
+            raise damaged(f"a processor or generation config in {folder}", error) from error
         if wanted is not None:
             cast(model, wanted)
         if attn_implementation is not None:
@@ -459,47 +522,50 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
 
 def read_config(folder: Path) -> StitchConfig:
-    """The config in a folder; a warning names keys of a newer version.
+    """Read the config of a stitched model. A warning names keys that a newer version added.
 
     Args:
-        folder: Of a stitched model.
+        folder: The folder of the model.
+
+    Returns:
+        The config.
 
     Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is damaged, or of another kind of model.
+        FileNotFoundError: If the folder contains no config.
+        ValueError: If the config is damaged, or belongs to another kind of model.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} has no {CONFIG}: "
             + (
-                "it holds a stitcher, which hf_stitch.Stitcher.from_pretrained loads"
+                "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
                 if (folder / STITCHER).is_file()
-                else "it is no saved stitched model"
+                else "it contains no stitched model"
             )
         )
     values = read_record(path)
     if values.get("model_type") != StitchConfig.model_type:
-        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched one")
+        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched model")
     config: StitchConfig = StitchConfig.from_dict(values, name_or_path=str(folder))
     return config
 
 
 def _is_checkpointed_across(half: Front | Back) -> bool:
-    """Whether the network checkpoints a module that holds the cut and more, which a half cannot compute again."""
+    """Return whether gradient checkpointing wraps a module around the cut, which one half cannot recompute."""
     around = map(half.model.get_submodule, half.cut.around)
     return any(isinstance(module, GradientCheckpointingLayer) for module in around)
 
 
 def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
-    """One half from its record, weights not loaded."""
+    """Build one half from its record, without loading weights."""
     model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
     plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
     return kind(model, Cut.from_dict(half["cut"]), plan, interface)
 
 
 def _device(given: Any) -> torch.device | None:
-    """The one device that a ``device_map`` names."""
+    """Return the only device in a ``device_map``."""
     if isinstance(given, dict) and list(given) == [""]:
         given = given[""]
     try:
@@ -509,11 +575,11 @@ def _device(given: Any) -> torch.device | None:
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> StitchedModel:
-    """The model of a config without its weights."""
+    """Build the model of a config without weights."""
     try:
         with weightless():
             return kind(config)
-    except (UnknownNameError, PluginError):  # what it names is missing here
+    except (UnknownNameError, PluginError):  # a plugin is missing
         raise
-    except Exception as error:  # constructors of other libraries fail as they please on a config that makes no sense
+    except Exception as error:  # libraries raise any exception on an invalid config
         raise damaged(folder / CONFIG, error) from error

@@ -1,4 +1,4 @@
-"""What models with a head return, and its loss."""
+"""Logits and loss of models with a head."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from torch.nn import functional
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model with a head returns: the tensor itself, its ``logits``, or the first of a tuple.
+    """Return the logits in the output of a model with a head.
 
     Args:
-        output: Of the model.
+        output: Output of the model: a tensor, an object or mapping with ``logits``, or a tuple whose first item is the
+            logits.
+
+    Returns:
+        The logits.
+
+    Example:
+        >>> logits_of({"logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
     """
     if isinstance(output, Mapping):
         return output["logits"]
@@ -22,12 +30,21 @@ def logits_of(output: Any) -> Tensor:
 
 
 def class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
-    """The loss of a head that classifies, as its target was trained for.
+    """Return the loss of a classification head, computed in float32 or higher precision.
 
     Args:
-        logits: ``(batch, classes)``.
-        labels: As for the model's forward; ``None``: no loss.
-        problem_type: As transformers has it in a config.
+        logits: (batch, classes).
+        labels: Classes (batch,) int64, or probabilities (batch, classes); 0 or 1 (batch, classes) for multi-label
+            classification. ``None``: no loss.
+        problem_type: ``problem_type`` of the target's config in transformers: ``multi_label_classification`` (binary
+            cross-entropy), ``regression`` (mean squared error), or anything else (cross-entropy).
+
+    Returns:
+        The mean loss, a scalar; ``None`` without labels.
+
+    Example:
+        >>> float(class_loss(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]), "multi_label_classification")) < 0.7
+        True
     """
     if labels is None:
         return None

@@ -1,4 +1,4 @@
-"""The two networks that an artefact was made of: found again by name, and compared with what is recorded of them."""
+"""Loading the two networks of an artefact by name, with a check of their weights against the record."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ def load_parent(
     given: str | nn.Module | Adapter | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Adapter:
-    """A parent of an artefact, with the weights that it had.
+    """Load a network of an artefact and check its weights.
 
     Args:
         side: ``source`` or ``target``, for messages.
-        reference: The record of it.
-        given: The network, live or by a name of today; default: the one that is recorded, at its revision.
-        options: For :func:`hf_stitch.load`, for one that is loaded by name.
+        reference: The recorded reference.
+        given: The network: an adapter, a module, or another name. Default: the recorded network at its revision.
+        options: Options of :func:`hf_stitch.load`, if the network is loaded by name.
+
+    Returns:
+        The adapter of the network.
 
     Raises:
-        ValueError: If it has other weights, must be given and is not, or cannot be loaded.
-        OSError: If it is not there, or the Hub cannot be reached.
+        ValueError: If the network has other weights, has no public name and is not given, or cannot be loaded.
+        OSError: If the network does not exist, or the Hub cannot be reached.
     """
     if given is None and reference.public.id is None:
-        raise ValueError(f"the {side} was a live module or in a local folder: pass it, as {side}=…")
+        raise ValueError(f"the {side} was a module in memory or in a local folder: pass it, as {side}=…")
     if isinstance(given, str):
         named = dataclasses.replace(ModelReference.parse(given, task=reference.task), kwargs=reference.kwargs)
         adapter = _named(side, named, options or {})
@@ -43,9 +46,9 @@ def load_parent(
         moved = adapter.reference.revision not in (None, reference.revision)
         raise ValueError(
             f"the {side} {reference} has other weights than the stitch was fitted to (hash {found}, expected "
-            f"{reference.weights_hash}), or has them in another dtype"
+            f"{reference.weights_hash}), or the same weights in another dtype"
             + (f"; it is now at revision {adapter.reference.revision}" if moved else "")
-            + "; attach the network of that revision as it was, or fit a new stitch"
+            + "; pass the network with its original weights, or fit a new stitch"
         )
     return adapter
 
@@ -56,11 +59,10 @@ def _named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> 
     except OSError as error:
         kind = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
         raise kind(
-            f"the {side} {reference} is not to be had: {error}\nIf its history was rewritten, or it is here under "
-            f"another name, pass it: Stitcher.attach({side}=…); its weights are compared with those that the stitch "
-            "was fitted to"
+            f"the {side} {reference} could not be loaded: {error}\nIf it was renamed or its history was rewritten, "
+            f"pass it as Stitcher.attach({side}=…); its weights are compared with those that the stitch was fitted to"
         ) from error
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # from the library that loads it
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # raised by the library of the network
         raise ValueError(
-            f"the {side} {reference} cannot be loaded: its files make no network ({type(error).__name__}: {error})"
+            f"the {side} {reference} could not be loaded from its files ({type(error).__name__}: {error})"
         ) from error

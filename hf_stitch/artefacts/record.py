@@ -1,6 +1,6 @@
-"""The JSON record of an artefact: read as a plain object, with known keys, and with no count that no network has.
+"""Reading the JSON record of an artefact: JSON objects, known keys, plausible numbers of layers and classes.
 
-A record may come from anyone, and every way to one leads through here (of configs, by ``StitchConfig.from_dict``).
+A record may be untrusted, so all records are read by these functions (configs by ``StitchConfig.from_dict``).
 """
 
 from __future__ import annotations
@@ -17,48 +17,51 @@ from hf_stitch.adapters import Cut, CutPlan, Interface
 from hf_stitch.representation import RepresentationSpec
 
 FORMAT = 2
-"""The format that is written."""
+"""The record format that this version writes."""
 
 AGAIN = "save or download it again"
 
 COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000), (re.compile("num_labels$"), 10**6))
-"""Numbers by which lists as long are made before any weight is looked at, and the most that any network has."""
+"""Keys whose values determine the length of lists before weights are read, and an upper bound for each."""
 
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
-"""Keys under which anything may be called anything."""
+"""Keys whose values are not checked, because their own keys are arbitrary."""
 
 HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "reference", "half_hash"))
 """Keys of ``source`` and ``target`` in a config."""
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Args:
         path: The file.
 
+    Returns:
+        The object.
+
     Raises:
-        ValueError: If it is none.
+        ValueError: If the file is not valid JSON, or contains no object.
     """
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no valid JSON ({error}); the folder is damaged: {AGAIN}") from error
+        raise ValueError(f"{path} is not valid JSON ({error}); the folder is damaged: {AGAIN}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}; {AGAIN}")
+        raise ValueError(f"{path} must contain a JSON object, got {type(values).__name__}; {AGAIN}")
     return values
 
 
 def check_counts(value: Any, where: str, key: str = "") -> None:
-    """Refuse a number of layers or classes that no network has.
+    """Check that no number of layers or classes is larger than in any network.
 
     Args:
         value: JSON values.
-        where: What holds them, for messages.
-        key: Of the value in what holds it.
+        where: Name of the file or object, for messages.
+        key: Key of the value in its parent.
 
     Raises:
-        ValueError: If there is one, at any depth.
+        ValueError: If a number at any depth is too large.
     """
     if isinstance(value, dict):
         for name, item in value.items():
@@ -74,41 +77,50 @@ def check_counts(value: Any, where: str, key: str = "") -> None:
 
 
 def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
-    """The keys of a record that this version knows; a warning names the others.
+    """Drop unknown keys of a record, with a warning that names them.
 
     Args:
         record: JSON values.
-        names: The keys that this version knows.
-        where: What the record is, for messages.
+        names: The known keys.
+        where: Name of the record, for messages.
+
+    Returns:
+        The items with known keys.
     """
     names = set(names)
     unknown = sorted(set(record) - names)
     if unknown:
         warnings.warn(
-            f"{where} has {', '.join(unknown)}, which this version does not know and does not use; it was probably "
-            "written by a newer version",
+            f"{where} has {', '.join(unknown)}, which this version does not know and ignores; it was probably written "
+            "by a newer version",
             stacklevel=4,
         )
     return {key: value for key, value in record.items() if key in names}
 
 
 def known_stitch(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The record of a stitching layer without unknown keys, but in its maps, which take none besides their own.
+    """Drop unknown keys of the record of a stitching layer, except in its maps, which reject unknown options.
 
     Args:
         stitch: JSON values.
-        where: What holds them, for messages.
+        where: Name of the record, for messages.
+
+    Returns:
+        The record with known keys.
     """
     values = known(stitch, ("source", "target", "pooling", "body", "prefix"), where)
     return values | {side: _fields_of(RepresentationSpec, values[side], where) for side in ("source", "target")}
 
 
 def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The record of one half without unknown keys.
+    """Drop unknown keys of the record of one half.
 
     Args:
         half: JSON values.
-        where: What holds them, for messages.
+        where: Name of the record, for messages.
+
+    Returns:
+        The record with known keys.
     """
     values = known(half, HALF, where)
     cut = _fields_of(Cut, values["cut"], where)
@@ -124,11 +136,14 @@ def _fields_of(kind: Any, record: Mapping[str, Any], where: str) -> dict[str, An
 
 
 def damaged(where: str | Path, error: BaseException) -> ValueError:
-    """The error for a record from which nothing could be built.
+    """Create the error for a record from which no artefact could be built.
 
     Args:
-        where: What it is.
-        error: What went wrong.
+        where: Name of the record.
+        error: The original error.
+
+    Returns:
+        The error to raise.
     """
     return ValueError(
         f"{where} is damaged or was written by another version ({type(error).__name__}: {error}); {AGAIN}"

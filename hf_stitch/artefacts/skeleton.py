@@ -1,4 +1,4 @@
-"""Building a network from a config that cannot be trusted: without weights, and without memory."""
+"""Building a network from an untrusted config without weights, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOM = 2**26
-"""Bytes of the tensors that are there at once while building; once they are more, no further one has memory."""
+"""Maximum number of bytes of live tensors while building; further tensors are put on the meta device."""
 
 SMALL = 2**10
-"""Bytes of a tensor that does not count: constructors read numbers off such (drop rates, layer by layer)."""
+"""Tensors up to this many bytes are not counted, because constructors read values from them (drop rates per layer)."""
 
 MOST = 200_000
-"""Operations on tensors while building, by which a config that asks for a billion layers is noticed."""
+"""Maximum number of tensor operations while building, which stops a config with a billion layers."""
 
 
 @contextmanager
 def weightless() -> Iterator[None]:
-    """What is built inside has parameters on the meta device, and so has all else once 64 MiB are full.
+    """Build networks with parameters on the meta device; other tensors too once they exceed 64 MiB.
 
-    No random number is drawn.
+    The state of the random number generator does not change.
+
+    Yields:
+        Nothing; networks are built in the body of the ``with`` statement.
 
     Raises:
-        ValueError: If more is built than any network needs.
+        ValueError: If more tensor operations run than any network needs.
 
     Example:
         >>> with weightless():
@@ -44,7 +47,7 @@ def weightless() -> Iterator[None]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Lets an operation run on the meta device where there is no room for its result."""
+    """Runs an operation on the meta device if there is no memory left for its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,15 +57,15 @@ class _WithoutMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         if self.count > MOST:
-            raise ValueError(f"the config asks for a network of more than {MOST} tensors: it is damaged")
+            raise ValueError(f"the config describes a network of more than {MOST} tensors: it is damaged")
         mixed = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in _pytree.tree_leaves((args, kwargs)))
-        if func._schema.is_mutable:  # nothing new is made
-            if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # from values that were never made
+        if func._schema.is_mutable:  # in place, no new tensor
+            if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # from values that do not exist
                 return args[0].fill_(torch.nan) if args[0].is_floating_point() else args[0]
             return func(*args, **(kwargs or {}))
         try:
             planned = func(*_on_meta(args), **_on_meta({**(kwargs or {}), **_device(func)}))
-        except (NotImplementedError, RuntimeError):  # it looks at values
+        except (NotImplementedError, RuntimeError):  # depends on values
             return func(*args, **(kwargs or {}))
         if mixed:
             return planned
@@ -81,10 +84,10 @@ class _WithoutMemory(TorchDispatchMode):
         return result
 
     def _room(self, size: int) -> bool:
-        """Whether there is room for so many bytes more, once what was given up since is counted off."""
+        """Return whether this many bytes fit, after subtracting tensors that have been freed."""
         if size <= ROOM < self.filled + size and not self.full:
             there = [(memory, each) for memory, each in self.made if not memory.expired()]
-            self.full = len(there) == len(self.made) > 0  # for good: or a long list would be gone through every time
+            self.full = len(there) == len(self.made) > 0  # permanently, to avoid a long scan each time
             self.made, self.filled = there, sum(each for _, each in there)
         return self.filled + size <= ROOM
 

@@ -1,4 +1,4 @@
-"""The small artefact: a stitch and the names of the two networks that it joins."""
+"""Stitchers: a stitching layer with references to the two networks that it connects."""
 
 from __future__ import annotations
 
@@ -45,22 +45,27 @@ KEYS = (
     manifest.MANIFEST,
     manifest.CHECKSUM,
 )
-"""Keys of a record of this format."""
+"""Keys of a record in this format."""
 
 
 class Stitcher(Artefact):
-    """A stitching layer, where it belongs, how it was found, how well it does: kilobytes beside parents of gigabytes.
+    """A stitching layer with references to its two networks, its recipe and its scores.
 
-    Attributes:
+    A stitcher contains no weights of the two networks, so it takes kilobytes instead of gigabytes. :meth:`attach` loads
+    the networks and returns the stitched model. ``stitched.stitcher`` returns the stitcher of a stitched model.
+
+    Args:
         stitch: The stitching layer.
-        source: The network that gives the front half, pinned by revision and by the hash of its weights.
-        source_layer: Its cut.
-        target: The network that gives the back half, pinned likewise.
-        target_layer: Its cut.
-        task: Which head the stitched model has.
-        recipe: How the stitch was found: matcher, rows, data, split, seed, versions.
-        scores: What was measured on held-out samples.
-        anchors: The anchors of a relative model or of an encoder that was swapped in, where there are any.
+        source: Reference to the network of the front half, pinned by revision and hash of its weights.
+        source_layer: The layer at which the source is cut.
+        target: Reference to the network of the back half, pinned in the same way.
+        target_layer: The layer at which the target is cut.
+        task: Task of the stitched model, a name in ``hf_stitch.registries.heads``. Default: no head.
+        recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
+        scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
+        anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
+
+    All of these are also attributes.
 
     Example:
         >>> import tempfile, torch, hf_stitch
@@ -92,7 +97,7 @@ class Stitcher(Artefact):
         scores: Mapping[str, Any] | None = None,
         anchors: AnchorSet | None = None,
     ) -> None:
-        """Put the parts together."""
+        """Store the parts."""
         self.stitch = stitch
         self.source, self.source_layer = source, source_layer
         self.target, self.target_layer = target, target_layer
@@ -101,11 +106,11 @@ class Stitcher(Artefact):
         self.anchors = anchors
 
     def __repr__(self) -> str:
-        """For example ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
+        """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
         return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
 
     def describe(self) -> Description:
-        """Both parents, the stitch, how it was found and how well it does, as plain values."""
+        """Return both networks, the stitching layer, its recipe and its scores as plain values."""
         return Description(
             False,
             self.source,
@@ -121,13 +126,13 @@ class Stitcher(Artefact):
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder.
 
-        Of a card that is there already, what a person wrote stays. Paths of local parents are not written.
+        Text that a person added to an existing card is kept. Paths of local networks are not written.
 
         Args:
-            save_directory: The folder; created if needed.
+            save_directory: The folder, created if needed.
 
         Raises:
-            OSError: If it cannot be written; what was there before is left.
+            OSError: If a file cannot be written. The previous files are kept then.
         """
         self._save(Path(save_directory))
 
@@ -146,11 +151,13 @@ class Stitcher(Artefact):
 
     @classmethod
     def from_pretrained(cls, id_or_folder: str | Path, **download: Unpack[DownloadOptions]) -> Self:
-        """Read a stitcher from a folder or the Hub, strictly; a warning names what a newer version has added.
+        """Load a stitcher from a folder or the Hub.
+
+        All files are checked against the digests in the record. A warning names keys that a newer version added.
 
         Args:
             id_or_folder: Local folder or Hub id.
-            **download: How the Hub is reached (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
+            **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``.
 
         Returns:
@@ -158,19 +165,19 @@ class Stitcher(Artefact):
 
         Raises:
             FileNotFoundError: If a file is missing, or the Hub has no such stitcher or revision.
-            ValueError: If a file is damaged or was changed since it was saved, or both disagree.
-            OSError: If the Hub cannot be reached or refuses.
+            ValueError: If a file is damaged or was changed after saving, or record and weights do not match.
+            OSError: If the Hub cannot be reached or denies access.
         """
         folder = folder_of(id_or_folder, STITCHER_FILES, **download)
         path = folder / STITCHER
         if not path.is_file() and (folder / CONFIG).is_file():
             raise FileNotFoundError(
-                f"{folder} has no {STITCHER}: it holds a whole model; if that is a stitched one, "
-                "hf_stitch.StitchedModel.from_pretrained loads it"
+                f"{folder} has no {STITCHER}: it contains a whole model; if this is a stitched model, load it with "
+                "hf_stitch.StitchedModel.from_pretrained"
             )
         for name in (STITCHER, STITCH):
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} has no {name}: it is no saved stitcher, or an incomplete one")
+                raise FileNotFoundError(f"{folder} has no {name}: it contains no stitcher, or an incomplete one")
         record = read_record(path)
         check_counts(record, str(path))
         try:
@@ -205,26 +212,26 @@ class Stitcher(Artefact):
         dtype: torch.dtype | str | None = None,
         **options: Any,
     ) -> StitchedModel:
-        """The runnable model: both parents cut, with this stitch between.
+        """Build the stitched model from this stitching layer and both networks.
 
-        Parents that are not given are downloaded at the revisions that the stitcher names. Either way their weights
-        must be those that the stitch was fitted to.
+        Networks that are not given are downloaded at the recorded revisions. In all cases their weights must be those
+        for which the stitching layer was fitted.
 
         Args:
-            source: The source network, live or by name; default: the one that the stitcher names, at its revision.
-            target: The target network likewise.
-            dtype: Cast all weights, once the parents' were compared; default: each as it was.
-            **options: Passed on to :func:`hf_stitch.load` for parents given by name (``token``, ``cache_dir``,
-                ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code of a parent's repository runs
-                only with ``trust_remote_code=True`` here: a stitcher cannot ask for it.
+            source: The source network: an adapter, a module, or a name. Default: the recorded network at its revision.
+            target: The target network, given in the same way.
+            dtype: Floating-point dtype to which all weights are cast after the check. Default: no cast.
+            **options: Options of :func:`hf_stitch.load` for networks that are loaded by name (``token``, ``cache_dir``,
+                ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code in the repository of a network
+                runs only with ``trust_remote_code=True``; a stitcher cannot enable it.
 
         Returns:
             The stitched model.
 
         Raises:
-            ValueError: If a parent has other weights or layers than those that the stitch was fitted to, or must be
-                given and is not.
-            OSError: If a parent or its revision is not there, or the Hub cannot be reached.
+            ValueError: If a network has other weights or layers than those for which the stitching layer was fitted, or
+                has no public name and is not given.
+            OSError: If a network or its revision does not exist, or the Hub cannot be reached.
         """
         wanted = dtype_of(dtype)
         parents = [

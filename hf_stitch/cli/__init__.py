@@ -1,4 +1,7 @@
-"""The command ``hf-stitch``. Its help needs no torch: commands import what they use when they run."""
+"""The command ``hf-stitch``.
+
+Commands import torch, transformers and timm when they run, so that ``--help`` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from hf_stitch.cli import compare, doctor, evaluate, info, layers, listing, pull
 __all__ = ["app", "main"]
 
 
-class _Telling(TyperGroup):
-    """Shows what went wrong as one line, and as a traceback under ``--debug``."""
+class _ErrorGroup(TyperGroup):
+    """A command group that prints an error as one line, or as a traceback with ``--debug``."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -27,11 +30,11 @@ class _Telling(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_Telling, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=_ErrorGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"hf-stitch {__version__}")
         raise typer.Exit
 
@@ -43,7 +46,7 @@ def hf_stitch(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Compare, connect and exchange neural networks: what one knows inside, another can use."""
+    """Compare, stitch and exchange neural networks at their layers."""
 
 
 app.command("quickstart")(quickstart.quickstart)
@@ -60,5 +63,17 @@ app.command("list")(listing.listing)
 
 
 def main() -> None:
-    """Run the command line: exit code 0 if all went well, 1 for an error that was told, 2 for wrong usage."""
+    """Run the command line interface on ``sys.argv``.
+
+    The process exits with code 0 on success, 1 after an error and 2 for wrong usage.
+
+    Example:
+        >>> import sys
+        >>> sys.argv = ["hf-stitch", "list", "wrong"]
+        >>> try:
+        ...     main()
+        ... except SystemExit as end:
+        ...     print(end.code)
+        2
+    """
     app(prog_name="hf-stitch")

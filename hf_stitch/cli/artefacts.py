@@ -1,4 +1,4 @@
-"""Which of the two artefacts a folder holds."""
+"""Load the artefact in a folder, whichever of the two kinds it is."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ if TYPE_CHECKING:
 
 
 def read(folder: Path) -> Stitcher | StitchedModel:
-    """The artefact in a folder, checked.
+    """Load and check the artefact in a folder.
+
+    Args:
+        folder: Folder of a saved stitcher or stitched model.
+
+    Returns:
+        The stitcher if the folder contains ``stitcher.json``, the stitched model otherwise.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If the artefact is damaged.
     """
     from hf_stitch.artefacts import StitchedModel, Stitcher
     from hf_stitch.artefacts.description import is_stitcher

@@ -1,4 +1,4 @@
-"""``hf-stitch compare``: how alike is every layer of one network to every layer of another."""
+"""``hf-stitch compare``: the similarity of every layer of one network to every layer of another."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="A Hub id, timm/…, timm:name, or a local folder.")],
-    b: Annotated[str, typer.Argument(help="The other network; the same name compares a network with itself.")],
+    a: Annotated[str, typer.Argument(help="First network: a Hub id, timm/…, timm:name, or a local folder.")],
+    b: Annotated[str, typer.Argument(help="Second network. Pass the same name to compare a network with itself.")],
     data: Data,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for values, recipe and figures; files of an earlier run are replaced.")
+        Path | None, typer.Option(help="Output folder for values, recipe and figures. Existing files are overwritten.")
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="As linear_cka or linear_cka:debiased=true; may be repeated; see hf-stitch list metrics."),
+        typer.Option(
+            help="Metric, e.g. linear_cka or linear_cka:debiased=true. Repeatable. See hf-stitch list metrics."
+        ),
     ] = None,
     pooling: Annotated[
-        str, typer.Option(help="Which vectors are compared: none, flatten, mean, cls or last.")
+        str, typer.Option(help="How activations become vectors: none, flatten, mean, cls or last.")
     ] = "mean",
     align: Annotated[
-        str, typer.Option(help="Which rows of texts correspond under positions: tokens, or offsets (pieces of text).")
+        str,
+        typer.Option(help="With --pooling none, how rows of texts are matched: tokens, or offsets (pieces of text)."),
     ] = "tokens",
-    layer_a: Annotated[
-        list[str] | None, typer.Option(help="A layer of A; may be repeated. [default: all cuts]")
-    ] = None,
-    layer_b: Annotated[
-        list[str] | None, typer.Option(help="A layer of B; may be repeated. [default: all cuts]")
-    ] = None,
+    layer_a: Annotated[list[str] | None, typer.Option(help="Layer of A. Repeatable. [default: all cuts]")] = None,
+    layer_b: Annotated[list[str] | None, typer.Option(help="Layer of B. Repeatable. [default: all cuts]")] = None,
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward.")] = 64,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and stop.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 64,
+    plan: Annotated[bool, typer.Option("--plan", help="Estimate memory, files and time, then stop.")] = False,
     checkpoint_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the state, from which an interrupted run goes on.")
+        Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
     ] = None,
     seed: Seed = 0,
     task: Task = None,
@@ -88,10 +87,14 @@ def compare(
 
 
 def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
-    """Save the atlas, and a figure for each metric.
+    """Save a similarity atlas and one figure for each metric.
+
+    Args:
+        atlas: The similarities between layers.
+        folder: Output folder.
 
     Returns:
-        What was saved -> where.
+        The path of the atlas (key ``atlas``) and of the figure of each metric (key: the metric).
     """
     saved = {"atlas": folder / "atlas.json"}
     atlas.save(saved["atlas"])
@@ -111,23 +114,23 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
         "values": {metric: values.tolist() for metric, values in atlas.values.items()},
         "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.values},
         "recipe": dict(atlas.recipe),
-        "saved": {what: str(path) for what, path in saved.items()},
+        "saved": {name: str(path) for name, path in saved.items()},
     }
 
 
 def _metric(text: str) -> Metric:
-    """A metric from its name and options; values are read as JSON, and as text where they are none."""
+    """Build a metric from ``name:key=value,…``. Values are parsed as JSON, with text as the fallback."""
     name, _, options = text.partition(":")
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, equals, value = option.partition("=")
         if not equals:
-            raise typer.BadParameter(f"write name:key=value, got {text!r}", param_hint="--metric")
+            raise typer.BadParameter(f"must be name:key=value, got {text!r}", param_hint="--metric")
         try:
             values[key] = json_.loads(value)
         except json_.JSONDecodeError:
             values[key] = value
     try:
         return registries.metrics.build(name, **values)
-    except TypeError as error:  # an option that the metric does not have
+    except TypeError as error:  # unknown option of the metric
         raise typer.BadParameter(str(error), param_hint="--metric") from error

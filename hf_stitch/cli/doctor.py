@@ -1,4 +1,4 @@
-"""``hf-stitch doctor``: why a network can be cut where it can, and what to do where it cannot."""
+"""``hf-stitch doctor``: where a network can be cut, where it cannot, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from hf_stitch.cli.output import Output
 
 def doctor(
     model: Annotated[
-        str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")
+        str,
+        typer.Argument(help="Network: a Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder."),
     ],
     task: Task = None,
     content: Annotated[
         str | None,
         typer.Option(
-            help="Which argument is cut away from the output, where there are several: decoder_input_ids for the "
-            "decoder of an encoder-decoder."
+            help="The input that must pass through the cut, if there are several: decoder_input_ids for the decoder of "
+            "an encoder-decoder."
         ),
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Random weights, which need no download.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Use random weights, without a download.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Tell what was found in a network, verified, or refused and why; and what to do to make it work.
+    """Report which layers of a network can be cut, which cannot and why, and how to make it work.
 
-    The exit code is 1 if it has no cut.
+    The exit code is 1 if the network has no cut.
     """
     from hf_stitch.adapters.doctor import diagnose
 
@@ -44,7 +45,7 @@ def doctor(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks and progress bars of transformers, among which a report is not found."""
+    """Silence the log and the progress bars of transformers, which would bury the report."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

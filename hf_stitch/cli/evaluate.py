@@ -24,23 +24,23 @@ def evaluate(
     split: Split = None,
     samples: Count = None,
     source: Annotated[
-        str | None, typer.Option(help="For a stitcher whose source was in a local folder: that folder.")
+        str | None, typer.Option(help="Local folder of the source, for a stitcher whose source is not on the Hub.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="The whole target, if it was in a local folder: that folder.")
+        str | None, typer.Option(help="Local folder of the target, if the target is not on the Hub.")
     ] = None,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Also say whether its representations are such as the target's own.")
+        bool, typer.Option("--audit", help="Also test whether the stitched hidden states resemble those of the target.")
     ] = False,
     train_split: Annotated[
-        str | None, typer.Option(help="With --audit, the split that the target was trained on: a control.")
+        str | None, typer.Option(help="With --audit: the split that the target was trained on, used as a control.")
     ] = None,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Score a saved stitched model beside its baselines, on samples that its map was not fitted on."""
+    """Score a saved stitched model and its baselines on held-out samples."""
     if train_split is not None and not audit:
-        raise typer.BadParameter("is a control of --audit, which was not given", param_hint="--train-split")
+        raise typer.BadParameter("requires --audit", param_hint="--train-split")
     output = Output(json)
     read = read_samples(data, data_dir, split, samples, seed)
     stitched = _load(model, source, target)
@@ -48,7 +48,11 @@ def evaluate(
     import hf_stitch
 
     if read.fingerprint == (stitched.config.recipe or {}).get("data"):
-        typer.secho("warning: the map was fitted on some of these samples; score it on others", fg="yellow", err=True)
+        typer.secho(
+            "warning: the stitching layer was fitted on some of these samples; evaluate it on others",
+            fg="yellow",
+            err=True,
+        )
     found: Audit | Evaluation
     whole = None if stitched.parents else target
     if audit:
@@ -61,7 +65,7 @@ def evaluate(
 
 
 def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
-    """The model; networks that it needs and does not name must be given."""
+    """Load the stitched model, with the parents that the artefact does not name from local folders."""
     import hf_stitch
 
     if (Path(name) / "stitcher.json").is_file():
@@ -70,7 +74,9 @@ def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
         _require("--target", target or stitcher.target.id)
         return stitcher.attach(source, target)
     if source is not None:
-        raise typer.BadParameter(f"{name} is no stitcher: it holds its source", param_hint="--source")
+        raise typer.BadParameter(
+            f"{name} is a stitched model, which contains its source; remove --source", param_hint="--source"
+        )
     stitched = hf_stitch.StitchedModel.from_pretrained(name)
     _require("--target", target or (stitched.config.target or {})["reference"]["id"])
     return stitched
@@ -79,5 +85,6 @@ def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
 def _require(option: str, network: str | None) -> None:
     if network is None:
         raise typer.BadParameter(
-            "that network was in a local folder, which is not recorded: give it", param_hint=option
+            "is required: this network was loaded from a local folder, and artefacts do not record local paths",
+            param_hint=option,
         )

@@ -1,4 +1,4 @@
-"""``hf-stitch info``: what an artefact says of itself."""
+"""``hf-stitch info``: the metadata of an artefact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def info(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub. [default: main]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Show what an artefact joins, how its map was found and how well it does; no weights are downloaded."""
+    """Show the parents, recipe and scores of an artefact. No weights are downloaded."""
     from hf_stitch.artefacts import Description
     from hf_stitch.artefacts.artefact import folder_of
 
@@ -33,7 +33,7 @@ def info(
 
 
 def _record(found: Description) -> dict[str, Any]:
-    """What either artefact is, in one form."""
+    """Return the same record for both kinds of artefacts."""
     return {
         "kind": "stitched model" if found.whole else "stitcher",
         "source": {**found.source.to_dict(), "layer": found.source_layer},
@@ -45,7 +45,7 @@ def _record(found: Description) -> dict[str, Any]:
 
 
 def _evaluation(found: Description) -> Evaluation | None:
-    """The scores that it was saved with, if it has any."""
+    """Return the scores that the artefact was saved with, or ``None``."""
     from hf_stitch.analysis.evaluation import Evaluation
     from hf_stitch.artefacts.record import damaged
 
@@ -65,9 +65,11 @@ def _table(place: str, found: Description) -> Table:
         end = record[side]
         name = end["id"] or "a network that is not on the Hub"
         table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
-        table.add_row("", f"cut behind {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
+        table.add_row("", f"cut after {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
     recipe = dict(record["recipe"])
-    table.add_row("map", f"{body['name']}, {width} → {other}; {_pairs(body.get('fitted') or {})}".strip("; "))
+    table.add_row(
+        "stitching layer", f"{body['name']}, {width} → {other}; {_pairs(body.get('fitted') or {})}".strip("; ")
+    )
     matcher = dict(recipe.pop("matcher", None) or {})
     table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
     for key, value in recipe.items():

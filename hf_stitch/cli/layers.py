@@ -1,4 +1,4 @@
-"""``hf-stitch layers``: where a network can be cut."""
+"""``hf-stitch layers``: the layers at which a network can be cut."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ if TYPE_CHECKING:
 
 def layers(
     model: Annotated[
-        str, typer.Argument(help="A Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder.")
+        str,
+        typer.Argument(help="Network: a Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder."),
     ],
     task: Task = None,
     json: AsJson = False,
 ) -> None:
-    """List the layers where a network can be cut, and what its representation is there."""
+    """List the layers at which a network can be cut, with the layout and width of the activations."""
     import hf_stitch
 
     output = Output(json)
     adapter = hf_stitch.load(model, task=task)
     found = [adapter.cut_info(layer) for layer in adapter.layers]
     if not found:
-        raise ValueError(f"{model} has no layer that everything flows through, so it cannot be cut between its blocks")
+        raise ValueError(
+            f"{model} cannot be cut between its blocks: the whole computation passes through none of its layers. "
+            f"Run hf-stitch doctor {model} for details"
+        )
     output.show(_table(model, found))
     output.record({"model": model, "task": adapter.task, "layers": [_record(e) for e in found]})
 

@@ -1,4 +1,4 @@
-"""``hf-stitch list``: what there is to choose from, ours and that of plugins."""
+"""``hf-stitch list``: the built-in entries of a registry and those of plugins."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def _known(kind: str) -> str:
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(metavar="KIND", callback=_known, help=f"One of {', '.join(registries)}.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", callback=_known, help=f"Registry: one of {', '.join(registries)}.")
+    ],
     json: AsJson = False,
 ) -> None:
-    """List what a registry offers; a broken plugin is shown as broken."""
+    """List the entries of a registry. A plugin that cannot be imported is listed as broken."""
     output = Output(json)
     entries = [_entry(registries[kind], name) for name in registries[kind]]
-    table = Table("name", "origin", "source", "what it is", title=kind.capitalize(), title_justify="left")
+    table = Table("name", "origin", "source", "summary", title=kind.capitalize(), title_justify="left")
     for entry in entries:
         table.add_row(*entry.values(), style="red" if entry["source"] == "broken" else "")
-    output.show(table if entries else f"there are no {kind} yet")
+    output.show(table if entries else f"no {kind} are registered")
     output.record(entries)
 
 

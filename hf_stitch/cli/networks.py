@@ -1,4 +1,4 @@
-"""The quickstart's networks: two small architectures, trained from scratch on images of 32 × 32 pixels."""
+"""The networks of the quickstart: a small ResNet and a small ViT, trained from scratch on 32 × 32 images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ LEARNING_RATE = 2e-3
 
 
 def residual_network(channels: int, classes: int) -> Adapter:
-    """A slim ResNet of four stages, by timm."""
+    """Build a narrow timm ResNet with four stages and random weights.
+
+    Args:
+        channels: Colour channels of the images: 1 or 3.
+        classes: Number of classes.
+
+    Returns:
+        The network for images of 32 × 32 pixels.
+    """
     norm = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
     model = timm.create_model(
         "resnet10t",
@@ -43,7 +51,15 @@ def residual_network(channels: int, classes: int) -> Adapter:
 
 
 def vision_transformer(channels: int, classes: int) -> Adapter:
-    """A small ViT of four blocks, by transformers."""
+    """Build a small transformers ViT with four blocks and random weights.
+
+    Args:
+        channels: Colour channels of the images: 1 or 3.
+        classes: Number of classes.
+
+    Returns:
+        The network for images of 32 × 32 pixels.
+    """
     config = ViTConfig(
         image_size=SIZE,
         patch_size=8,
@@ -52,7 +68,7 @@ def vision_transformer(channels: int, classes: int) -> Adapter:
         num_hidden_layers=4,
         num_attention_heads=4,
         intermediate_size=128,
-        num_labels=classes,  # type: ignore[call-arg]  # of every config
+        num_labels=classes,  # type: ignore[call-arg]  # a field of every config
     )
     processor = ViTImageProcessor(
         size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * channels, image_std=[0.5] * channels
@@ -64,12 +80,15 @@ ARCHITECTURES: dict[str, Callable[[int, int], Adapter]] = {"cnn": residual_netwo
 
 
 def build(architecture: str, seed: int, samples: Samples) -> Adapter:
-    """A network with random weights, for images like these.
+    """Build a network with random weights for the given samples.
 
     Args:
         architecture: ``cnn`` or ``vit``.
-        seed: Of the weights.
-        samples: Images with labels.
+        seed: Seed of the weights.
+        samples: Images with labels. They determine the number of channels and classes.
+
+    Returns:
+        The untrained network.
     """
     image = next(samples.batches(1)).samples[0]
     torch.manual_seed(seed)
@@ -77,16 +96,16 @@ def build(architecture: str, seed: int, samples: Samples) -> Adapter:
 
 
 def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterator[float]:
-    """Train all weights in place: AdamW, one cycle of the learning rate.
+    """Train all weights in place with AdamW and a one-cycle learning rate schedule.
 
     Args:
-        network: Of :func:`build`.
+        network: A network from :func:`build`.
         samples: Images with labels.
         epochs: Passes over the samples.
-        seed: Of their order, of dropout.
+        seed: Seed of the order of the samples and of dropout.
 
     Yields:
-        After each pass the loss of its last batch.
+        The loss of the last batch of each epoch.
     """
     model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
     torch.manual_seed(seed)
@@ -106,7 +125,12 @@ def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterato
 
 
 def save(network: Adapter, folder: Path) -> None:
-    """Save a network as its own library does, so that :func:`hf_stitch.load` finds it by the folder."""
+    """Save a network in the format of its library, so that :func:`hf_stitch.load` can load it.
+
+    Args:
+        network: A network from :func:`build`.
+        folder: Output folder.
+    """
     if network.library == "timm":
         arguments = network.blueprint()["arguments"]
         timm.models.save_for_hf(network.model, str(folder), model_args=arguments, safe_serialization=True)
@@ -116,7 +140,7 @@ def save(network: Adapter, folder: Path) -> None:
 
 
 def _inputs(network: Adapter, samples: Samples) -> Tensor:
-    """All images, preprocessed once."""
+    """Preprocess all images once."""
     batches = (network.preprocess(batch.samples) for batch in samples.batches(256))
     return torch.cat([next(iter(batch.values())) for batch in batches])
 

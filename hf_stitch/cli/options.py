@@ -1,4 +1,4 @@
-"""Options that several commands share, and how the samples they describe are read."""
+"""Options shared by several commands, and the functions that read the samples they select."""
 
 from __future__ import annotations
 
@@ -10,27 +10,37 @@ import typer
 if TYPE_CHECKING:
     from hf_stitch.data import Samples
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and everything else on stderr.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
 Data = Annotated[str, typer.Option(help="Data set: a Hub id, a local folder, or sklearn:digits.")]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder that holds a copy of the data set as <name>/<split>.parquet.")
+    Path | None, typer.Option(help="Folder with a local copy of the data set as <name>/<split>.parquet.")
 ]
-Split = Annotated[str | None, typer.Option(help="Split of the data set; may be left out where there is one only.")]
+Split = Annotated[str | None, typer.Option(help="Split of the data set. Optional if there is only one.")]
 Count = Annotated[
-    int | None, typer.Option("--max-samples", min=1, help="Use this many samples, drawn at random. [default: all]")
+    int | None, typer.Option("--max-samples", min=1, help="Number of samples, drawn at random. [default: all]")
 ]
-Seed = Annotated[int, typer.Option(help="Of every random choice.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 Task = Annotated[
-    str | None, typer.Option(help="Head to load where the model's config does not say it, as image-classification.")
+    str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")
 ]
 
 
 def read_samples(data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int) -> Samples:
-    """The samples that the options describe; classes keep their proportions when some are drawn.
+    """Read the samples that the command line options select.
+
+    Args:
+        data: Hub id, local folder, or ``sklearn:digits``.
+        data_dir: Folder with a local copy of the data set. ``None``: the Hub.
+        split: Split of the data set. ``None``: the only one.
+        count: Number of samples, drawn with stratification by class. ``None``: all.
+        seed: Seed of the draw.
+
+    Returns:
+        The samples.
 
     Raises:
-        FileNotFoundError: If there is no such data set.
-        ValueError: If it has no such split, or fewer samples.
+        FileNotFoundError: If the data set does not exist.
+        ValueError: If the split does not exist or has fewer than ``count`` samples.
     """
     from hf_stitch.data import Samples, read_data
 
@@ -38,10 +48,19 @@ def read_samples(data: str, data_dir: Path | None, split: str | None, count: int
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:
-    """Some of the samples, classes in proportion; all of them where no number is given.
+    """Draw some of the samples at random, stratified by class.
+
+    Args:
+        samples: The samples to draw from.
+        count: Number of samples. ``None``: all.
+        seed: Seed of the draw.
+        data: Name of the data set, for the error message.
+
+    Returns:
+        The drawn samples.
 
     Raises:
-        ValueError: If there are fewer.
+        ValueError: If there are fewer than ``count`` samples.
     """
     if count is not None and count > len(samples):
         raise ValueError(f"--max-samples must be at most {len(samples)}, the number of samples of {data}, got {count}")

@@ -1,4 +1,4 @@
-"""Where a command's words go: to people, or with ``--json`` to programs."""
+"""Output of commands: tables and text, or JSON with ``--json``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import typer
 from rich.console import Console
 
 WIDE = 120
-"""Columns of what is no terminal: a pipe or a file."""
+"""Width in columns if the output is a pipe or a file."""
 
 
 class Output:
-    """Shows tables and sentences on stdout; with ``--json`` on stderr, so that stdout holds the record alone.
-
-    Attributes:
-        console: Where tables and sentences go.
+    """Print tables and text on stdout, or on stderr with ``--json``, which reserves stdout for the record.
 
     Args:
         as_json: Whether ``--json`` was given.
+
+    Attributes:
+        as_json: Whether ``--json`` was given.
+        console: The console for tables and text.
 
     Example:
         >>> Output(as_json=True).record({"accuracy": float("nan")})
@@ -36,17 +37,39 @@ class Output:
             self.console.width = WIDE
 
     def show(self, shown: Any) -> None:
-        """Show a table, or a sentence as it is, brackets and all."""
+        """Print a table or a text. Square brackets in a text are not markup.
+
+        Args:
+            shown: A string or anything that rich can render.
+        """
         self.console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
 
     def record(self, record: Any) -> None:
-        """Print the record, if programs are to read it."""
+        """Print the record as JSON if ``--json`` was given.
+
+        Args:
+            record: JSON-like values. NaN and infinite numbers become ``null``.
+        """
         if self.as_json:
             typer.echo(as_json(record))
 
 
 def as_json(record: Any) -> str:
-    """JSON as its standard has it: a figure that is undefined (NaN) or infinite becomes ``null``."""
+    """Serialise a record as standard JSON, with ``null`` for NaN and infinite numbers.
+
+    Args:
+        record: Nested dicts, lists and tuples of JSON values.
+
+    Returns:
+        Indented JSON.
+
+    Example:
+        >>> print(as_json([1.5, float("inf")]))
+        [
+          1.5,
+          null
+        ]
+    """
     return json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""``hf-stitch pull``: an artefact from the Hub into a folder."""
+"""``hf-stitch pull``: download an artefact from the Hub."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hf_stitch.cli.output import Output
 
 def pull(
     repo_id: Annotated[str, typer.Argument(metavar="ID", help="A stitcher or stitched model on the Hub.")],
-    out: Annotated[Path, typer.Option(help="Folder for it; an artefact that is there is replaced.", file_okay=False)],
+    out: Annotated[Path, typer.Option(help="Output folder. An artefact in it is replaced.", file_okay=False)],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. [default: main]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Download a stitcher or stitched model, check that it is whole, and put it into a folder."""
+    """Download a stitcher or stitched model from the Hub into a folder, and verify its files."""
     from hf_stitch import hub
     from hf_stitch.artefacts.files import ANCHORS, CONFIG, INDEX, MODEL_FILES, SHARDS, STITCH, STITCHER
     from hf_stitch.cli.artefacts import read

@@ -1,4 +1,4 @@
-"""``hf-stitch push``: a saved artefact to the Hub."""
+"""``hf-stitch push``: upload a saved artefact to the Hub."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from hf_stitch.cli.output import Output
 
 def push(
     folder: Annotated[Path, typer.Argument(help="A saved stitcher or stitched model.", exists=True, file_okay=False)],
-    repo_id: Annotated[str, typer.Argument(metavar="ID", help="Where to, as owner/name; created if need be.")],
+    repo_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Repository, as owner/name. Created if it does not exist.")
+    ],
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Of a model that is created. [default: the owner's rule]")
+        bool | None,
+        typer.Option("--private/--public", help="Visibility of a new repository. [default: the setting of the owner]"),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch; created if need be. [default: main]")] = None,
-    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch. Created if it does not exist. [default: main]")] = None,
+    message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
+    create_pr: Annotated[
+        bool, typer.Option("--create-pr", help="Open a pull request instead of a commit to the branch.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Upload a saved stitcher or stitched model with its card, in one commit; log in first: hf auth login."""
+    """Upload a saved stitcher or stitched model with its card in one commit. Log in first: hf auth login."""
     from hf_stitch.cli.artefacts import read
 
     output = Output(json)

@@ -1,7 +1,7 @@
-"""``hf-stitch quickstart``: the whole idea in a few minutes, on real images, with no download.
+"""``hf-stitch quickstart``: a complete stitching experiment in a few minutes, on real images and without downloads.
 
-It trains four small networks, two seeds of a ResNet and two of a ViT, and asks of every layer: can another network go
-on from here? The functions below are the experiment, in the order in which it runs.
+The experiment trains two seeds of a ResNet and two seeds of a ViT, stitches pairs of them at every depth and scores
+the results. The functions below run in the order in which they are defined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NETWORKS = {"cnn-0": ("cnn", 0), "cnn-1": ("cnn", 1), "vit-0": ("vit", 0), "vit-
 """Name -> architecture and seed."""
 
 PAIRS = (("cnn-0", "cnn-1"), ("vit-0", "vit-1"), ("cnn-0", "vit-0"), ("vit-0", "cnn-0"))
-"""Source and target: two seeds of one architecture, then two architectures, both ways."""
+"""Pairs of source and target: two seeds of one architecture, then two architectures in both directions."""
 
 MATCHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "identity": ("identity", {}),
@@ -41,37 +41,39 @@ MATCHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "procrustes": ("procrustes", {}),
     "rank 8": ("low_rank", {"rank": 8}),
 }
-"""What the table calls it -> the matcher and its options."""
+"""Name in the table -> name of the matcher and its options."""
 
 MOST = 4000
-"""Training samples, where the data has more and ``--max-samples`` is not given; at most a quarter as many are held out."""
+"""Maximum number of training samples without ``--max-samples``. At most a quarter as many test samples are used."""
 
 RULE = (
-    "the fitted map of the highest accuracy relative to its target, among those that leave the target more than "
-    "its head to run and are wholly above no map, the mean and chance"
+    "the fitted stitching layer with the highest relative accuracy, among those that are followed by at least one "
+    "block of the target and whose interval lies above the intervals of identity, mean_only and chance"
 )
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder for networks, results and figures.", file_okay=False)] = Path(
+    out: Annotated[Path, typer.Option(help="Output folder for networks, results and figures.", file_okay=False)] = Path(
         "runs/quickstart"
     ),
     dataset: Annotated[
         str,
-        typer.Option(help="Images with splits train and test, as uoft-cs/cifar10 or zalando-datasets/fashion_mnist."),
+        typer.Option(
+            help="Labelled images with splits train and test, e.g. uoft-cs/cifar10 or zalando-datasets/fashion_mnist."
+        ),
     ] = "sklearn:digits",
     data_dir: DataDir = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 15,
     max_samples: Annotated[
-        int | None, typer.Option(help="Training samples. [default: all, at most 4000]", min=1)
+        int | None, typer.Option(help="Number of training samples. [default: all, at most 4000]", min=1)
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train four small networks, stitch them at every depth, and see how well one goes on from another."""
+    """Train four small networks, stitch them at every depth and score the stitched networks."""
     output = Output(json)
     out.mkdir(parents=True, exist_ok=True)
     train, test = read(dataset, data_dir, max_samples)
-    output.show(f"{dataset}: {len(train)} images to train and fit on, {len(test)} held out")
+    output.show(f"{dataset}: {len(train)} training images, {len(test)} held-out images")
 
     with silent_loading(), one_thread():
         with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -82,13 +84,14 @@ def quickstart(
         saved = {**folders, **results.save(found, out)}
         best = best_of(found, networks)
         if best is None:
-            output.show(f"best: none; train for more epochs or on more samples\n  (it would be {RULE})")
+            output.show(f"best: none. Train for more epochs or on more samples.\n  (rule: {RULE})")
         else:
-            output.show(f"best: {best.pair} at {best.layers} by {best.matcher}, {best.score()}\n  ({RULE})")
+            output.show(f"best: {best.pair} at {best.layers} by {best.matcher}, {best.score()}\n  (rule: {RULE})")
             saved |= stitch.save(best.stitched, out / "best")
             check_round_trip(best, saved, test)
             output.show(
-                f"loaded back, its model and its stitcher answer all {len(test)} held-out images as before, bit for bit"
+                f"reloaded: the saved model and the saved stitcher return bit-identical logits on all {len(test)} "
+                "held-out images"
             )
 
     output.show("\n".join(["saved", *(f"  {what:<10} {path}" for what, path in saved.items())]))
@@ -101,10 +104,18 @@ def quickstart(
 
 
 def read(dataset: str, data_dir: Path | None, count: int | None) -> tuple[Samples, Samples]:
-    """Images to train on and held-out ones; where there are too many, some are drawn.
+    """Read training and held-out images, with a random subset if the data set is large.
+
+    Args:
+        dataset: Hub id, local folder, or ``sklearn:digits``.
+        data_dir: Folder with a local copy of the data set. ``None``: the Hub.
+        count: Number of training images. ``None``: all, at most :data:`MOST`.
+
+    Returns:
+        Training images and held-out images.
 
     Raises:
-        ValueError: If the samples are no images with labels, or fewer than asked for.
+        ValueError: If the samples are not images with labels, or if there are fewer than ``count``.
     """
     train = read_samples(dataset, data_dir, "train", count, seed=0)
     test = read_samples(dataset, data_dir, "test", None, seed=0)
@@ -116,10 +127,16 @@ def read(dataset: str, data_dir: Path | None, count: int | None) -> tuple[Sample
 
 
 def train_networks(samples: Samples, epochs: int, folder: Path, bar: Progress) -> dict[str, Path]:
-    """Train every network and save it as its own library does.
+    """Train every network in :data:`NETWORKS` and save it in the format of its library.
+
+    Args:
+        samples: Training images.
+        epochs: Passes over the training images.
+        folder: Output folder.
+        bar: Progress display.
 
     Returns:
-        Name -> folder.
+        Name of the network -> its folder.
     """
     from hf_stitch.cli import networks
 
@@ -136,7 +153,14 @@ def train_networks(samples: Samples, epochs: int, folder: Path, bar: Progress) -
 
 
 def load_networks(folders: dict[str, Path]) -> dict[str, Adapter]:
-    """The networks as anyone would load them: by their folders."""
+    """Load the trained networks from their folders.
+
+    Args:
+        folders: Name of the network -> its folder.
+
+    Returns:
+        Name of the network -> adapter.
+    """
     import hf_stitch
 
     return {name: hf_stitch.load(str(folder)) for name, folder in folders.items()}
@@ -145,7 +169,19 @@ def load_networks(folders: dict[str, Path]) -> dict[str, Adapter]:
 def stitch_pair(
     source: str, target: str, networks: dict[str, Adapter], train: Samples, test: Samples, bar: Progress
 ) -> Iterator[Result]:
-    """Stitch two networks at every depth, by every matcher; one pass over the data serves them all."""
+    """Stitch two networks at every depth with every matcher, after one pass over the training images.
+
+    Args:
+        source: Name of the source network.
+        target: Name of the target network.
+        networks: Name of the network -> adapter.
+        train: Images to fit the stitching layers on.
+        test: Held-out images to score on.
+        bar: Progress display.
+
+    Yields:
+        One scored result for each pair of layers and each matcher.
+    """
     from hf_stitch.matchers.fitting import collect, fit_layer
     from hf_stitch.workflows._stitch import join
 
@@ -163,7 +199,16 @@ def stitch_pair(
 
 
 def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
-    """How a stitch was found: enough to find it again."""
+    """Return the recipe of a stitching layer: everything needed to fit it again.
+
+    Args:
+        matcher: The matcher that fitted the stitching layer.
+        train: The images it was fitted on.
+        test: The images it is scored on.
+
+    Returns:
+        JSON-like values.
+    """
     from hf_stitch.provenance import versions
 
     return {
@@ -173,7 +218,12 @@ def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
 
 
 def score(stitched: StitchedModel, test: Samples) -> None:
-    """Measure a stitched model beside its baselines; it keeps the figures."""
+    """Score a stitched model and its baselines, and store the scores in the model.
+
+    Args:
+        stitched: The stitched model, changed in place.
+        test: Held-out images.
+    """
     import hf_stitch
 
     stitched.evaluation = hf_stitch.evaluate(stitched, test, progress=False)
@@ -181,7 +231,15 @@ def score(stitched: StitchedModel, test: Samples) -> None:
 
 
 def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:
-    """The result that :data:`RULE` names, the first of equal ones; ``None`` if there is none."""
+    """Return the result that :data:`RULE` selects, the first one in case of ties.
+
+    Args:
+        found: All results.
+        networks: Name of the network -> adapter.
+
+    Returns:
+        The best result, or ``None`` if no result satisfies the rule.
+    """
 
     def eligible(r: Result) -> bool:
         beaten = all(r.score().low > r.score(baseline).high for baseline in ("identity", "mean_only", "chance"))
@@ -191,10 +249,15 @@ def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:
 
 
 def check_round_trip(result: Result, saved: dict[str, Path], test: Samples) -> None:
-    """Load the saved model, and the saved stitcher beside its parents, and compare their answers with earlier ones.
+    """Reload the saved model and the saved stitcher, and check that their logits are bit-identical.
+
+    Args:
+        result: The result before saving.
+        saved: Name of a file or folder -> its path.
+        test: Held-out images.
 
     Raises:
-        ValueError: If an answer differs in any bit.
+        ValueError: If any logit differs.
     """
     import hf_stitch
 
@@ -204,13 +267,21 @@ def check_round_trip(result: Result, saved: dict[str, Path], test: Samples) -> N
         "model": hf_stitch.StitchedModel.from_pretrained(saved["model"]),
         "stitcher": hf_stitch.Stitcher.from_pretrained(saved["stitcher"]).attach(*parents),
     }
-    for what, loaded in again.items():
+    for name, loaded in again.items():
         if not logits(loaded, test).equal(before):
-            raise ValueError(f"the {what} saved in {saved[what]} answers differently than it did before")
+            raise ValueError(f"the {name} saved in {saved[name]} returns other logits than before saving")
 
 
 def logits(stitched: StitchedModel, samples: Samples) -> Tensor:
-    """What the model says to each sample: (samples, classes)."""
+    """Compute the logits of a stitched model.
+
+    Args:
+        stitched: The stitched model.
+        samples: Images.
+
+    Returns:
+        Tensor of shape ``(samples, classes)``.
+    """
     import torch
 
     with torch.no_grad():
@@ -219,7 +290,7 @@ def logits(stitched: StitchedModel, samples: Samples) -> Tensor:
 
 @contextmanager
 def silent_loading() -> Iterator[None]:
-    """Without the bars that transformers shows when it loads weights, which takes no time here."""
+    """Hide the progress bars of transformers, because these networks load instantly."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -233,7 +304,7 @@ def silent_loading() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """With one thread for torch: in layers this small, several would do no more than wait for one another."""
+    """Limit torch to one thread, because several threads slow down networks of this size."""
     import torch
 
     threads = torch.get_num_threads()

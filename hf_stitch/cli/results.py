@@ -1,4 +1,4 @@
-"""What the quickstart found: a result for each pair of layers and each matcher, as a table, as files, as a figure."""
+"""Results of the quickstart for each pair of layers and each matcher, as a table, as files and as a figure."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel
 
 BASELINES = ("mean_only", "chance")
-"""What is shown beside the matchers; identity, the other baseline, is one of them."""
+"""Baselines in the table. The baseline ``identity`` is one of the matchers."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Two networks, joined and scored.
+    """A stitched network and its scores.
 
     Attributes:
-        source: What the quickstart calls the network of the front half.
-        source_layer: Its cut.
-        target: What it calls the network of the back half.
-        target_layer: Its cut.
-        matcher: What found the map, with its options.
-        stitched: The joined network.
-        evaluation: Its scores, and those of its baselines.
+        source: Name of the source network in the quickstart.
+        source_layer: Cut of the source.
+        target: Name of the target network in the quickstart.
+        target_layer: Cut of the target.
+        matcher: Name of the matcher and its options in the quickstart.
+        stitched: The stitched network.
+        evaluation: Scores of the stitched network and its baselines.
     """
 
     source: str
@@ -46,30 +46,37 @@ class Result:
 
     @property
     def pair(self) -> str:
-        """For example ``cnn-0 → vit-0``."""
+        """Names of both networks, for example ``cnn-0 → vit-0``."""
         return f"{self.source} → {self.target}"
 
     @property
     def layers(self) -> str:
-        """Both layers, or the one name that both have."""
+        """Names of both layers, or one name if they are equal."""
         return " → ".join(dict.fromkeys((self.source_layer, self.target_layer)))
 
     @property
     def place(self) -> tuple[str, str]:
-        """What results of different matchers share."""
+        """The pair of networks and the pair of layers, shared by the results of all matchers."""
         return self.pair, self.layers
 
     def score(self, predictor: str = "stitched") -> Score:
-        """The accuracy of a predictor, relative to the target's."""
+        """Return the accuracy of a predictor relative to the target.
+
+        Args:
+            predictor: ``stitched`` or a baseline.
+
+        Returns:
+            Relative accuracy with its 95% interval.
+        """
         return self.evaluation.scores[predictor]["relative_accuracy"]
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was measured, as JSON values."""
+        """Return all scores as JSON-like values."""
         names = ("source", "source_layer", "target", "target_layer", "matcher")
         return {**{name: getattr(self, name) for name in names}, "evaluation": self.evaluation.to_dict()}
 
     def to_line(self) -> dict[str, Any]:
-        """The figures that the table shows, in one flat line."""
+        """Return the scores shown in the table as a flat record."""
         relative, alone = self.score(), self.evaluation.scores["target"]["accuracy"]
         return {
             **{key: value for key, value in self.to_dict().items() if key != "evaluation"},
@@ -83,7 +90,14 @@ class Result:
 
 
 def table(results: list[Result]) -> Table:
-    """A line for each pair of layers, in a section for each pair of networks; the best of each line in bold."""
+    """Build the table of results, with one row for each pair of layers and the best matcher in bold.
+
+    Args:
+        results: Results, ordered by pair of networks and pair of layers.
+
+    Returns:
+        A table with one section for each pair of networks.
+    """
     matchers = list(dict.fromkeys(r.matcher for r in results))
     n = results[0].evaluation.n
     shown = Table(
@@ -92,7 +106,7 @@ def table(results: list[Result]) -> Table:
         *BASELINES,
         title="Accuracy relative to the target alone, in %",
         title_justify="left",
-        caption=f"95% intervals over {n} held-out images; in parentheses, the accuracy of the target alone",
+        caption=f"95% intervals over {n} held-out images. In parentheses: the accuracy of the target alone",
         caption_justify="left",
     )
     for column in shown.columns[1:]:
@@ -111,13 +125,17 @@ def table(results: list[Result]) -> Table:
 
 
 def save(results: list[Result], folder: Path) -> dict[str, Path]:
-    """Everything that was measured as JSON, a line for each result as CSV, and the figure.
+    """Save all scores as JSON, one row for each result as CSV, and the figure.
+
+    Args:
+        results: Results, ordered by pair of networks and pair of layers.
+        folder: Existing output folder.
 
     Returns:
-        What was saved -> where.
+        ``results``, ``table`` and ``figure`` -> their paths.
     """
     names = {"results": "results.json", "table": "results.csv", "figure": "results.png"}
-    saved = {what: folder / name for what, name in names.items()}
+    saved = {kind: folder / name for kind, name in names.items()}
     saved["results"].write_text(as_json([r.to_dict() for r in results]) + "\n", encoding="utf-8")
     lines = [r.to_line() for r in results]
     with saved["table"].open("w", newline="", encoding="utf-8") as file:
@@ -129,7 +147,7 @@ def save(results: list[Result], folder: Path) -> dict[str, Path]:
 
 
 def _draw(results: list[Result], path: Path) -> None:
-    """The heat map: layers by matchers, the best matchers framed."""
+    """Draw a heat map of layers by matchers with the best matchers framed."""
     from hf_stitch.plots import heatmap
 
     matchers = list(dict.fromkeys(r.matcher for r in results))
@@ -139,7 +157,7 @@ def _draw(results: list[Result], path: Path) -> None:
         values,
         [":  ".join(line[0].place) for line in lines],
         matchers,
-        title="How well a network goes on from another",
+        title="Accuracy of stitched networks",
         label="accuracy relative to the target alone",
         low=0.0,
         high=1.0,
@@ -149,5 +167,5 @@ def _draw(results: list[Result], path: Path) -> None:
 
 
 def _percent(score: Score, style: str) -> Text:
-    """For example ``97 [95–99]``."""
+    """Format a score in percent, for example ``97 [95–99]``."""
     return Text(f"{100 * score.value:.0f} [{100 * score.low:.0f}–{100 * score.high:.0f}]", style)

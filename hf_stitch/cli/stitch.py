@@ -1,4 +1,4 @@
-"""``hf-stitch stitch``: join two networks, score the result, save it."""
+"""``hf-stitch stitch``: stitch two networks, score the result and save it."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ if TYPE_CHECKING:
     from hf_stitch.matchers import Matcher
 
 
-Matching = Annotated[list[str] | None, typer.Option(help="An option of the matcher, as rank=16; may be repeated.")]
+Matching = Annotated[list[str] | None, typer.Option(help="Option of the matcher, e.g. rank=16. Repeatable.")]
 
 
 def stitch(
     source: Annotated[
-        str, typer.Argument(help="Gives the front half: a Hub id, timm/…, timm:name, or a local folder.")
+        str, typer.Argument(help="Network for the front half: a Hub id, timm/…, timm:name, or a local folder.")
     ],
-    target: Annotated[str, typer.Argument(help="Gives the back half.")],
+    target: Annotated[str, typer.Argument(help="Network for the back half.")],
     data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
-    ],
+    out: Annotated[Path, typer.Option(help="Output folder. Existing files are overwritten.", file_okay=False)],
     source_layer: Annotated[
-        str, typer.Option(help="Where the source is cut (see hf-stitch layers); auto: the most similar layer.")
+        str, typer.Option(help="Cut of the source (see hf-stitch layers). auto: the most similar layer.")
     ] = "auto",
-    target_layer: Annotated[str, typer.Option(help="Where the target is cut; auto: the most similar layer.")] = "auto",
-    matcher: Annotated[str, typer.Option(help="What finds the map; see hf-stitch list matchers.")] = "lstsq",
+    target_layer: Annotated[str, typer.Option(help="Cut of the target. auto: the most similar layer.")] = "auto",
+    matcher: Annotated[
+        str, typer.Option(help="Matcher that fits the stitching layer. See hf-stitch list matchers.")
+    ] = "lstsq",
     option: Matching = None,
     pooling: Annotated[
-        str, typer.Option(help="Pooling: which vectors are mapped: none, flatten, mean, cls or last.")
+        str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
     ] = "none",
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    test_size: Annotated[float, typer.Option(help="Held out to score: a share below 1, or a number.", min=0.0)] = 0.2,
+    test_size: Annotated[
+        float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
+    ] = 0.2,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
 ) -> None:
-    """Join two networks by a fitted map, score the result beside its baselines, and save it."""
+    """Stitch two networks, score the result compared with baselines, and save it."""
     output = Output(json)
     held_out = _test_size(test_size)
     check_pooling(pooling)
@@ -57,24 +59,31 @@ def stitch(
     import hf_stitch
 
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
-    stitched = hf_stitch.stitch(networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by, pooling=pooling, test_size=held_out, seed=seed)  # fmt: skip
+    stitched = hf_stitch.stitch(
+        networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
+        pooling=pooling, test_size=held_out, seed=seed,
+    )  # fmt: skip
     saved = save(stitched, out)
-    output.show(stitched.evaluation or f"{target} has no head that could be scored")
+    output.show(stitched.evaluation or f"not scored: {target} has no head")
     output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({
         "evaluation": stitched.evaluation.to_dict() if stitched.evaluation else None,
         "recipe": stitched.config.recipe,
-        "saved": {what: str(path) for what, path in saved.items()},
+        "saved": {name: str(path) for name, path in saved.items()},
     })  # fmt: skip
 
 
 def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
-    """Save the whole model, the small artefact, and what was measured, each under its name in a folder.
+    """Save a stitched model, its stitcher and its scores in a folder.
 
-    A model whose halves were trained has no small artefact: no network holds them.
+    The stitcher is left out if the weights of either half were changed, because the parents do not contain them.
+
+    Args:
+        stitched: The stitched model.
+        folder: Output folder.
 
     Returns:
-        What was saved -> where.
+        ``model``, ``stitcher``, ``evaluation`` and ``plot`` -> their paths, as far as they were saved.
     """
     saved = {"model": folder / "model"}
     stitched.save_pretrained(saved["model"])
@@ -92,12 +101,21 @@ def _test_size(size: float) -> float | int:
     if size < 1:
         return size
     if not size.is_integer():
-        raise typer.BadParameter(f"a share is below 1 and a number whole, got {size}", param_hint="--test-size")
+        raise typer.BadParameter(
+            f"must be a share below 1 or a whole number of samples, got {size}", param_hint="--test-size"
+        )
     return int(size)
 
 
 def check_pooling(pooling: str) -> None:
-    """Refuse what is no pooling."""
+    """Check the value of ``--pooling``.
+
+    Args:
+        pooling: Name of a pooling.
+
+    Raises:
+        typer.BadParameter: If no pooling has this name.
+    """
     from hf_stitch.representation import POOLINGS
 
     if pooling not in POOLINGS:
@@ -105,17 +123,33 @@ def check_pooling(pooling: str) -> None:
 
 
 def matcher_of(name: str, options: list[str]) -> Matcher:
-    """The matcher; values are read as JSON (``0.1``, ``true``, ``null``), and as text where they are none."""
+    """Build a matcher from its name and command line options.
+
+    Args:
+        name: Name in the registry of matchers.
+        options: Options as ``key=value``. Values are parsed as JSON (``0.1``, ``true``, ``null``), with text as the
+            fallback.
+
+    Returns:
+        The matcher.
+
+    Raises:
+        typer.BadParameter: If an option is malformed, unknown or missing.
+
+    Example:
+        >>> matcher_of("low_rank", ["rank=16"]).rank
+        16
+    """
     values: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")
         if not equals:
-            raise typer.BadParameter(f"write key=value, got {option!r}", param_hint="--option")
+            raise typer.BadParameter(f"must be key=value, got {option!r}", param_hint="--option")
         try:
             values[key] = json_.loads(text)
         except json_.JSONDecodeError:
             values[key] = text
     try:
         return registries.matchers.build(name, **values)
-    except TypeError as error:  # an option that the matcher does not have, or one that it lacks
+    except TypeError as error:  # unknown or missing option of the matcher
         raise typer.BadParameter(str(error), param_hint="--option") from error

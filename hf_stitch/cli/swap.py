@@ -1,4 +1,4 @@
-"""``hf-stitch swap``: give a trained head another encoder, by anchors alone."""
+"""``hf-stitch swap``: replace the encoder of a trained head, using anchors only."""
 
 from __future__ import annotations
 
@@ -19,60 +19,58 @@ if TYPE_CHECKING:
 
 
 SELECTIONS = ("random", "stratified")
-"""Those that go by the samples alone: what others need, no option gives."""
+"""Selections of anchors that need nothing but the samples."""
 
 
 def swap(
     model: Annotated[
         str,
-        typer.Argument(help="A saved stitched model or stitcher, or, with --target-layer, any network by its name."),
+        typer.Argument(help="A saved stitched model or stitcher. With --target-layer: any network."),
     ],
-    encoder: Annotated[str, typer.Argument(help="The new encoder: a Hub id, timm/…, timm:name, or a local folder.")],
-    encoder_layer: Annotated[str, typer.Option(help="Where the new encoder is cut; see hf-stitch layers.")],
+    encoder: Annotated[str, typer.Argument(help="New encoder: a Hub id, timm/…, timm:name, or a local folder.")],
+    encoder_layer: Annotated[str, typer.Option(help="Cut of the new encoder. See hf-stitch layers.")],
     data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Folder for what is made; files of an earlier run are replaced.", file_okay=False)
-    ],
-    target_layer: Annotated[str | None, typer.Option(help="Where a network is cut that is no stitched model.")] = None,
+    out: Annotated[Path, typer.Option(help="Output folder. Existing files are overwritten.", file_okay=False)],
+    target_layer: Annotated[str | None, typer.Option(help="Cut of the network, if it is not a stitched model.")] = None,
     anchors: Annotated[
         int | None,
-        typer.Option(
-            min=2, help="For such a network: how many are drawn. A stitched model has its own. [default: 300]"
-        ),
+        typer.Option(min=2, help="Number of anchors. Stitched models contain their own anchors. [default: 300]"),
     ] = None,
     selection: Annotated[
-        str | None, typer.Option(help="How they are drawn: random, or stratified by labels. [default: random]")
+        str | None, typer.Option(help="Selection of the anchors: random, or stratified by label. [default: random]")
     ] = None,
     anchor_split: Annotated[
-        str | None, typer.Option(help="Split that the anchors are in. [default: --split; they are not scored then]")
+        str | None, typer.Option(help="Split of the anchors. [default: --split, without scoring on the anchors]")
     ] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="Which vector stands for a sample: mean, cls, last or flatten.")
+        str | None, typer.Option(help="Pooling of activations to one vector per sample: mean, cls, last or flatten.")
     ] = None,
     matcher: Annotated[
-        str | None, typer.Option(help="What finds the map, where one is to be found. [default: inverse_relative]")
+        str | None, typer.Option(help="Matcher for an ordinary head. [default: inverse_relative]")
     ] = None,
     option: Matching = None,
     data_dir: DataDir = None,
     split: Split = None,
     max_samples: Annotated[
-        int | None, typer.Option(min=1, help="Score on this many samples, drawn at random. [default: all]")
+        int | None, typer.Option(min=1, help="Number of samples to score on, drawn at random. [default: all]")
     ] = None,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
 ) -> None:
-    """Give a trained head another encoder with no training, score the result beside its baselines, and save it."""
+    """Replace the encoder of a trained head without training, score the result and save it."""
     output = Output(json)
     if pooling is not None:
         check_pooling(pooling)
     given = {"--anchors": anchors, "--selection": selection, "--task": task}
     if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
-        raise typer.BadParameter("is of a network that is no stitched model: --target-layer", param_hint=idle[0])
+        raise typer.BadParameter(
+            "applies only to networks that are not stitched models, which need --target-layer", param_hint=idle[0]
+        )
     if selection not in (None, *SELECTIONS):
         raise typer.BadParameter(f"must be one of {', '.join(SELECTIONS)}, got {selection!r}", param_hint="--selection")
     if option and matcher is None:
-        raise typer.BadParameter("is of a matcher, and none is named: --matcher", param_hint="--option")
+        raise typer.BadParameter("requires --matcher", param_hint="--option")
     found_by = None if matcher is None else matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, None, seed)
@@ -91,19 +89,22 @@ def swap(
         chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
         known = AnchorSet.of(chosen)
     read = _without(read, known)
-    swapped = hf_stitch.swap(whole, encoder=new, encoder_layer=encoder_layer, anchors=chosen, target_layer=target_layer, pooling=pooling, matcher=found_by, data=draw(read, max_samples, seed, data), seed=seed)  # fmt: skip
+    swapped = hf_stitch.swap(
+        whole, encoder=new, encoder_layer=encoder_layer, anchors=chosen, target_layer=target_layer, pooling=pooling,
+        matcher=found_by, data=draw(read, max_samples, seed, data), seed=seed,
+    )  # fmt: skip
     saved = save(swapped, out)
     output.show(swapped.evaluation)
     output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({
         "evaluation": swapped.evaluation.to_dict(),
         "recipe": swapped.config.recipe,
-        "saved": {what: str(path) for what, path in saved.items()},
+        "saved": {name: str(path) for name, path in saved.items()},
     })  # fmt: skip
 
 
 def _stitched(name: str) -> StitchedModel:
-    """A saved stitched model, or a stitcher with both networks that it names."""
+    """Load a stitched model, or attach a stitcher to the networks that it names."""
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
     if (Path(name) / "stitcher.json").is_file():
@@ -114,18 +115,18 @@ def _stitched(name: str) -> StitchedModel:
 def _kept(
     model: StitchedModel, pool: Samples, new: Adapter, layer: str, pooling: Any
 ) -> tuple[AnchorSet, Samples | None]:
-    """A stitched model's own anchors, and their samples, found by their ids; ``None`` where they are not needed."""
+    """Return the anchors of a stitched model and their samples, or ``None`` if the samples are not needed."""
     from hf_stitch.relative import select_anchors
 
     if model.anchors is None:
-        raise ValueError("this stitched model keeps no anchors: swap its target, with --target-layer")
+        raise ValueError("this stitched model contains no anchors: pass its target network with --target-layer instead")
     if model.anchors.has(new, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
         return model.anchors, None
     return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
 
 
 def _without(samples: Samples, anchors: AnchorSet) -> Samples:
-    """The samples that are no anchors; all of them where the anchors are of another split, whatever their ids."""
+    """Remove the anchors from the samples. Anchors of another split may have the same ids and remove nothing."""
     places = {id_: place for place, id_ in enumerate(samples.ids)}
     if not places.keys() >= set(anchors.ids):
         return samples

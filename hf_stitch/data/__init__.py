@@ -1,4 +1,4 @@
-"""The raw samples that both networks see: :class:`Samples`, and :func:`read_data` to get hold of some."""
+"""Raw samples for both networks: :class:`Samples`, and :func:`read_data` to load a data set."""
 
 from hf_stitch.data.columns import Modality
 from hf_stitch.data.reading import read_data

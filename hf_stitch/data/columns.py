@@ -1,4 +1,4 @@
-"""Which column holds the samples, which the labels: told by the types of the columns."""
+"""Detection of the columns of samples and labels, by the types of the columns."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def kind_of(value: Any) -> str:
 
 
 def common_kind(values: Sequence[Any]) -> str:
-    """The kind of all values; where one differs, a text that is no kind and says which."""
+    """The kind of all values; if one differs, a description of the mismatch that is not a valid kind."""
     first = kind_of(values[0])
-    # Arrays are of one kind by themselves.
+    # Elements of arrays always have the same kind.
     for place, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
         if kind_of(value) != first:
             return f"{first}, but {kind_of(value)} at place {place}"
@@ -56,9 +56,9 @@ def listing(kinds: Mapping[str, str]) -> str:
 
 
 def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequence[str]) -> None:
-    """Refuse a column that does not exist or cannot play its role."""
+    """Check that a column exists and has an allowed type for its role."""
     if name not in kinds:
-        raise ValueError(f"{role}={name!r} is no column; there are: {listing(kinds)}")
+        raise ValueError(f"{role}={name!r} is not a column; the columns are: {listing(kinds)}")
     if kinds[name] not in allowed:
         raise ValueError(f"{role}={name!r} must be a column of {' or '.join(allowed)}, got {kinds[name]}")
 
@@ -66,11 +66,11 @@ def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequenc
 def find_samples(
     kinds: Mapping[str, str], image: str | None, text: str | None, text_pair: str | None, taken: Iterable[Any]
 ) -> tuple[Modality, tuple[str, ...]]:
-    """The modality, and the column of the samples: the named one or the only one that can be meant."""
+    """The modality and the columns of the samples: the named ones, or the only possible one."""
     if image is not None and text is not None:
-        raise ValueError("image and text cannot both be named: a sample is one or the other")
+        raise ValueError("pass either image or text, not both")
     if text_pair is not None and text is None:
-        raise ValueError("text_pair names the second texts; name the first by text")
+        raise ValueError("text_pair is the column of the second texts; pass the column of the first texts as text")
     for role, name in (("image", image), ("text", text), ("text", text_pair)):
         if name is not None:
             check_named(kinds, role, name, (role,))
@@ -80,19 +80,19 @@ def find_samples(
         return "image", (image,)
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
     if len(candidates) != 1:
-        many = f"several columns could be the samples: {listing(candidates)}; name one by image= or text="
-        none = f"no column is an image, a text or a tensor; there are: {listing(kinds)}. Labels are passed by label="
+        many = f"several columns could be the samples: {listing(candidates)}; pass one as image= or text="
+        none = f"no column contains images, texts or tensors; the columns are: {listing(kinds)}. Pass labels as label="
         raise ValueError(many if candidates else none)
     [(name, kind)] = candidates.items()
     return cast(Modality, kind), (name,)
 
 
 def find_label(kinds: Mapping[str, str], taken: Iterable[Any]) -> str | None:
-    """The only column that can be meant by labels, or none."""
+    """The only column that can contain labels, or None."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
-    # A column with gaps is one of labels too: reading these names the sample that has none.
+    # A label column may have gaps; reading the labels raises an error that names the sample.
     integers = [name for name in ("label", "labels") if "integer" in kinds.get(name, "") and name not in taken]
     candidates = classes or integers
     if len(candidates) > 1:
-        raise ValueError(f"several columns could be the labels: {', '.join(map(repr, candidates))}; name one by label=")
+        raise ValueError(f"several columns could be the labels: {', '.join(map(repr, candidates))}; pass one as label=")
     return candidates[0] if candidates else None

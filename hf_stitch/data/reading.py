@@ -1,4 +1,4 @@
-"""Data sets from the Hub, from a folder, or from inside scikit-learn."""
+"""Loading of data sets from the Hub, from a folder, or from scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
 
 def read_data(source: str, data_dir: str | Path | None = None, split: str | None = None) -> datasets.Dataset:
-    """One split of a data set, from the Hub, from a folder, or from inside scikit-learn.
+    """Load one split of a data set, from the Hub, from a folder, or from scikit-learn.
 
     Args:
-        source: A Hub id ``owner/name`` or ``owner/name/config``; a folder of data files named after their splits, such
-            as ``train.parquet`` and ``test.parquet``; or ``sklearn:digits``: the 1797 images of handwritten digits, 8x8
-            pixels, that scikit-learn ships, 1438 to train and 359 to test.
-        data_dir: Where copies of data sets lie: the Hub's ``owner/name/config`` is then read from
-            ``<data_dir>/name/config``, and the Hub is not asked.
-        split: Which split, of the Hub's and of folders also in part (``"train[:1000]"``); may be left out where there
-            is one only.
+        source: A Hub id ``owner/name`` or ``owner/name/config``; a folder with one data file per split, for example
+            ``train.parquet`` and ``test.parquet``; or ``sklearn:digits``: the 1797 images of handwritten digits, 8x8
+            pixels, that scikit-learn includes, 1438 for training and 359 for testing.
+        data_dir: Folder with local copies of data sets. The Hub's ``owner/name/config`` is then read from
+            ``<data_dir>/name/config`` without access to the Hub.
+        split: Name of the split, for the Hub and for folders also a part of one (``"train[:1000]"``). Optional if there
+            is only one split.
+
+    Returns:
+        The split, as a ``datasets.Dataset``.
 
     Raises:
-        FileNotFoundError: If the data set is not there, or the Hub cannot be reached.
-        ValueError: If there is no such split, or several and none was named.
+        FileNotFoundError: The data set does not exist, or the Hub is not available.
+        ValueError: The split does not exist, or there are several and none was named.
 
     Example:
         >>> digits = read_data("sklearn:digits", split="test")
@@ -51,8 +54,8 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         found = load_dataset(*arguments, split=split)
     except OSError as error:
         raise FileNotFoundError(
-            f"cannot read the data set {'/'.join(arguments)}: {error}. Check its name, or say where a copy lies: "
-            f"data_dir (--data-dir), a folder that holds {source.split('/')[-1]}/<split>.parquet"
+            f"cannot read the data set {'/'.join(arguments)}: {error}. Check its name, or set data_dir "
+            f"(--data-dir) to a folder that contains {source.split('/')[-1]}/<split>.parquet"
         ) from error
     return found if isinstance(found, Dataset) else _pick_split(found, source, split)
 
@@ -62,12 +65,12 @@ def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str 
         return next(iter(splits.values()))
     if split is None or split not in splits:
         asked = "needs a split" if split is None else f"has no split {split!r}"
-        raise ValueError(f"{source} {asked}; there are: {', '.join(splits)}")
+        raise ValueError(f"{source} {asked}; the splits are: {', '.join(splits)}")
     return splits[split]
 
 
 def _digits() -> dict[str, datasets.Dataset]:
-    """The handwritten digits inside scikit-learn; its 17 grey values are spread over 0 to 255."""
+    """The handwritten digits of scikit-learn, with their 17 grey values scaled to 0 to 255."""
     import datasets
     from sklearn.datasets import load_digits
 

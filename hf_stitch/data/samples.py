@@ -1,7 +1,7 @@
-"""The raw samples that both networks see, in a fixed order: :class:`Samples`.
+"""Raw samples in a fixed order, shared by both networks: :class:`Samples`.
 
-Nothing is preprocessed here. A batch holds the images, texts or tensors as the data has them, and each network turns
-them into inputs itself, so that two networks with different processors can be shown the same samples.
+Samples are not preprocessed. A batch contains images, texts or tensors as in the data, and each network preprocesses
+them itself, so that networks with different processors receive the same samples.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table,
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive samples, read.
+    """Consecutive samples, read into memory.
 
     Attributes:
-        samples: PIL images, texts, pairs of texts, tensors or arrays, as the data has them.
-        origin: The part of the data that they are.
+        samples: PIL images, texts, pairs of texts, tensors or arrays, as in the data.
+        origin: The corresponding part of the :class:`Samples`.
+
+    Example:
+        >>> batch = next(Samples.of(["good", "bad", "fine"]).batches(2))
+        >>> batch.samples, batch.ids
+        (['good', 'bad'], (0, 1))
     """
 
     samples: list[Any]
@@ -40,14 +45,22 @@ class Batch:
 
     @property
     def labels(self) -> list[int] | None:
-        """The labels of the samples, checked as :attr:`Samples.labels`."""
+        """The labels of the samples, checked as in :attr:`Samples.labels`."""
         return self.origin.labels
 
 
 class Samples:
-    """Raw samples in a fixed order, each with an id and, where the data has them, a label.
+    """Raw samples in a fixed order, each with an id and, if the data has labels, a label.
 
-    Made by :meth:`of`. Parts (:meth:`select`, :meth:`take`, :meth:`split`) share the data and keep ids and labels.
+    Create them with :meth:`of`. Subsets (:meth:`select`, :meth:`take`, :meth:`split`) share the data and keep ids and
+    labels.
+
+    Args:
+        source: The complete data.
+        positions: Positions of the samples in the data.
+
+    Raises:
+        ValueError: There are no positions.
 
     Example:
         >>> samples = Samples.of(["good", "bad", "fine", "poor"], label=[1, 0, 1, 0])
@@ -62,7 +75,7 @@ class Samples:
 
     def __init__(self, source: Source, positions: Sequence[int]) -> None:
         if not len(positions):
-            raise ValueError("there are no samples: the data, or the part of it that was asked for, is empty")
+            raise ValueError("there are no samples: the data or the requested part of it is empty")
         self._source = source
         self._positions = positions
 
@@ -77,30 +90,35 @@ class Samples:
         label: str | Iterable[Any] | None = None,
         id: str | Iterable[Any] | None = None,
     ) -> Samples:
-        """Take data as it comes and find its images or texts, its labels and its ids.
+        """Create samples from data of any supported type, and detect the columns of samples and labels.
 
-        Columns are found by their type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel``
-        or, failing that, as integers in a column called ``label`` or ``labels``. Of dictionaries the first one tells.
+        Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
+        otherwise as integers in a column named ``label`` or ``labels``. For dictionaries, the first one determines the
+        columns.
 
         Args:
-            data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read once, to its end, into memory
-                (images stay encoded; bound it by ``data.take(n)``); a list or tuple of PIL images, texts, pairs of
-                texts, arrays or tensors, or of dictionaries of those; an array or a tensor whose first axis counts
-                samples; or :class:`Samples`, returned as they are.
+            data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
+                (images stay encoded; limit it with ``data.take(n)``); a list or tuple of PIL images, texts, pairs of
+                texts, arrays or tensors, or of dictionaries of those; an array or a tensor whose first axis is the
+                sample; or :class:`Samples`, which are returned unchanged.
             image: Column of the images.
             text: Column of the texts.
-            text_pair: Column of the second texts, where a sample is a pair of texts. Needs ``text``.
+            text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
             label: Column of the labels, or the labels themselves.
-            id: Column of the ids, or the ids themselves: integers or texts, each once. Default: positions in ``data``.
+            id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``.
+
+        Returns:
+            The samples, in the order of the data.
 
         Raises:
-            ValueError: If the data is empty, if several columns could be meant (the message lists them), if a named
-                column does not exist or has the wrong type, or if ids repeat.
-            TypeError: If the data is of no known kind, a label is no integer or an id neither integer nor text.
+            ValueError: The data is empty, several columns are possible (the message lists them), a named column does
+                not exist or has the wrong type, or ids repeat.
+            TypeError: The type of the data is not supported, a label is not an integer, or an id is neither an integer
+                nor a text.
         """
         if isinstance(data, Samples):
             if any(value is not None for value in (image, text, text_pair, label, id)):
-                raise ValueError("these samples were read before, and their columns cannot be chosen again")
+                raise ValueError("data is already a Samples object, so its columns cannot be chosen again")
             return data
         table = as_table(data)
         named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
@@ -127,7 +145,7 @@ class Samples:
 
     @property
     def modality(self) -> Modality:
-        """What a sample is: ``image``, ``text`` (a text or a pair of texts) or ``tensor``."""
+        """Type of a sample: ``image``, ``text`` (a text or a pair of texts) or ``tensor``."""
         return self._source.modality
 
     @cached_property
@@ -137,10 +155,10 @@ class Samples:
 
     @cached_property
     def labels(self) -> list[int] | None:
-        """The label of every sample, in order; ``None`` if the data has no labels.
+        """The label of every sample, in order; None if the data has no labels.
 
         Raises:
-            ValueError: If a sample has no label (``None``, -1) or one that is no class; the message names the sample.
+            ValueError: The label of a sample is missing (None, -1) or out of range; the message names the sample.
         """
         if self._source.labels is None:
             return None
@@ -149,32 +167,32 @@ class Samples:
             label = self._source.labels[position]
             if label is None or not 0 <= label < (self.num_classes or 0):
                 raise ValueError(
-                    f"sample {id_!r} has the label {label}, which is none of the {self.num_classes} classes; "
-                    "leave unlabelled samples out by select"
+                    f"sample {id_!r} has the label {label}, which is not one of the {self.num_classes} classes; "
+                    "drop unlabelled samples with select"
                 )
             labels.append(label)
         return labels
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
-        """What the classes are called, where the data says so."""
+        """Class names, if the data has them."""
         return self._source.label_names
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes of the whole data, of which this may be a part; ``None`` if the data has no labels.
+        """Number of classes of the complete data, of which this may be a part; None if the data has no labels.
 
-        Where the classes have no names it is one more than the largest label.
+        Without class names, it is the largest label plus one.
         """
         return self._source.num_classes
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of every sample's id, label and content, in order: ``"sha256:…"``.
+        """Hash of id, label and content of every sample, in order: ``"sha256:…"``.
 
-        The content of an image in a data set is its encoded file (the same pixels in another format are other data); of
-        other images the mode, size and pixels; of arrays and tensors the dtype, shape and values. Computing it reads
-        all of the data once.
+        The content of an image in a data set is its encoded file, so the same pixels in another format have another
+        hash. For other images it is mode, size and pixels, for arrays and tensors dtype, shape and values. All data are
+        read once.
         """
         digest = hashlib.sha256(self.modality.encode())
         for start in range(0, len(self), CHUNK):
@@ -187,20 +205,23 @@ class Samples:
         return f"sha256:{digest.hexdigest()}"
 
     def select(self, indices: Iterable[int]) -> Samples:
-        """The samples at these places, in this order.
+        """Return the samples at some positions, in the given order.
 
         Args:
             indices: Integers from 0 to ``len(self) - 1``, each at most once.
 
+        Returns:
+            The selected samples.
+
         Raises:
-            ValueError: If an index is out of range or occurs twice, or if there is none.
-            TypeError: If an index is no integer (a boolean mask).
+            ValueError: An index is out of range or repeats, or there are no indices.
+            TypeError: An index is not an integer (a boolean mask).
         """
         chosen = []
         for index in indices:
-            # A mask would be taken for zeros and ones.
+            # Booleans are integers in Python: a mask would select samples 0 and 1.
             if isinstance(index, (bool, np.bool_)) or str(getattr(index, "dtype", "")) == "torch.bool":
-                raise TypeError("select takes indices, got a boolean mask; pass mask.nonzero()")
+                raise TypeError("select needs indices, got a boolean mask; pass mask.nonzero()")
             chosen.append(operator.index(index))
             if not 0 <= chosen[-1] < len(self):
                 raise ValueError(f"index {chosen[-1]} is out of range: there are {len(self)} samples")
@@ -210,32 +231,37 @@ class Samples:
         return Samples(self._source, [self._positions[index] for index in chosen])
 
     def take(self, n: int) -> Samples:
-        """The first ``n`` samples.
+        """Return the first ``n`` samples.
+
+        Args:
+            n: From 1 to ``len(self)``.
+
+        Returns:
+            The first samples.
 
         Raises:
-            ValueError: If there are fewer, or ``n`` is less than 1.
+            ValueError: ``n`` is out of range.
         """
         if not 1 <= n <= len(self):
             raise ValueError(f"n must be 1 to {len(self)}, the number of samples, got {n}")
         return Samples(self._source, self._positions[:n])
 
     def split(self, test_size: float | int, seed: int = 0) -> tuple[Samples, Samples]:
-        """Hold samples out, at random.
+        """Split into training and held-out samples at random.
 
-        Chance is a hash of seed and id, so that the split does not depend on the order of the samples, on the machine
-        or on any random state. Where there are labels, classes are held out in proportion (samples without a label as
-        one more class); what does not divide goes to the classes with the largest remainders, smaller labels first.
-        Both parts keep the order.
+        The assignment is a hash of seed and id, so it does not depend on the order of the samples, the machine or any
+        random state. If there are labels, the split is stratified; samples without a label form an additional class.
+        Remainders go to the classes with the largest remainders, smaller labels first. Both parts keep the order.
 
         Args:
-            test_size: Share of the samples (a float between 0 and 1) or their number (an integer).
-            seed: Another seed gives another split.
+            test_size: Share (float between 0 and 1) or number (integer) of held-out samples.
+            seed: Seed of the hash.
 
         Returns:
-            Training part and held-out part. Every sample is in exactly one.
+            Training samples and held-out samples. Every sample is in exactly one part.
 
         Raises:
-            ValueError: If a part would be empty.
+            ValueError: A part would be empty.
         """
         count = round(test_size * len(self)) if isinstance(test_size, float) else operator.index(test_size)
         if not 0 < count < len(self):
@@ -254,14 +280,17 @@ class Samples:
         )
 
     def batches(self, batch_size: int, progress: str | None = None) -> Iterator[Batch]:
-        """Read the samples in order, batch after batch; the last one may be smaller.
+        """Read the samples in order, in batches; the last batch may be smaller.
 
         Args:
-            batch_size: Samples in a batch.
-            progress: What a progress bar says; it appears on terminals, after three seconds. ``None``: no bar.
+            batch_size: Samples per batch.
+            progress: Label of a progress bar, which is shown on terminals after three seconds. None: no bar.
+
+        Returns:
+            Iterator over the batches. It raises ``ValueError`` for a missing sample (None) and names the sample.
 
         Raises:
-            ValueError: If ``batch_size`` is less than 1, or if a sample is missing (``None``); the message names it.
+            ValueError: ``batch_size`` is less than 1.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -277,7 +306,7 @@ class Samples:
                 samples = self._source.read(part._positions)
                 for id_, sample in zip(part.ids, samples, strict=True):
                     if sample is None or (isinstance(sample, tuple) and None in sample):
-                        raise ValueError(f"sample {id_!r} has no {self.modality}; leave it out with select")
+                        raise ValueError(f"sample {id_!r} has no {self.modality}; drop it with select")
                 yield Batch(samples, part)
                 bar.update(len(part))
 
@@ -285,13 +314,21 @@ class Samples:
 def paired_batches(
     a: Samples, b: Samples, batch_size: int, progress: str | None = None
 ) -> Iterator[tuple[Batch, Batch]]:
-    """The batches of two sides in step; where both are the same samples, each is read once.
+    """Iterate over the batches of two sides in parallel; if both are the same object, each batch is read once.
 
     Args:
-        a: One side.
-        b: The other, with as many samples.
+        a: Samples of the first side.
+        b: Samples of the second side, as many as ``a``.
         batch_size: Samples per batch.
-        progress: What the progress bar says; ``None``: no bar.
+        progress: Label of a progress bar. None: no bar.
+
+    Yields:
+        A batch of each side, with the same positions.
+
+    Example:
+        >>> texts, others = Samples.of(["a", "b", "c"]), Samples.of(["x", "y", "z"])
+        >>> [(a.samples, b.samples) for a, b in paired_batches(texts, others, 2)]
+        [(['a', 'b'], ['x', 'y']), (['c'], ['z'])]
     """
     if a is b:
         for batch in a.batches(batch_size, progress):
@@ -301,20 +338,20 @@ def paired_batches(
 
 
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:
-    """Make sure that two sides hold the same samples in the same order.
+    """Check that two sides contain the same samples in the same order.
 
     Args:
         a: Samples, or their ids.
         b: Samples, or their ids.
 
     Raises:
-        ValueError: If they do not; the message shows the first difference.
+        ValueError: The ids differ; the message contains the first difference.
 
     Example:
         >>> check_same_order([1, 2, 3], [1, 3, 2])
         Traceback (most recent call last):
         ...
-        ValueError: the two sides differ first at place 1: id 2 and id 3. They hold the same samples in another order.
+        ValueError: the two sides differ first at place 1: id 2 and id 3. They have the same samples in another order.
     """
     left, right = (side.ids if isinstance(side, Samples) else tuple(side) for side in (a, b))
     if left == right:
@@ -322,7 +359,7 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
     place = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
     x, y = (f"id {side[place]!r}" if place < len(side) else "no more samples" for side in (left, right))
     if Counter(left) == Counter(right):
-        remedy = "They hold the same samples in another order."
+        remedy = "They have the same samples in another order."
     else:
-        remedy = f"They hold different samples ({len(left)} and {len(right)})."
+        remedy = f"They have different samples ({len(left)} and {len(right)})."
     raise ValueError(f"the two sides differ first at place {place}: {x} and {y}. {remedy}")

@@ -1,4 +1,4 @@
-"""Holding samples out, in proportion to classes."""
+"""Stratified random splits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hf_stitch.data.tables import Id
 
 
 def chance(seed: int, id_: Id) -> bytes:
-    """A number that looks random, of a seed and an id."""
+    """A pseudorandom sort key from a seed and an id."""
     return hashlib.blake2b(repr((operator.index(seed), id_)).encode(), digest_size=8).digest()
 
 
 def apportion(count: int, sizes: Sequence[int]) -> list[int]:
-    """Parts of ``count`` in proportion to ``sizes``, by largest remainder."""
+    """Divide ``count`` in proportion to ``sizes``, by the largest-remainder method."""
     total = sum(sizes)
     quotas = [count * size // total for size in sizes]
     by_remainder = sorted(range(len(sizes)), key=lambda i: -(count * sizes[i] % total))

@@ -1,4 +1,4 @@
-"""Data of any kind as columns: where samples are read from."""
+"""Data of any supported type as a table of columns."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Id = int | str
 
 
 CHUNK = 1000
-"""How many samples are read at a time to compute a fingerprint."""
+"""Number of samples read at a time to compute a fingerprint."""
 
 
 class Table(Protocol):
-    """Columns of data, whatever holds them."""
+    """Interface of a table of columns."""
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        """What is in each column: a modality, ``class``, ``integer``, or another type by its name."""
+        """Kind of each column: a modality, ``class``, ``integer``, or the name of another type."""
 
     def __len__(self) -> int: ...
 
     def column(self, name: str) -> list[Any]:
-        """All of a column of labels or ids."""
+        """A complete column of labels or ids."""
 
     def classes(self, name: str) -> tuple[str, ...] | None:
-        """What the classes of a column of labels are called."""
+        """Class names of a label column, or None."""
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
         """Raw samples."""
@@ -73,7 +73,7 @@ class Stored:
             return map(_content, self.read(name, positions))
         from datasets.table import embed_table_storage
 
-        # Decoded pixels may differ between versions of a decoder; files that are only pointed to are read.
+        # Hash files instead of pixels, which may differ between versions of a decoder; files given by path are read.
         files = embed_table_storage(self.dataset.select_columns([name]).with_format("arrow")[positions])
         return ((file or {}).get("bytes") or b"" for file in files[name].to_pylist())
 
@@ -103,7 +103,7 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """All of the data, in its original order; :class:`Samples` are positions in it."""
+    """The complete data, in its original order; :class:`Samples` are positions in it."""
 
     table: Table
     modality: Modality
@@ -121,7 +121,7 @@ class Source:
         return 1 + max((label for label in self.labels if label is not None), default=-1)
 
     def read(self, positions: Sequence[int]) -> list[Any]:
-        """Raw samples; pairs where there are two columns."""
+        """Raw samples, as pairs if there are two columns."""
         columns = [self.table.read(name, positions) for name in self.columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
@@ -131,7 +131,7 @@ class Source:
 
 
 def as_table(data: Any) -> Table:
-    """Data of any kind, as columns."""
+    """Convert data of any supported type to a table."""
     import datasets
     import torch
 
@@ -158,7 +158,7 @@ def as_table(data: Any) -> Table:
 
 
 def download(stream: datasets.IterableDataset) -> datasets.Dataset:
-    """All of a stream, in memory; images stay encoded."""
+    """Read a complete stream into memory; images stay encoded."""
     from datasets import Dataset, concatenate_datasets
 
     parts = [Dataset(table) for table in stream.with_format("arrow").iter(batch_size=CHUNK)]
@@ -181,7 +181,7 @@ def _content(sample: Any) -> bytes:
 
 
 def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:
-    """A column by its name, or values as they were given, one to a sample."""
+    """A column given by name, or given values, one per sample."""
     if isinstance(given, str):
         return table.column(given)
     values = list(given.tolist() if isinstance(given, np.ndarray) else given)

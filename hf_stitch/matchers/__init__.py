@@ -1,4 +1,4 @@
-"""Matchers: each finds a stitch between two representations. A matcher is its config."""
+"""Matchers: configs that fit a stitch between two representations."""
 
 from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, TrainedMatcher
 from hf_stitch.matchers.identity import Identity

@@ -1,4 +1,4 @@
-"""From solved weights to an affine stitch that knows how well it fits."""
+"""Build affine stitches from solved weights, and record how well they fit."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def affine_stitch(
     intercept: bool = True,
     **config: int,
 ) -> _Weighted:
-    """A stitch of these weights; with an intercept, its bias sends the mean of x to the mean of y.
+    """Build a stitch from weights; with an intercept, its bias maps the mean of x to the mean of y.
 
-    The bias belongs to the weights as rounded to ``dtype``, so that rounding tilts the map but does not shift it.
+    The bias is computed for the weights as rounded to ``dtype``, so that rounding does not shift the map.
     """
     state = {key: weight.to(dtype, copy=True, memory_format=torch.contiguous_format) for key, weight in weights.items()}
     if intercept:
         state["bias"] = torch.zeros(moments.dy, dtype=dtype, device=moments.device)
-    with torch.device("meta"):  # where initialising costs nothing and draws no random numbers
+    with torch.device("meta"):  # initialisation is free and draws no random numbers here
         stitch = kind(moments.dx, moments.dy, bias=intercept, dtype=dtype, **config)
     stitch.load_state_dict(state, assign=True)
     if stitch.bias is not None:
@@ -42,10 +42,10 @@ def affine_stitch(
 
 @torch.no_grad()
 def recorded(stitch: _Affine, moments: Moments, **found: float | int) -> _Affine:
-    """The stitch with ``fitted`` filled: ``n``, ``r2`` and what else was found.
+    """Fill ``stitch.fitted`` with ``n``, ``r2`` and other results, and return the stitch.
 
-    ``r2 = 1 - RSS / TSS`` over the rows of the moments and all outputs together, with TSS about the mean of y; for
-    the weights as stored.
+    ``r2 = 1 - RSS / TSS`` over the rows of the moments and all outputs together, with TSS about the mean of y, computed
+    for the stored weights.
     """
     exact = _exact(stitch)
     matrix = exact.matrix().to(moments.sxx)
@@ -57,5 +57,5 @@ def recorded(stitch: _Affine, moments: Moments, **found: float | int) -> _Affine
 
 
 def _exact(stitch: _Affine) -> _Affine:
-    """A twin that computes in float64 with the weights as stored."""
+    """A copy that computes in float64 with the stored weights."""
     return copy.deepcopy(stitch).double()

@@ -1,4 +1,4 @@
-"""Least squares from moments, shared by lstsq, ridge and low_rank; and what every fit demands of its moments."""
+"""Least squares from moments, shared by lstsq, ridge and low_rank; and checks that every fit needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EPS = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The directions of a side that count: where its singular value exceeds a threshold relative to the largest.
+    """The directions of a side whose singular value exceeds a threshold relative to the largest.
 
     Attributes:
-        values: ``(rank,)`` eigenvalues of its scatter (``sxx``), ascending; the squared singular values of the rows.
+        values: ``(rank,)`` eigenvalues of the scatter (``sxx``), ascending: the squared singular values of the rows.
         vectors: ``(d, rank)`` eigenvectors.
     """
 
@@ -27,7 +27,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, scatter: Tensor, rcond: float) -> Spectrum:
-        """Decompose a scatter, such as ``moments.sxx``, and keep the eigenvalues above ``rcond²`` times the largest.
+        """Decompose a scatter matrix and keep the eigenvalues above ``rcond²`` times the largest.
 
         Raises:
             torch.linalg.LinAlgError: The decomposition did not converge.
@@ -42,7 +42,7 @@ class Spectrum:
         return len(self.values)
 
     def solve(self, sxy: Tensor, ridge: float = 0.0) -> Tensor:
-        """``(dx, dy)``: the W of least ``‖XW - Y‖² + ridge · ‖W‖²``; without ridge, the one of least norm."""
+        """``(dx, dy)``: the W that minimises ``‖XW - Y‖² + ridge · ‖W‖²``; without ridge, of minimum norm."""
         return self.vectors @ ((self.vectors.T @ sxy) / (self.values + ridge)[:, None])
 
 
@@ -52,22 +52,22 @@ def default_rcond(width: int) -> float:
 
 
 def check_rcond(rcond: float | None) -> None:
-    """Refuse a threshold on relative singular values that is no number in [0, 1)."""
+    """Check that a threshold on relative singular values is None or in [0, 1)."""
     if rcond is not None and not (isinstance(rcond, float | int) and 0 <= rcond < 1):
         raise ValueError(f"rcond must be None or in [0, 1), got {rcond!r}")
 
 
 def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None:
-    """Refuse moments that determine no fit: of fewer than ``rows`` rows, or with a side that does not vary.
+    """Check that moments determine a fit: at least ``rows`` rows, and variation on both sides.
 
     Raises:
-        ValueError: Saying which, and what to do.
+        ValueError: They do not; the message contains the reason and a remedy.
     """
     if moments.n < rows:
         raise ValueError(
-            f"fitting {moments.dx} to {moments.dy} features takes at least {rows} rows, got {moments.n}; {remedy}"
+            f"fitting {moments.dx} to {moments.dy} features needs at least {rows} rows, got {moments.n}; {remedy}"
         )
     for side, scatter, mean in (("x", moments.sxx, moments.mean_x), ("y", moments.syy, moments.mean_y)):
-        # Equal rows may scatter a little, for their mean is rounded.
+        # Equal rows may have a small variance, because their mean is rounded.
         if scatter.trace() <= moments.n * (8 * EPS * mean.norm()) ** 2:
             raise ValueError(f"all {moments.n} rows of {side} are equal: there is nothing to match; is the layer dead?")

@@ -1,4 +1,4 @@
-"""What every matcher is, and how one is built by name."""
+"""Base classes of matchers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from hf_stitch.stitches import Stitch
 
 @dataclasses.dataclass(frozen=True)
 class Matcher:
-    """A frozen dataclass whose fields are its options, each validated in ``__post_init__``.
+    """Base class of matchers: frozen dataclasses that fit a stitch between two representations.
+
+    The fields of a matcher are its options, which ``__post_init__`` validates.
 
     Attributes:
-        name: What the registry of matchers calls it.
-        title: What it is called in prose.
-        papers: Where it comes from.
-        fits: What it is fitted from: ``"moments"`` (in closed form) or ``"task"`` (trained on the task's loss).
-        unequal_widths: Whether it matches representations of different widths.
+        name: Name in the registry of matchers.
+        title: Name in text.
+        papers: Papers that define the matcher.
+        fits: What the matcher is fitted from: ``"moments"`` (in closed form) or ``"task"`` (trained on the task loss).
+        unequal_widths: Whether the two representations may have different widths.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> registries.matchers.build("ridge", ridge=0.5).to_dict()
+        {'name': 'ridge', 'ridge': 0.5}
     """
 
     name: ClassVar[str]
@@ -32,39 +39,53 @@ class Matcher:
     unequal_widths: ClassVar[bool] = True
 
     def to_dict(self) -> dict[str, Any]:
-        """The name and every option as JSON values; ``registries.matchers.build`` reads it."""
+        """Return the name and all options as JSON values, for ``registries.matchers.build``."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True)
 class ClosedFormMatcher(Matcher, ABC):
-    """A matcher whose stitch follows from the moments of the paired rows."""
+    """Base class of matchers whose stitch is computed from the moments of paired rows.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> x = torch.randn(50, 3)
+        >>> matcher = registries.matchers.build("lstsq")
+        >>> round(matcher.fit(Moments(3, 3).update(x, -x)).fitted["r2"], 6)
+        1.0
+    """
 
     fits: ClassVar[Literal["moments", "task"]] = "moments"
 
     @abstractmethod
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
-        """The stitch that maps x rows to y rows, computed in float64 on the device of the moments.
+        """Fit the stitch that maps x rows to y rows; computed in float64 on the device of the moments.
 
         Args:
-            moments: Of the source's rows (x) and the target's (y).
-            dtype: Of the stitch's weights. ``stitch.fitted["r2"]`` holds for the weights as stored.
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights. ``stitch.fitted["r2"]`` is computed with the weights in this dtype.
 
         Returns:
-            The stitch, on the device of the moments; its ``fitted`` holds ``n``, ``r2`` and what the matcher found out.
+            The stitch, on the device of the moments. Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
 
         Raises:
-            ValueError: The rows do not determine a stitch: too few of them, or no variation in y.
+            ValueError: The rows do not determine a stitch: there are too few, or y does not vary.
             torch.linalg.LinAlgError: A decomposition did not converge.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMatcher(Matcher, ABC):
-    """A matcher that trains a stitch on the task, from a start that another matcher finds.
+    """Base class of matchers that train a stitch on the task loss, initialised by another matcher.
 
     Attributes:
-        initial: The matcher of the start.
+        initial: The matcher that computes the initial stitch.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> issubclass(registries.matchers.get("ridge"), TrainedMatcher)
+        False
     """
 
     fits: ClassVar[Literal["moments", "task"]] = "task"
@@ -72,36 +93,43 @@ class TrainedMatcher(Matcher, ABC):
 
     @abstractmethod
     def check(self, samples: Any, task: str | None) -> None:
-        """Refuse ``hf_stitch.Samples`` and tasks that cannot be trained on, before layers are looked for.
+        """Check that samples and task can be used for training, before any layer is searched.
+
+        Args:
+            samples: The ``hf_stitch.Samples``.
+            task: Name of the task, or None.
 
         Raises:
-            ValueError: For these.
+            ValueError: Training on these is not possible.
         """
 
     @abstractmethod
     def rehearse(self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
-        """Take one batch all the way, so that what cannot be trained fails before all data are read.
+        """Run one batch through training, so that errors occur before all data are read.
 
         Args:
-            stitched: The model, its stitch of no consequence.
+            stitched: The model; the values of its stitch do not matter.
             data: Raw samples.
-            target: The whole target network.
-            paired_data: Where the target is to see other samples.
+            target: The complete target network.
+            paired_data: Samples for the target, if they differ from ``data``.
 
         Raises:
-            ValueError: If training could not begin.
+            ValueError: Training could not begin.
         """
 
     @abstractmethod
     def fit(
         self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None, progress: bool = True
     ) -> Any:
-        """The trained ``StitchingLayer`` of a ``StitchedModel`` that starts from the stitch it has.
+        """Train the stitching layer of a ``StitchedModel``, starting from its current weights.
 
         Args:
             stitched: The model; it is not changed.
             data: Raw samples.
-            target: The whole target network.
-            paired_data: Where the target is to see other samples.
-            progress: Show a progress bar.
+            target: The complete target network.
+            paired_data: Samples for the target, if they differ from ``data``.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The trained ``StitchingLayer``.
         """

@@ -1,4 +1,4 @@
-"""From two networks and samples to a fitted stitching layer, by a matcher in closed form."""
+"""Fit a stitching layer between two networks on samples, with a closed-form matcher."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ def collect(
     batch_size: int = 64,
     progress: bool = True,
 ) -> dict[tuple[str, str], Statistics]:
-    """The moments of any number of pairs of layers, in one pass over the data; each network runs once per batch.
+    """Collect the moments of any number of pairs of layers in one pass over the data.
+
+    Each network runs once per batch.
 
     Args:
         source: The first network.
-        target: The second.
+        target: The second network.
         pairs: Pairs of layers (of the source, of the target).
-        samples: Raw samples, the same for both.
+        samples: Raw samples, the same for both networks.
         pooling: The pooling.
-        target_samples: Where the second network sees other samples, in the same order.
-        batch_size: Samples per forward.
-        progress: Show a progress bar.
+        target_samples: Samples for the second network, in the same order, if they differ.
+        batch_size: Samples per forward pass.
+        progress: Whether to show a progress bar.
 
     Returns:
-        For each pair, what a matcher is fitted from.
+        The moments of each pair, by part of the stitching layer.
 
     Raises:
-        ValueError: If activations are NaN or infinite (which layer, which sample), or rows do not correspond.
+        ValueError: Activations are NaN or infinite (the message names layer and sample), or rows do not correspond.
     """
     pairs = list(dict.fromkeys(pairs))
     layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
@@ -73,10 +75,20 @@ def fit_layer(
     target: RepresentationSpec,
     pooling: Pooling = "none",
 ) -> StitchingLayer:
-    """The stitching layer that a closed-form matcher finds from the moments of its parts.
+    """Fit the stitching layer of a closed-form matcher from the moments of its parts.
+
+    Args:
+        matcher: A closed-form matcher.
+        statistics: Moments by part of the stitching layer.
+        source: Spec of the source representation.
+        target: Spec of the target representation.
+        pooling: The pooling.
+
+    Returns:
+        The stitching layer, in eval mode.
 
     Raises:
-        ValueError: From the matcher, with the part that it could not fit.
+        ValueError: The matcher could not fit a part; the message names the part.
     """
     maps: dict[str, Stitch] = {}
     for part in part_widths(source, target, pooling):

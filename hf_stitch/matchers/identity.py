@@ -1,4 +1,4 @@
-"""The matcher that fits nothing: the baseline of doing nothing."""
+"""The identity matcher: the baseline without a fitted map."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_stitch.stitches import IdentityStitch
 
 @dataclass(frozen=True)
 class Identity(ClosedFormMatcher):
-    """Leaves representations as they are; unequal widths are cut or padded with zeros.
+    """Identity map; for unequal widths, features are cut or padded with zeros.
 
     Example:
         >>> import torch
@@ -29,10 +29,17 @@ class Identity(ClosedFormMatcher):
     title: ClassVar[str] = "identity"
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> IdentityStitch:
-        """An ``IdentityStitch`` that knows its R² (below 0 where it is worse than the mean); it has no dtype.
+        """Create the identity map and compute its R².
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Ignored, because the stitch has no weights.
+
+        Returns:
+            An ``IdentityStitch`` with its R², which is negative if the map is worse than the mean of y.
 
         Raises:
-            ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
+            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
         """
         require(moments, 2)
         return recorded(IdentityStitch(moments.dx, moments.dy), moments)

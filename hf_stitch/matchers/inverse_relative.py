@@ -1,4 +1,4 @@
-"""Translation through the relative space and back."""
+"""Matcher that translates through the relative space (inverse relative projection)."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
 RCOND = 1e-2
-"""Well above rounding, also of bfloat16, which is all there is in a direction that a norm removed."""
+"""Default threshold, well above the rounding of bfloat16, which is all that a norm leaves in a removed direction."""
 
 
 @dataclass(frozen=True)
 class InverseRelative(ClosedFormMatcher):
     """Inverse relative projection (Maiorca et al. 2024, arXiv 2406.15057): ``x ↦ x Aₓᵀ (A_yᵀ)⁺``.
 
-    A vector of the source becomes its inner products with the source's anchors ``Aₓ``; of these the pseudo-inverse of
-    the target's anchors ``A_y`` makes a vector of the target. A head that was trained as usual thus takes another
-    encoder, and neither side is fitted to the other: nothing is assumed but that both arrange the anchors alike.
+    A source vector is mapped to its inner products with the source's anchors ``Aₓ``. The pseudo-inverse of the target's
+    anchors ``A_y`` maps these to a target vector. A head that was trained on the target's representation can thus be
+    used with another encoder. Neither side is fitted to the other; the method assumes only that both encoders arrange
+    the anchors similarly.
 
-    The moments are those of the anchors: every pair of rows seen is one. As ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``, the map is
-    ``Sxy Syy⁺``, so that any number of anchors costs no more than their moments do. (It is the transposed map of least
-    squares from y to x.) It is exact where y is x turned, shifted and scaled, and the anchors span y above
-    ``rcond``; fewer anchors than y is wide, or such as span less, reach only what they span.
+    The moments must be those of the anchors: every pair of rows is one anchor. Because ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``,
+    the map is ``Sxy Syy⁺``, and its cost does not grow with the number of anchors beyond that of the moments. (It is
+    the transpose of the least-squares map from y to x.) The map is exact if y is a rotated, shifted and scaled copy of
+    x and the anchors span y above ``rcond``. Anchors that span less only reach that span.
 
-    Inner products, unlike the cosines of the paper, keep lengths. Anchors that are given at length 1, with
-    ``center=False``, make the paper's map, of vectors of any length, up to the length of the result.
+    Inner products preserve lengths, unlike the cosines of the paper. Anchors normalised to length 1, with
+    ``center=False``, give the map of the paper for vectors of any length, up to the length of the result.
 
-    ``fitted`` holds ``n``, ``r2`` (far below that of least squares, which minimises it), the ``rcond`` and ``scale`` in
-    force and ``y_rank``, the number of directions of y above it.
+    ``fitted`` contains ``n``, ``r2`` (far below that of least squares, which optimises it), the ``rcond`` and ``scale``
+    used and ``y_rank``, the number of directions of y above the threshold.
 
     Attributes:
-        center: Whether both sides are centred by the anchors' mean first; the stitch then maps mean to mean by a bias.
-        scale: Whether the result is brought to the target's scale, by the ratio ``tr Syy / tr Sxx``. Otherwise it is
-            too small or large by the square of the ratio of both scales, which a head that normalises does not notice.
-        rcond: Directions of y whose singular value is below ``rcond`` of the largest are left out, in [0, 1). None:
-            1e-2. What x has there is magnified by the inverse square of the singular value, though two encoders agree
-            least on where they hardly vary, and y has nothing but rounding where a LayerNorm has removed a direction.
-            Raise it where anchors are hardly more than y is wide; lower it where a few features outweigh all others.
+        center: Whether to centre both sides by the mean of the anchors; the bias of the stitch then maps mean to mean.
+        scale: Whether to rescale the result to the target, by the ratio ``tr Syy / tr Sxx``. Without it, the result is
+            wrong by the square of the ratio of both scales, which does not affect a head that normalises its input.
+        rcond: Threshold in [0, 1). Directions of y whose singular value is below ``rcond`` times the largest are
+            dropped. None means 1e-2. The components of x in small directions are amplified by the inverse square of the
+            singular value, although encoders agree least where they vary little, and a direction removed by a LayerNorm
+            contains only rounding. Raise it if there are hardly more anchors than features of y; lower it if a few
+            features dominate all others.
 
     Example:
         >>> import torch
@@ -73,14 +75,17 @@ class InverseRelative(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
 
         Args:
-            moments: Of the anchors: the source's representations of them (x) and the target's (y).
-            dtype: Of the weights.
+            moments: Moments of the anchors: the source's representations (x) and the target's (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer than 2 anchors, or those of a side are all equal.
+            ValueError: There are fewer than 2 anchors, or all anchors of a side are equal.
             torch.linalg.LinAlgError: The eigendecomposition did not converge.
         """
         require(moments, 2, "give more anchors")

@@ -1,4 +1,4 @@
-"""Least squares with a penalty on the absolute weights."""
+"""Least squares with an L1 penalty."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _SWEEPS = 10_000
 
 @dataclass(frozen=True)
 class Lasso(ClosedFormMatcher):
-    """The affine map of least ``‖XW + b - Y‖² / (2n) + alpha · Σ|W|``; the intercept b is not penalised.
+    """Lasso: the affine map that minimises ``‖XW + b - Y‖² / (2n) + alpha · Σ|W|``; the intercept b is not penalised.
 
-    The same as scikit-learn's ``Lasso(alpha)`` for each output. Many weights are exactly 0: which features of the
-    source each feature of the target needs (Li et al. 2016; Csiszárik et al. 2021, equation 3, has the norm unsquared,
-    so that its α is another).
+    Equivalent to scikit-learn's ``Lasso(alpha)`` for each output. Many weights are exactly 0, which shows which
+    features of the source each feature of the target needs (Li et al. 2016). Equation 3 of Csiszárik et al. (2021) uses
+    the norm without the square, so its α has a different scale.
 
-    Found by coordinate descent on the moments, all outputs at once, until the duality gap of the whole is below
-    ``tolerance`` of ``‖Y‖² / (2n)``.
+    The solver is coordinate descent on the moments, for all outputs at once, until the total duality gap is below
+    ``tolerance`` times ``‖Y‖² / (2n)``.
 
-    ``fitted`` holds ``n``, ``r2``, ``zeros`` (the share of weights that are 0) and ``sweeps``.
+    ``fitted`` contains ``n``, ``r2``, ``zeros`` (the share of weights that are 0) and ``sweeps``.
 
     Attributes:
-        alpha: The penalty, a number above 0, in units of the target times those of the source.
-        tolerance: Of the duality gap, above 0.
+        alpha: Penalty, greater than 0, in units of the target times units of the source.
+        tolerance: Relative duality gap, greater than 0.
 
     Example:
         >>> x = torch.randn(200, 4, dtype=torch.float64)
@@ -56,10 +56,17 @@ class Lasso(ClosedFormMatcher):
                 raise ValueError(f"{option} must be a number > 0, got {value!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
+            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
             ArithmeticError: The descent does not reach the tolerance.
         """
         require(moments, 2)
@@ -68,9 +75,9 @@ class Lasso(ClosedFormMatcher):
         return recorded(stitch, moments, zeros=(stitch.weight == 0).double().mean().item(), sweeps=sweeps)
 
     def _descend(self, sxx: Tensor, sxy: Tensor, syy: Tensor) -> tuple[Tensor, int]:
-        """``(dx, dy)``, and the number of sweeps over the features."""
+        """The weights ``(dx, dy)``, and the number of sweeps over the features."""
         weight = torch.zeros_like(sxy)
-        gradient = sxy.clone()  # of the squares, with the other sign: sxy - sxx · weight
+        gradient = sxy.clone()  # negative gradient of the squared error: sxy - sxx · weight
         used = [j for j, own in enumerate(sxx.diagonal().tolist()) if own > 0]
         enough = self.tolerance * syy.trace() / 2
         for sweep in range(1, _SWEEPS + 1):
@@ -83,7 +90,7 @@ class Lasso(ClosedFormMatcher):
                 return weight, sweep
         raise ArithmeticError(
             f"the lasso did not reach a duality gap of {self.tolerance:g} in {_SWEEPS} sweeps: the features of the "
-            "source depend on each other; raise alpha or the tolerance"
+            "source are strongly correlated; raise alpha or the tolerance"
         )
 
     def _gap(self, weight: Tensor, gradient: Tensor, sxx: Tensor, sxy: Tensor, syy: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reduced-rank regression."""
+"""Reduced-rank regression matcher."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hf_stitch.stitches import LowRankStitch
 
 @dataclass(frozen=True)
 class LowRank(ClosedFormMatcher):
-    """The affine map of least squared error among those of at most a given rank (Izenman 1975).
+    """Reduced-rank regression: the affine map with minimum squared error among maps of limited rank (Izenman 1975).
 
-    ``M_LS V_k V_kᵀ``, where V_k are the leading right singular vectors of the fitted values ``A M_LS``, not of the map
-    (Csiszárik et al. 2021, §4.2); A and B are centred.
+    The map is ``M_LS V_k V_kᵀ``, where V_k are the leading right singular vectors of the fitted values ``A M_LS``, not
+    of the map (Csiszárik et al. 2021, §4.2); A and B are centred.
 
-    ``fitted`` holds ``n``, ``r2``, the ``rcond`` in force and ``x_rank``, the number of directions of x above it.
+    ``fitted`` contains ``n``, ``r2``, the ``rcond`` used and ``x_rank``, the number of directions of x above it.
 
     Attributes:
-        rank: Of the map, from 1 to the smaller width; at most the numerical rank of x.
+        rank: Rank of the map, from 1 to the smaller width, and at most the numerical rank of x.
         rcond: As in ``Lstsq``.
 
     Example:
@@ -48,11 +48,18 @@ class LowRank(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
-        """The map as two thin matrices, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The map as two thin matrices, on the device of the moments.
 
         Raises:
             ValueError: The rank exceeds a width or the numerical rank of x, there are fewer rows than unknowns per
-                output, or the rows of a side are all equal.
+                output, or all rows of a side are equal.
             torch.linalg.LinAlgError: A decomposition did not converge.
         """
         require(moments, moments.dx + 1, "give more rows")
@@ -72,7 +79,14 @@ class LowRank(ClosedFormMatcher):
 
 
 def greatest_rank(moments: Moments, rcond: float | None = None) -> int:
-    """The greatest rank of a map: the numerical rank of x, or the width of y if that is less.
+    """Return the greatest possible rank of a map: the numerical rank of x, or the width of y if that is less.
+
+    Args:
+        moments: Moments of the source's rows (x) and the target's rows (y).
+        rcond: As in ``Lstsq``.
+
+    Returns:
+        The rank.
 
     Example:
         >>> import torch
@@ -84,6 +98,6 @@ def greatest_rank(moments: Moments, rcond: float | None = None) -> int:
 
 
 def _spectrum(moments: Moments, rcond: float | None) -> tuple[float, Spectrum]:
-    """Of x, and the tolerance in force."""
+    """The threshold used, and the spectrum of x."""
     rcond = default_rcond(moments.dx) if rcond is None else rcond
     return rcond, Spectrum.of(moments.sxx, rcond)

@@ -1,4 +1,4 @@
-"""Least squares."""
+"""Least-squares matcher."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from hf_stitch.stitches import LinearStitch
 
 @dataclass(frozen=True)
 class Lstsq(ClosedFormMatcher):
-    """The affine map of least squared error, ``M_LS = A⁺B`` (Csiszárik et al. 2021, §4.2, eq. 2).
+    """Least squares: the affine map with minimum squared error, ``M_LS = A⁺B`` (Csiszárik et al. 2021, §4.2, eq. 2).
 
-    Where x is rank-deficient, the map of least norm (of the weights about the mean; the intercept is free).
+    If x is rank-deficient, the weights have minimum norm (about the mean; the intercept is free).
 
-    ``fitted`` holds ``n``, ``r2``, the ``rcond`` in force and ``x_rank``, the number of directions of x above it.
+    ``fitted`` contains ``n``, ``r2``, the ``rcond`` used and ``x_rank``, the number of directions of x above it.
 
     Attributes:
-        intercept: Whether there is a bias. Without it the least squares are those of the rows as they are, not centred.
-        rcond: Directions of x whose singular value is below ``rcond`` of the largest are left out, in [0, 1). Singular
-            values are those of centred x (of x itself without an intercept). None: ``sqrt(dx · eps)`` with the eps of
-            float64, 3.4e-7 at width 512; moments do not resolve finer directions.
+        intercept: Whether to fit a bias. If false, rows are not centred.
+        rcond: Threshold in [0, 1). Directions of x whose singular value is below ``rcond`` times the largest are
+            dropped. The singular values are those of centred x (of x itself without an intercept). None means
+            ``sqrt(dx · eps)`` with the eps of float64, for example 3.4e-7 at width 512; moments do not resolve smaller
+            directions.
 
     Example:
         >>> import torch
@@ -50,10 +51,17 @@ class Lstsq(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer rows than unknowns per output, or the rows of a side are all equal.
+            ValueError: There are fewer rows than unknowns per output, or all rows of a side are equal.
             torch.linalg.LinAlgError: The eigendecomposition did not converge.
         """
         require(moments, max(moments.dx + self.intercept, 2), "give more rows, or use the matcher 'ridge'")

@@ -1,4 +1,4 @@
-"""Unit with unit."""
+"""One-to-one matching of features."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ Compare = Literal["correlation", "distance"]
 
 @dataclass(frozen=True)
 class Permutation(ClosedFormMatcher):
-    """Each feature of y is one feature of x, as it is, moved to the mean of y.
+    """Permutation: each feature of y is predicted by one feature of x, shifted to the mean of y.
 
-    One to one, found by the Hungarian method: of the greatest sum of correlations (Li et al. 2016, section 3.1), or of
-    the least distance ``Σ‖ŷⱼ - yⱼ‖²`` of all centred features of y, which is the greatest ``Σ xᵢᵀyⱼ`` where every
-    feature of x has its match (Ainsworth et al. 2023, section 3.1). Of unequal widths the ``min(dx, dy)`` that match
-    best are matched; a feature of y that gets none is its mean.
+    The assignment is one to one and found by the Hungarian method. It maximises the sum of correlations (Li et al.
+    2016, section 3.1), or minimises the distance ``Σ‖ŷⱼ - yⱼ‖²`` over all centred features of y, which maximises
+    ``Σ xᵢᵀyⱼ`` if every feature of x is matched (Ainsworth et al. 2023, section 3.1). For unequal widths
+    ``min(dx, dy)`` features are matched, and an unmatched feature of y is predicted by its mean.
 
-    A constant feature is matched with none, and a constant of y is its mean.
+    Constant features are never matched, so a constant feature of y is predicted by its mean.
 
-    ``fitted`` holds ``n``, ``r2``, ``matched`` (how many features of y got one) and ``correlation`` (the mean over
+    ``fitted`` contains ``n``, ``r2``, ``matched`` (number of matched features of y) and ``correlation`` (mean over
     these).
 
     Attributes:
         compare: ``"correlation"`` or ``"distance"``.
-        semi: Whether each feature of y takes the best of x, whatever the others take (the semi-matching of Li et al.).
+        semi: Whether each feature of y is matched with the best feature of x independently of the others (the
+            semi-matching of Li et al.).
 
     Example:
         >>> x = torch.randn(50, 3, dtype=torch.float64)
@@ -59,10 +60,17 @@ class Permutation(ClosedFormMatcher):
             raise ValueError(f"semi must be True or False, got {self.semi!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
+            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
         """
         require(moments, 2)
         sources = _varying(moments.sxx.diagonal(), moments.mean_x, moments.n)
@@ -70,7 +78,7 @@ class Permutation(ClosedFormMatcher):
         sxx, syy = moments.sxx.diagonal()[sources], moments.syy.diagonal()[targets]
         sxy = moments.sxy[sources][:, targets]
         correlations = sxy / torch.outer(sxx.sqrt(), syy.sqrt())
-        # To the distance, a feature of y adds its own scatter whether it is matched or not.
+        # The scatter of y is constant in the distance, so it is omitted.
         rows, columns = self._matched(-correlations if self.compare == "correlation" else sxx[:, None] - 2 * sxy)
         weight = moments.sxy.new_zeros(moments.dy, moments.dx)
         weight[targets[columns], sources[rows]] = 1
@@ -79,7 +87,7 @@ class Permutation(ClosedFormMatcher):
         return recorded(stitch, moments, matched=len(columns), correlation=correlation)
 
     def _matched(self, costs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of x, and those of y that they become."""
+        """Indices of matched features of x, and of the features of y that they predict."""
         if self.semi:
             return costs.argmin(0), torch.arange(costs.shape[1], device=costs.device)
         rows, columns = linear_sum_assignment(costs.cpu().numpy())
@@ -87,5 +95,5 @@ class Permutation(ClosedFormMatcher):
 
 
 def _varying(scatter: Tensor, mean: Tensor, n: int) -> Tensor:
-    """Which features vary: equal values may scatter a little, for their mean is rounded."""
+    """Indices of features that vary beyond the rounding of their mean."""
     return (scatter > n * (8 * EPS * mean) ** 2).nonzero().flatten()

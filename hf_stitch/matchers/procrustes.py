@@ -1,4 +1,4 @@
-"""Orthogonal maps."""
+"""Orthogonal Procrustes matcher."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hf_stitch.stitches import LinearStitch
 class Procrustes(ClosedFormMatcher):
     """The (semi-)orthogonal map ``Q = UVᵀ`` from ``XᵀY = USVᵀ`` (Schönemann 1966; Csiszárik et al. 2021, §4.2).
 
-    What is optimal about it depends on the widths:
+    The optimality criterion depends on the widths:
 
-    - equal: Q is orthogonal (reflections included) and of all such has the least ``‖XQ - Y‖``;
-    - x narrower: Q embeds x isometrically (``QQᵀ = I``) and of all such has the least ``‖XQ - Y‖``;
-    - x wider: Q projects x (``QᵀQ = I``) and of all such has the greatest inner product ``⟨XQ, Y⟩``. The least
-      ``‖XQ - Y‖`` has no closed form there, as ``‖XQ‖`` varies with Q.
+    - Equal: Q is orthogonal (reflections included) and minimises ``‖XQ - Y‖``.
+    - x narrower: Q embeds x isometrically (``QQᵀ = I``) and minimises ``‖XQ - Y‖``.
+    - x wider: Q projects x (``QᵀQ = I``) and maximises the inner product ``⟨XQ, Y⟩``. The minimum of ``‖XQ - Y‖`` has
+      no closed form in this case, because ``‖XQ‖`` depends on Q.
 
-    Where ``XᵀY`` has less rank than the smaller width, other Q are as good.
+    If the rank of ``XᵀY`` is below the smaller width, the optimal Q is not unique.
 
-    ``fitted`` holds ``n``, ``r2``, the ``scale`` in force and ``xy_rank``, the numerical rank of ``XᵀY``.
+    ``fitted`` contains ``n``, ``r2``, the ``scale`` used and ``xy_rank``, the numerical rank of ``XᵀY``.
 
     Attributes:
-        center: Whether both sides are centred first; the stitch then maps mean to mean by a bias. Otherwise the map
-            is optimal for the rows as they are, and has no bias.
-        scale: Whether Q is multiplied by the number of least ``‖scale · XQ - Y‖``, which for equal widths or a
-            narrower x is the optimum over Q and scale together. Otherwise lengths (of what Q keeps) are kept.
+        center: Whether to centre both sides; the bias of the stitch then maps mean to mean. Otherwise the map is
+            optimal for the uncentred rows and has no bias.
+        scale: Whether to multiply Q by the factor that minimises ``‖scale · XQ - Y‖``. For equal widths or a narrower x
+            this is the joint optimum over Q and scale. If false, the factor is 1.
 
     Example:
         >>> import torch
@@ -58,10 +58,17 @@ class Procrustes(ClosedFormMatcher):
                 raise ValueError(f"{option} must be True or False, got {getattr(self, option)!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
+            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
             torch.linalg.LinAlgError: The singular value decomposition did not converge.
         """
         require(moments, 2)

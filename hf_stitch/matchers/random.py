@@ -1,4 +1,4 @@
-"""No matching at all: a random map."""
+"""Random matcher: the baseline of a random map."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 @dataclass(frozen=True)
 class Random(ClosedFormMatcher):
-    """Weights drawn uniformly, as ``torch.nn.Linear`` draws them; the bias sends the mean of x to the mean of y.
+    """Random map: weights drawn uniformly as in ``torch.nn.Linear``; the bias maps the mean of x to the mean of y.
 
-    A start for training, from which it may get stuck (Csiszárik et al. 2021, section 8), and a baseline: what comes
-    out of it, the target's half made of noise.
+    It serves as an initial value for training, which may not converge well from it (Csiszárik et al. 2021, section 8),
+    and as a baseline for the target's back half on random input.
 
-    ``fitted`` holds ``n`` and ``r2``.
+    ``fitted`` contains ``n`` and ``r2``.
 
     Attributes:
-        seed: Of the draw, at least 0.
-        rank: Through a bottleneck of this width, at least 1; None: no bottleneck.
+        seed: Seed of the weights, at least 0.
+        rank: Width of a bottleneck, at least 1, or None for a full matrix.
 
     Example:
         >>> x = torch.randn(50, 3)
@@ -49,10 +49,17 @@ class Random(ClosedFormMatcher):
             raise ValueError(f"rank must be None or an integer >= 1, got {self.rank!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch | LowRankStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer than 2 rows, the rows of a side are all equal, or the rank exceeds a width.
+            ValueError: There are fewer than 2 rows, all rows of a side are equal, or the rank exceeds a width.
         """
         require(moments, 2)
         generator = torch.Generator().manual_seed(self.seed)

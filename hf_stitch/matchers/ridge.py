@@ -1,4 +1,4 @@
-"""Least squares with a penalty on the weights."""
+"""Ridge regression matcher."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hf_stitch.stitches import LinearStitch
 
 @dataclass(frozen=True)
 class Ridge(ClosedFormMatcher):
-    """The affine map of least ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
+    """The affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
 
-    Sums run over rows, not means: the same as scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
+    The error is a sum over rows, not a mean, as in scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
     features.
 
-    ``fitted`` holds ``n``, ``r2``, the ``ridge`` in force and ``df``, the effective degrees of freedom per output.
+    ``fitted`` contains ``n``, ``r2``, the ``ridge`` used and ``df``, the effective degrees of freedom per output.
 
     Attributes:
-        ridge: The penalty, a number >= 0 (0 is least squares, of least norm where the rows leave it open), or
-            ``"gcv"``: the penalty of least generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4),
-            one for all outputs, out of a grid of ten per decade from ``dx · eps`` to 1000 times the largest
-            eigenvalue of ``sxx``. It takes the rows to be independent: for positions of the same image or tokens of
-            the same text, which are not, it penalises too little.
+        ridge: Penalty >= 0 (0 is least squares, of minimum norm if the rows do not determine the map), or ``"gcv"``:
+            the penalty with the least generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4), one
+            for all outputs, from a grid with ten values per decade between ``dx · eps`` and 1000 times the largest
+            eigenvalue of ``sxx``. GCV assumes independent rows. Positions of the same image or tokens of the same text
+            are not independent, so the selected penalty is then too small.
 
     Example:
         >>> import torch
@@ -52,15 +52,22 @@ class Ridge(ClosedFormMatcher):
             raise ValueError(f"ridge must be >= 0, got {self.ridge}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The map, with weights of ``dtype``.
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The affine stitch, on the device of the moments.
 
         Raises:
-            ValueError: There are fewer than 2 rows, or the rows of a side are all equal.
+            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
             torch.linalg.LinAlgError: The eigendecomposition did not converge.
         """
         require(moments, 2)
         given = None if self.ridge == "gcv" else float(self.ridge)
-        # A penalty leaves nothing to cut. Without one, directions of x within rounding would dominate.
+        # Without a penalty, directions of x within rounding would dominate.
         spectrum = Spectrum.of(moments.sxx, 0.0 if given else default_rcond(moments.dx))
         ridge = _least_gcv(moments, spectrum) if given is None else given
         stitch = affine_stitch(LinearStitch, moments, {"weight": spectrum.solve(moments.sxy, ridge).T}, dtype)
@@ -69,13 +76,13 @@ class Ridge(ClosedFormMatcher):
 
 
 def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
-    """The penalty of least ``(RSS / n) / (1 - df / n)²``, from the moments alone.
+    """The penalty that minimises ``(RSS / n) / (1 - df / n)²``, computed from the moments.
 
     With u_i the left singular vectors of centred X, a penalty leaves the share ``s_i = ridge / (value_i + ridge)`` of
     ``u_iᵀY`` unexplained, hence ``RSS = RSS(0) + Σ s_i² ‖u_iᵀY‖²`` and ``n - df = n - 1 - rank + Σ s_i``.
     """
     explained = (spectrum.vectors.T @ moments.sxy).square().sum(1) / spectrum.values
-    # In exact arithmetic neither difference is negative. Where X spans all rows, least squares leaves no residual.
+    # Both differences are non-negative up to rounding. If X spans all rows, least squares leaves no residual.
     spare = max(moments.n - 1 - spectrum.rank, 0)
     residual = max((moments.syy.trace() - explained.sum()).item(), 0.0) if spare else 0.0
     least, most = math.log10(default_rcond(moments.dx) ** 2), 3.0

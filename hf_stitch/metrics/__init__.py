@@ -1,9 +1,9 @@
-"""Metrics: how alike two representations, or the outputs of two networks, are.
+"""Metrics: similarities and distances between two representations, or between the outputs of two networks.
 
-Every metric is a pure function ``hf_stitch.metrics.<name>(x, y, **options)`` of paired rows (n × d arrays give a float,
-tensors a 0-d tensor, both computed in float64) and a class that streams, ``registries.metrics.get(name)``. A metric of
-your own is a formula decorated with ``of_rows`` and a subclass of ``MomentsMetric``, ``FeaturesMetric`` or
-``MeanMetric``; ``hf_stitch.testing`` checks it.
+Every metric exists in two forms. The pure function ``hf_stitch.metrics.<name>(x, y, **options)`` takes paired rows:
+NumPy arrays of shape ``(n, d)`` give a float, tensors give a 0-d tensor, and both are computed in float64. The class
+``registries.metrics.get(name)`` accepts the rows batch by batch. To add a metric, decorate a formula with ``of_rows``
+and subclass ``MomentsMetric``, ``FeaturesMetric`` or ``MeanMetric``; ``hf_stitch.testing.check_metric`` tests it.
 """
 
 import lazy_loader

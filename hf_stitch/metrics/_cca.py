@@ -1,4 +1,4 @@
-"""Canonical correlations: CCA, SVCCA and PWCCA."""
+"""Canonical correlation analysis: CCA, SVCCA and PWCCA."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0
     """Mean canonical correlation over the ``min(dx, dy)`` canonical directions (Hotelling 1936).
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        squared: Whether the mean is of the squared correlations (``R²_CCA`` of Kornblith et al. 2019).
-        ridge: Added to the covariance of each side, as a multiple of its mean variance. Then rank-deficient sides and
-            few rows are no obstacle, but only orthogonal maps and scaling leave the value as it is.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        squared: Whether to average the squared correlations (``R²_CCA`` of Kornblith et al. 2019).
+        ridge: Regularisation added to the covariance of each side, as a multiple of its mean variance. With a ridge,
+            rank-deficient sides and few rows are allowed, but the value is invariant to orthogonal maps and scaling
+            only, not to every invertible map.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Without ridge: n is not above both widths + 1, or a side does not have full rank. In any case: fewer
-            than 2 rows, or the rows of a side are all equal.
+        ValueError: There are fewer than 2 rows, or all rows of a side are equal. Without ridge also: n is at most a
+            width + 1, or a side does not have full rank.
 
     Example:
         >>> import torch
@@ -53,7 +54,7 @@ def _cca(moments: SecondMoments, *, squared: bool, ridge: float) -> Tensor:
     if ridge:
         check_variation("cca", moments)
     else:
-        check_full_rank("cca", moments, "set ridge, or use svcca, which leaves out small directions")
+        check_full_rank("cca", moments, "set ridge, or use svcca, which drops small directions")
     cross = _whitened(moments, *(_factor(s, ridge) for s in (moments.sxx, moments.syy)))
     if squared:
         return cross.square().sum() / min(cross.shape)
@@ -61,7 +62,7 @@ def _cca(moments: SecondMoments, *, squared: bool, ridge: float) -> Tensor:
 
 
 class CCA(MomentsMetric):
-    """Streams ``cca``."""
+    """Streaming ``cca``."""
 
     name = "cca"
     title = "mean canonical correlation"
@@ -80,27 +81,28 @@ class CCA(MomentsMetric):
             self.invariances = ("orthogonal", "scaling", "permutation", "translation")
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """Of both sides more than their width, but for ridge."""
+        """Width + 2 without ridge, 2 with ridge."""
         return 2 if self.options["ridge"] else least_for_full_rank(width)
 
 
 @of_rows
 def pwcca(x: Tensor, y: Tensor) -> Tensor:
-    """Projection-weighted CCA: correlations weighted by how much of x their directions account for.
+    """Projection-weighted CCA: canonical correlations weighted by how much of x each direction explains.
 
-    The weight of direction i is ``Σⱼ |⟨hᵢ, xⱼ⟩|`` over the features xⱼ of x, with hᵢ its canonical variate (Morcos et
-    al. 2018), over the first ``min(dx, dy)`` directions: beyond them the basis is arbitrary. It is asymmetric, and
-    rotating x changes it.
+    The weight of direction i is ``Σⱼ |⟨hᵢ, xⱼ⟩|`` over the features xⱼ of x, where hᵢ is its canonical variate (Morcos
+    et al. 2018). Only the first ``min(dx, dy)`` directions count, because the basis beyond them is arbitrary. The
+    metric is asymmetric, and rotating x changes its value.
 
     Args:
-        x: ``(n, dx)``, the reference: the weights are those of its directions.
-        y: ``(n, dy)``.
+        x: Activations of shape ``(n, dx)``, floating point. The weights are computed from this side. Row i of ``x`` and
+            of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: n is not above both widths + 1, or a side does not have full rank.
+        ValueError: n is at most a width + 1, or a side does not have full rank.
 
     Example:
         >>> import torch
@@ -112,7 +114,7 @@ def pwcca(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pwcca(moments: SecondMoments) -> Tensor:
-    check_full_rank("pwcca", moments, "use svcca, which leaves out small directions")
+    check_full_rank("pwcca", moments, "use svcca, which drops small directions")
     factor = _factor(moments.sxx)
     left, correlations, _ = torch.linalg.svd(_whitened(moments, factor, _factor(moments.syy)), full_matrices=False)
     weights = (left.T @ factor.T).abs().sum(1)
@@ -120,7 +122,7 @@ def _pwcca(moments: SecondMoments) -> Tensor:
 
 
 class PWCCA(MomentsMetric):
-    """Streams ``pwcca``."""
+    """Streaming ``pwcca``."""
 
     name = "pwcca"
     title = "projection-weighted CCA"
@@ -131,7 +133,7 @@ class PWCCA(MomentsMetric):
     invariances: Invariances = ("scaling", "permutation", "translation")
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """Of both sides more than their width."""
+        """Width + 2."""
         return least_for_full_rank(width)
 
 
@@ -140,16 +142,17 @@ def svcca(x: Tensor, y: Tensor, *, variance: Annotated[float, Within(0, 1, above
     """Mean canonical correlation of the leading principal components of both sides (Raghu et al. 2017).
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        variance: Share of its variance that the components kept of a side account for at least, as few as do.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        variance: Share of the variance of each side to keep, in (0, 1]. The fewest leading components that reach this
+            share are used.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: n is not above the components kept + 1 (the value would be 1 for any data), or the rows of a side
-            are all equal.
+        ValueError: n is at most the number of components + 1 (the value would be 1 for any data), or all rows of a side
+            are equal.
 
     Example:
         >>> import torch
@@ -164,14 +167,14 @@ def _svcca(moments: SecondMoments, *, variance: float) -> Tensor:
     check_variation("svcca", moments)
     (values_x, left), (values_y, right) = (_leading(s, variance) for s in (moments.sxx, moments.syy))
     for side, kept in (("x", len(values_x)), ("y", len(values_y))):
-        reason = f": {kept} components of {side} hold {variance:g} of its variance; keep less variance"
+        reason = f": {kept} components of {side} explain {variance:g} of its variance; lower variance"
         check_count("svcca", moments.n, kept + 2, reason)
     cross = (left.T @ moments.sxy @ right) / torch.outer(values_x.sqrt(), values_y.sqrt())
     return torch.linalg.svdvals(cross).mean()
 
 
 class SVCCA(MomentsMetric):
-    """Streams ``svcca``."""
+    """Streaming ``svcca``."""
 
     name = "svcca"
     title = "singular vector CCA"
@@ -181,19 +184,19 @@ class SVCCA(MomentsMetric):
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """More than one component takes; how many are kept, the data show."""
+        """The number for one component; how many are kept depends on the data."""
         return least_for_full_rank(1)
 
 
 def least_for_full_rank(width: int) -> int:
-    """The fewest rows from which canonical correlations of features that many say anything."""
+    """The fewest rows for which canonical correlations of ``width`` features carry information."""
     return width + 2
 
 
 def check_full_rank(name: str, moments: SecondMoments, remedy: str) -> None:
-    """Refuse what leaves canonical correlations undefined: too few rows, or features that depend on each other.
+    """Check that canonical correlations are defined: enough rows, and no linearly dependent features.
 
-    The rank is that of the correlation matrix, so that it does not depend on the scales of the features.
+    The rank is that of the correlation matrix, so it does not depend on the scales of the features.
     """
     check_features_vary(name, moments)
     for side, scatter in (("x", moments.sxx), ("y", moments.syy)):
@@ -205,13 +208,13 @@ def check_full_rank(name: str, moments: SecondMoments, remedy: str) -> None:
         rank = int((values > width * _EPS * values[-1]).sum())
         if rank < width:
             raise ValueError(
-                f"{name}: the {width} features of {side} have rank {rank}, which leaves it undefined; {remedy}, or "
-                "leave out features that follow from others"
+                f"{name}: the {width} features of {side} have rank {rank}, so the value is undefined; {remedy}, or "
+                "remove linearly dependent features"
             )
 
 
 def _factor(scatter: Tensor, ridge: float = 0.0) -> Tensor:
-    """The Cholesky factor, whose gradient, unlike that of eigenvectors, is finite where eigenvalues coincide."""
+    """The Cholesky factor. Unlike that of eigenvectors, its gradient is finite where eigenvalues coincide."""
     return torch.linalg.cholesky(scatter + ridge * scatter.diagonal().mean() * torch.eye(len(scatter)).to(scatter))
 
 
@@ -222,7 +225,10 @@ def _whitened(moments: SecondMoments, factor_x: Tensor, factor_y: Tensor) -> Ten
 
 
 def _leading(scatter: Tensor, variance: float) -> tuple[Tensor, Tensor]:
-    """The leading eigenvalues that sum to this share of all, and their vectors; rounding is no component."""
+    """The fewest leading eigenvalues that reach this share of their sum, and their eigenvectors.
+
+    Eigenvalues within rounding of 0 are dropped.
+    """
     values, vectors = (part.flip(-1) for part in torch.linalg.eigh(scatter))
     values = values[values > len(values) * _EPS * values[0]]
     shares = values.cumsum(0)

@@ -22,21 +22,23 @@ _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
 
 @of_rows
 def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
-    """Linear CKA: ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` for centred X and Y (Kornblith et al. 2019, §3).
+    """Linear centred kernel alignment: ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` for centred X and Y (Kornblith et al. 2019, §3).
 
-    The cheaper of the d × d and the n × n route is taken; both give the same value.
+    The value is 1 if the sides differ only by an orthogonal map, a scaling and a translation. The function computes
+    either d × d or n × n products, whichever are smaller; both give the same value.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        debiased: Whether HSIC is estimated without bias (Song et al. 2012): for independent rows the value is
-            then near 0 at any width, and may be below it. The pooling must be samples, not positions of few samples.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        debiased: Whether to use the unbiased estimator of HSIC (Song et al. 2012). For independent rows the value is
+            then close to 0 at any width, and may be negative. Each row must be a different sample, not a position of
+            one of a few samples.
 
     Returns:
-        In [0, 1]; debiased in [-1, 1].
+        Similarity in [0, 1], or in [-1, 1] if debiased; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows (4 if debiased), or the rows of a side are all equal.
+        ValueError: There are fewer than 2 rows (4 if debiased), or all rows of a side are equal.
 
     Example:
         >>> import torch
@@ -54,14 +56,17 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
 def _linear_cka(moments: SecondMoments, *, debiased: bool = False) -> Tensor:
     if debiased:
         raise ValueError(
-            "debiased linear_cka does not follow from Moments: collect DebiasedMoments and use from_debiased"
+            "debiased linear_cka cannot be computed from Moments; collect DebiasedMoments and call from_debiased"
         )
     check_variation("linear_cka", moments)
     return _cosine("linear_cka", _squares_of(moments))
 
 
 class LinearCKA(MomentsMetric):
-    """Streams ``linear_cka``; debiased from ``DebiasedMoments``, otherwise from ``Moments``.
+    """Streaming ``linear_cka``, from ``DebiasedMoments`` if debiased and from ``Moments`` otherwise.
+
+    Args:
+        **options: Options of ``linear_cka``: ``debiased``.
 
     Example:
         >>> import torch
@@ -89,7 +94,7 @@ class LinearCKA(MomentsMetric):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """By HSIC of all pairs at once, from co-moments (d × d) or Gram matrices (n × n)."""
+        """HSIC of all pairs at once, from co-moments (d × d) or from Gram matrices (n × n)."""
         debiased = self.options["debiased"]
         return (
             from_hsic("moments", "moments", lambda moments: moments.hsic(debiased), lambda work: Cost()),
@@ -97,11 +102,11 @@ class LinearCKA(MomentsMetric):
         )
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """Debiased, as many as the unbiased estimate of HSIC takes."""
+        """4 if debiased, the fewest rows for which unbiased HSIC is defined; 2 otherwise."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """As in ``Metric``."""
+        """Add a batch of paired rows, as in ``Metric``."""
         if not self.options["debiased"]:
             return super().update(x_rows, y_rows)
         x, y = self._paired(x_rows, y_rows)
@@ -111,18 +116,26 @@ class LinearCKA(MomentsMetric):
         return self
 
     def compute(self) -> float:
-        """As in ``Metric``."""
+        """Compute the value of all rows so far, as in ``Metric``."""
         return self.from_debiased(self._require(self._debiased)) if self.options["debiased"] else super().compute()
 
     def from_debiased(self, kept: DebiasedMoments) -> float:
-        """The debiased value for the rows of these moments.
+        """Compute the debiased value from moments.
+
+        Args:
+            kept: Moments of the rows, up to the fourth order.
+
+        Returns:
+            Similarity in [-1, 1].
 
         Raises:
-            ValueError: Fewer than 4 rows, the rows of a side are all equal, or the metric was built without
+            ValueError: There are fewer than 4 rows, all rows of a side are equal, or the metric was built without
                 ``debiased=True``.
         """
         if not self.options["debiased"]:
-            raise ValueError("linear_cka was built without debiased=True; use from_moments, or build it with")
+            raise ValueError(
+                "linear_cka was built without debiased=True; call from_moments, or build it with debiased=True"
+            )
         check_variation("linear_cka", kept)
         check_count("debiased linear_cka", kept.n, _LEAST_UNBIASED, _UNBIASED)
         return _cosine("linear_cka", kept.hsic()).item()
@@ -132,19 +145,20 @@ class LinearCKA(MomentsMetric):
 def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)] = 256) -> Tensor:
     """Minibatch linear CKA: unbiased HSIC summed over batches of consecutive rows (Nguyen et al. 2021).
 
-    An estimator of its own: it depends on the order of the rows and on the batch size, though not on how the rows
-    come in when it streams. A batch counts by its size; up to 3 rows left over join the last batch.
+    This estimator differs from debiased ``linear_cka``: the value depends on the order of the rows and on the batch
+    size. It does not depend on the sizes of the updates when the rows are streamed. Each batch is weighted by its size;
+    up to 3 remaining rows join the last batch.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        batch_size: At least 4.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        batch_size: Rows per batch, at least 4.
 
     Returns:
-        In [-1, 1].
+        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 4 rows, or the rows of a side are all equal within a batch.
+        ValueError: There are fewer than 4 rows, or all rows of a side are equal within a batch.
 
     Example:
         >>> import torch
@@ -157,7 +171,7 @@ def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)]
 
 
 class MinibatchCKA(Metric):
-    """Streams ``minibatch_cka``; keeps less than two batches of rows."""
+    """Streaming ``minibatch_cka``; it keeps less than two batches of rows."""
 
     name = "minibatch_cka"
     title = "minibatch CKA"
@@ -173,16 +187,16 @@ class MinibatchCKA(Metric):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """By HSIC of all pairs at once, from the Gram matrices of minibatches."""
+        """HSIC of all pairs at once, from the Gram matrices of minibatches."""
         size = {"size": self.options["batch_size"]}
         return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), lambda work: Cost(), size),)
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """As many as the unbiased estimate of HSIC takes."""
+        """The fewest rows for which unbiased HSIC is defined."""
         return _LEAST_UNBIASED
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """As in ``Metric``."""
+        """Add a batch of paired rows, as in ``Metric``."""
         x, y = (side.detach() for side in self._paired(x_rows, y_rows))
         if self._grams is None:
             self._grams = MinibatchGrams(self.options["batch_size"], 1, 1, device=x.device)
@@ -190,7 +204,7 @@ class MinibatchCKA(Metric):
         return self
 
     def compute(self) -> float:
-        """As in ``Metric``."""
+        """Compute the value of all rows so far, as in ``Metric``."""
         hsic = self._require(self._grams).hsic()
         return _cosine(self.name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
 
@@ -200,15 +214,15 @@ def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
     """CKA of Gaussian kernels ``exp(-‖xᵢ - xⱼ‖² / 2σ²)`` (Kornblith et al. 2019, §3), biased estimator.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        bandwidth: σ as a multiple of the median distance between two rows, on each side.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        bandwidth: σ as a multiple of the median distance between two rows, computed for each side separately.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows, the rows of a side are all equal, or half of their distances are 0.
+        ValueError: There are fewer than 2 rows, all rows of a side are equal, or the median distance is 0.
 
     Example:
         >>> import torch
@@ -222,7 +236,7 @@ def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
 
 
 class RBFCKA(FeaturesMetric):
-    """Streams ``rbf_cka``."""
+    """Streaming ``rbf_cka``."""
 
     name = "rbf_cka"
     title = "CKA of Gaussian kernels"
@@ -237,7 +251,7 @@ def _cosine(name: str, hsic: Tensor) -> Tensor:
     for side, own in zip("xy", (hsic[0], hsic[2]), strict=True):
         if own <= 0:
             raise ValueError(
-                f"{name}: HSIC of {side} with itself is {own.item():.1e}, which leaves it undefined; give more rows"
+                f"{name}: HSIC of {side} with itself is {own.item():.1e}, so the value is undefined; give more rows"
             )
     return hsic[1] / (hsic[0].sqrt() * hsic[2].sqrt())
 
@@ -263,14 +277,14 @@ def _unbiased(rows: RowMoments) -> Tensor:
 
 
 def _batch(x: Tensor, y: Tensor) -> Tensor:
-    """The three HSIC of a batch times its size."""
+    """The three HSIC values of a batch, multiplied by its size."""
     check_count("minibatch_cka", len(x), _LEAST_UNBIASED, _UNBIASED)
     check_variation("a batch of minibatch_cka", rows := RowMoments(x, y))
     return rows.n * _unbiased(rows)
 
 
 def _full_batches(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The sum over the batches that leave at least 4 rows, and the rows left."""
+    """The sum over the batches that leave at least 4 rows, and the remaining rows."""
     full = range(0, max(len(x) - 4, 0) // size * size, size)
     sums = sum((_batch(x[i : i + size], y[i : i + size]) for i in full), x.new_zeros(3))
     return sums, (x[len(full) * size :], y[len(full) * size :])
@@ -281,5 +295,8 @@ def _rbf(side: str, rows: Tensor, bandwidth: float) -> Tensor:
     ordered = upper(distances).sort().values
     median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     if median == 0:
-        raise ValueError(f"rbf_cka: half of the distances between rows of {side} are 0, so it has no bandwidth")
+        raise ValueError(
+            f"rbf_cka: the median distance between rows of {side} is 0, so the bandwidth is undefined; "
+            "remove duplicate rows"
+        )
     return (-(distances / (bandwidth * median)).square() / 2).exp()

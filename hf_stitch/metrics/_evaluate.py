@@ -1,4 +1,4 @@
-"""Every metric as an ``evaluate.Metric``, for what is built on that library; needs no Hub."""
+"""Metrics with the interface of the ``evaluate`` library; no access to the Hub."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ try:
     import evaluate
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "SimilarityMetric needs the library evaluate, which is not installed: pip install 'hf-stitch[evaluate]'; "
-        "the metrics themselves (hf_stitch.metrics) do without",
+        "SimilarityMetric requires the evaluate library, which is not installed: pip install 'hf-stitch[evaluate]'; "
+        "the functions in hf_stitch.metrics work without it",
         name=error.name,
     ) from error
 
@@ -23,20 +23,20 @@ from datasets import Features, Sequence, Value
 
 
 class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is not typed
-    """A metric of ``hf_stitch.registries.metrics`` with the interface of ``evaluate``.
+    """A metric of ``hf_stitch.registries.metrics`` with the interface of ``evaluate.Metric``.
 
-    Rows of x are the ``predictions``, rows of y the ``references``; a metric that takes labels has a third column,
-    ``labels``. Rows are kept in memory as Arrow and the value is computed from all of them at once: for large data use
-    the metric itself (:func:`hf_stitch.metrics.registries.metrics.build`), which streams.
+    The rows of x are the ``predictions`` and the rows of y the ``references``; a metric that takes labels has a third
+    column, ``labels``. Rows are kept in memory as Arrow, and the value is computed from all of them at once. For large
+    data use the metric itself (``hf_stitch.registries.metrics.build``), which streams.
 
     Args:
-        name: A name in the registry of metrics, or a metric.
-        **options: Of the metric.
+        name: Name in the registry of metrics, or a metric.
+        **options: Options of the metric.
 
     Raises:
         UnknownNameError: No metric has that name.
         TypeError: An option is unknown.
-        ValueError: An option is out of its range.
+        ValueError: The value of an option is invalid.
 
     Example:
         >>> import numpy as np
@@ -72,5 +72,7 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
     def _matrix(self, side: str, rows: Any) -> np.ndarray:
         widths = sorted({len(row) for row in rows})
         if len(widths) != 1:
-            raise ValueError(f"{self.metric.name}: all rows of {side} must have one width, got the widths {widths}")
+            raise ValueError(
+                f"{self.metric.name}: all rows of {side} must have the same width, got the widths {widths}"
+            )
         return np.array(rows, np.float64)

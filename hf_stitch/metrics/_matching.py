@@ -1,4 +1,4 @@
-"""Matching unit with unit: by correlation, and by optimal transport."""
+"""Metrics that match features one to one: by correlation, and by optimal transport."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from hf_stitch.papers import KHOSLA_2024, LI_2015
 
 @of_rows
 def correlation_matching(x: Tensor, y: Tensor, *, assignment: Literal["hard", "soft"] = "hard") -> Tensor:
-    """Mean signed correlation of matched units (Li et al. 2016).
+    """Mean correlation between matched features (Li et al. 2016).
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        assignment: ``"hard"``: one to one, of greatest sum; of unequal widths, the ``min(dx, dy)`` that match best.
-            ``"soft"``: every unit with the best of the other side, averaged over both directions.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        assignment: ``"hard"``: the one-to-one assignment with the greatest sum of correlations; for unequal widths it
+            matches ``min(dx, dy)`` features. ``"soft"``: each feature is matched with its most correlated feature on
+            the other side, and both directions are averaged.
 
     Returns:
-        In [-1, 1].
+        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows, or a feature is constant.
+        ValueError: There are fewer than 2 rows, or a feature is constant.
 
     Example:
         >>> import torch
@@ -57,7 +58,7 @@ def _correlation_matching(moments: SecondMoments, *, assignment: str) -> Tensor:
 
 
 class CorrelationMatching(MomentsMetric):
-    """Streams ``correlation_matching``."""
+    """Streaming ``correlation_matching``."""
 
     name = "correlation_matching"
     title = "correlation of matched features"
@@ -71,21 +72,24 @@ class CorrelationMatching(MomentsMetric):
 
 @of_rows
 def soft_matching(x: Tensor, y: Tensor, *, compare: Literal["correlation", "distance"] = "correlation") -> Tensor:
-    """Optimal transport between the units of both sides, each side of total mass 1 (Khosla & Williams 2024).
+    """Soft matching: optimal transport between the features of both sides (Khosla & Williams 2024).
+
+    The features of each side have uniform masses that sum to 1. For equal widths the optimal plan is a permutation.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        compare: ``"correlation"``: the greatest ``Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ)`` over the transport plans P. ``"distance"``:
-            the root of the least ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` of centred units, a metric. Of equal widths, both are
-            one-to-one.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        compare: ``"correlation"``: the maximum of ``Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ)`` over transport plans P. ``"distance"``: the
+            square root of the minimum of ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` over centred features, which is a metric.
 
     Returns:
-        In [-1, 1], or 0 or more.
+        Similarity in [-1, 1] for ``"correlation"``, distance >= 0 for ``"distance"``; a float for arrays, a 0-d float64
+        tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows; a feature is constant, or for distances the rows of a side are all equal.
-        ArithmeticError: The linear program of unequal widths failed.
+        ValueError: There are fewer than 2 rows, a feature is constant (``"correlation"``), or all rows of a side are
+            equal (``"distance"``).
+        ArithmeticError: The linear program for unequal widths failed.
 
     Example:
         >>> import torch
@@ -109,7 +113,7 @@ def _soft_matching(moments: SecondMoments, *, compare: str) -> Tensor:
 
 
 class SoftMatching(MomentsMetric):
-    """Streams ``soft_matching``."""
+    """Streaming ``soft_matching``."""
 
     name = "soft_matching"
     title = "soft matching distance"
@@ -134,13 +138,13 @@ def _correlations(name: str, moments: SecondMoments) -> Tensor:
 
 
 def _assigned(costs: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the one-to-one assignment of least cost."""
+    """Row and column indices of the one-to-one assignment with the least cost."""
     rows, columns = linear_sum_assignment(costs.detach().cpu().numpy())
     return torch.from_numpy(rows).to(costs.device), torch.from_numpy(columns).to(costs.device)
 
 
 def _transported(costs: Tensor) -> Tensor:
-    """The transport plan of least cost between uniform masses; its cost has the gradient that it has held fixed."""
+    """The optimal transport plan between uniform masses; gradients treat the plan as a constant."""
     p, q = costs.shape
     if p == q:  # a vertex of the polytope of plans is then a permutation (Birkhoff)
         return torch.zeros_like(costs, requires_grad=False).index_put(_assigned(costs), costs.new_tensor(1 / p))
@@ -150,5 +154,5 @@ def _transported(costs: Tensor) -> Tensor:
     masses = np.concatenate([np.full(p, 1 / p), np.full(q, 1 / q)])
     solved = linprog(costs.detach().cpu().numpy().ravel(), A_eq=sums.tocsr(), b_eq=masses, method="highs")
     if solved.status != 0:
-        raise ArithmeticError(f"soft_matching: optimal transport between {p} and {q} units failed: {solved.message}")
+        raise ArithmeticError(f"soft_matching: optimal transport between {p} and {q} features failed: {solved.message}")
     return torch.from_numpy(solved.x).to(costs).view(p, q)

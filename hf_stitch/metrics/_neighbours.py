@@ -1,4 +1,4 @@
-"""Do the same samples lie near each other?"""
+"""Nearest-neighbour metrics: whether the same samples are close to each other in both representations."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
 
 Near = Literal["cosine", "euclidean"]
 
-# Rows compared with all others at a time.
+# Rows per chunk that is compared with all others.
 _QUERIES = 512
 
-# A cosine distance below this may be that of equal directions.
+# Cosine distances below this may be rounding of 0.
 _ROUNDING = 1e-14
 
 
 class _OfNeighbours(FeaturesMetric):
     def min_rows(self, side: Operand, width: int) -> int:
-        """More than a row has neighbours."""
+        """One more than k."""
         return 1 + int(self.options["k"])
 
 
 @of_rows
 def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
-    """Mean share of its k nearest neighbours that a row has on both sides (Huh et al. 2024).
+    """Mean share of the k nearest neighbours of a sample that both representations have in common (Huh et al. 2024).
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        k: Number of neighbours, below n; the row itself is none.
-        distance: What makes a neighbour near. Which of equally near rows counts is arbitrary.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
+        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
 
     Returns:
-        In [0, 1]; of independent sides about ``k / (n - 1)``.
+        Similarity in [0, 1], about ``k / (n - 1)`` for independent sides; a float for arrays, a 0-d float64 tensor for
+        tensors.
 
     Raises:
-        ValueError: k is not below n, or a row is 0 (cosine).
+        ValueError: k is n or more, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -55,7 +56,7 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
 
 
 class MutualKNN(_OfNeighbours):
-    """Streams ``mutual_knn``."""
+    """Streaming ``mutual_knn``."""
 
     name = "mutual_knn"
     title = "mutual nearest neighbours"
@@ -69,19 +70,21 @@ class MutualKNN(_OfNeighbours):
 
 @of_rows
 def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
-    """Mean Jaccard index of the sets of k nearest neighbours on both sides: shared over all.
+    """Mean Jaccard index of the sets of k nearest neighbours in both representations (Klabunde et al. 2023).
+
+    The Jaccard index of a sample is the number of shared neighbours divided by the size of the union.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        k: As in ``mutual_knn``.
-        distance: As in ``mutual_knn``.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
+        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: k is not below n, or a row is 0 (cosine).
+        ValueError: k is n or more, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -94,7 +97,7 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
 
 
 class Jaccard(_OfNeighbours):
-    """Streams ``jaccard``."""
+    """Streaming ``jaccard``."""
 
     name = "jaccard"
     title = "Jaccard similarity of nearest neighbours"
@@ -108,23 +111,23 @@ class Jaccard(_OfNeighbours):
 
 @of_rows
 def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
-    """How alike the ranks of the shared neighbours are.
+    """Mean agreement of the ranks of the shared nearest neighbours (Wang et al. 2020).
 
-    (Wang et al. 2020, "Towards understanding the instability of network embedding".)
-    Of row i, ``Σⱼ 2 / ((1 + |r - s|) (r + s))`` over the neighbours j shared, of ranks r and s, over the most that many
-    can reach, ``Σ 1/m`` for m from 1 to their number; 0 if none is shared. Averaged over the rows.
+    From "Towards understanding the instability of network embedding". The score of a sample is
+    ``Σⱼ 2 / ((1 + |r - s|) (r + s))`` over its m shared neighbours j, where r and s are the ranks of j on the two
+    sides, divided by the maximum ``Σ 1/i`` for i from 1 to m. It is 0 if no neighbour is shared.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        k: As in ``mutual_knn``.
-        distance: As in ``mutual_knn``.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
+        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: k is not below n, or a row is 0 (cosine).
+        ValueError: k is n or more, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -134,13 +137,13 @@ def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "co
     """
     shared = _shared("rank_similarity", x, y, k, distance)
     ranks = torch.arange(1, k + 1, device=x.device, dtype=x.dtype)
-    alike = 2 / ((1 + (ranks[:, None] - ranks).abs()) * (ranks[:, None] + ranks))
-    most = torch.cat([ranks.new_ones(1), (1 / ranks).cumsum(0)])  # of no neighbours any number will do: 0 / 1
-    return ((shared * alike).sum((1, 2)) / most[shared.sum((1, 2)).long()]).mean()
+    agreement = 2 / ((1 + (ranks[:, None] - ranks).abs()) * (ranks[:, None] + ranks))
+    most = torch.cat([ranks.new_ones(1), (1 / ranks).cumsum(0)])  # no shared neighbour: 0 / 1
+    return ((shared * agreement).sum((1, 2)) / most[shared.sum((1, 2)).long()]).mean()
 
 
 class RankSimilarity(_OfNeighbours):
-    """Streams ``rank_similarity``."""
+    """Streaming ``rank_similarity``."""
 
     name = "rank_similarity"
     title = "rank similarity of nearest neighbours"
@@ -154,20 +157,20 @@ class RankSimilarity(_OfNeighbours):
 
 @of_rows
 def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
-    """Mean cosine of a row's cosine distances to its neighbours on either side (Hamilton et al. 2016).
+    """Mean cosine between the vectors of cosine distances from a sample to its neighbours (Hamilton et al. 2016).
 
-    Of row i, the vectors on both sides of its cosine distances to the union of its k nearest neighbours on both.
+    For each sample, both vectors run over the union of its k nearest neighbours in ``x`` and in ``y``.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        k: As in ``mutual_knn``.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        k: Number of neighbours per side, from 1 to n - 1.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: k is not below n, a row is 0, or a row has the direction of all its neighbours.
+        ValueError: k is n or more, a row is 0, or a row has the same direction as all its neighbours.
 
     Example:
         >>> import torch
@@ -184,12 +187,12 @@ def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     near_zero = (to_x.norm(dim=1) <= _ROUNDING) | (to_y.norm(dim=1) <= _ROUNDING)
     if near_zero.any():
         row = int(near_zero.nonzero()[0])
-        raise ValueError(f"{name}: row {row} has the direction of all its neighbours; leave out duplicates, or raise k")
+        raise ValueError(f"{name}: row {row} has the same direction as all its neighbours; drop duplicates, or raise k")
     return ((to_x * to_y).sum(1) / lengths).mean()
 
 
 class SecondOrderCosine(_OfNeighbours):
-    """Streams ``second_order_cosine``."""
+    """Streaming ``second_order_cosine``."""
 
     name = "second_order_cosine"
     title = "second-order cosine similarity"
@@ -200,20 +203,22 @@ class SecondOrderCosine(_OfNeighbours):
 
 @of_rows
 def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
-    """Mean reciprocal rank of row i of y among all rows of y by their cosine with row i of x; 0 beyond rank k.
+    """Mean reciprocal rank of row i of ``y`` among all rows of ``y``, ranked by cosine similarity to row i of ``x``.
 
-    Rows as near as the right one rank before it, so that a collapsed side finds nothing.
+    Ranks above k count as 0. Rows of ``y`` that are as close as row i rank before it, so that collapsed activations
+    score 0 rather than 1. Moschella et al. (2023) use this metric for relative representations.
 
     Args:
-        x: ``(n, d)``, the queries.
-        y: ``(n, d)``, in the same space (both relative to the same anchors, or x stitched to y).
-        k: Below n.
+        x: Queries of shape ``(n, d)``, floating point.
+        y: Candidates of shape ``(n, d)``, in the same space: for example both relative to the same anchors, or ``x``
+            stitched to ``y``.
+        k: Largest rank that counts, from 1 to n - 1.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: The widths differ, k is not below n, or a row is 0.
+        ValueError: The widths differ, k is n or more, or a row is 0.
 
     Example:
         >>> import torch
@@ -233,7 +238,7 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
 
 
 class MRR(_OfNeighbours):
-    """Streams ``mrr``."""
+    """Streaming ``mrr``."""
 
     name = "mrr"
     title = "mean reciprocal rank"
@@ -246,14 +251,14 @@ class MRR(_OfNeighbours):
 
 @of_rows
 def paired_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Mean cosine of row i of x and row i of y.
+    """Mean cosine similarity between row i of ``x`` and row i of ``y`` (Moschella et al. 2023).
 
     Args:
-        x: ``(n, d)``.
-        y: ``(n, d)``, in the same space.
+        x: Activations of shape ``(n, d)``, floating point.
+        y: Activations of shape ``(n, d)``, in the same space as ``x``.
 
     Returns:
-        In [-1, 1].
+        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
         ValueError: The widths differ, or a row is 0.
@@ -273,7 +278,7 @@ def _cosines(x: Tensor, y: Tensor) -> Tensor:
 
 
 class PairedCosine(MeanMetric):
-    """Streams ``paired_cosine``."""
+    """Streaming ``paired_cosine``; it keeps only a sum."""
 
     name = "paired_cosine"
     title = "cosine of paired rows"
@@ -300,13 +305,13 @@ def _check_k(name: str, k: int, rows: int) -> None:
 
 
 def _shared(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
-    """``(n, k, k)``: 1 where neighbour a of row i on one side is neighbour b on the other."""
+    """``(n, k, k)``: 1 where neighbour a of row i on one side is its neighbour b on the other."""
     near_x, near_y = (_neighbours(name, side, rows, k, distance) for side, rows in (("x", x), ("y", y)))
     return (near_x[:, :, None] == near_y[:, None, :]).to(x)
 
 
 def _neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Tensor:
-    """``(n, k)``: the indices of the nearest other rows, the nearest first."""
+    """``(n, k)``: indices of the nearest other rows, nearest first."""
     _check_k(name, k, len(rows))
     rows = directions(name, side, rows, distance)
     found = []
@@ -321,7 +326,7 @@ def _neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> T
 
 
 def _cosine_distances(directions: Tensor, others: Tensor) -> Tensor:
-    """``(n, m)``: of row i from the rows ``others[i]``."""
+    """``(n, m)``: distances from row i to the rows ``others[i]``."""
     some = (
         torch.linalg.vecdot(directions[i, None], directions[others[i]]) for i in _chunks(len(others), others.device)
     )

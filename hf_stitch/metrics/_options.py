@@ -1,4 +1,4 @@
-"""The options of a metric are the keyword-only parameters of its function; their annotations constrain them."""
+"""Options of metrics: keyword-only parameters of the function, validated by their annotations."""
 
 from __future__ import annotations
 
@@ -15,18 +15,29 @@ from hf_stitch.registry import did_you_mean
 
 @dataclass(frozen=True)
 class Within:
-    """A number from ``low`` (left out if ``above``) to ``high``."""
+    """A range of valid numbers for an option of a metric, used in ``Annotated``.
+
+    Args:
+        low: Lower bound.
+        high: Upper bound, inclusive; infinity by default.
+        above: Whether the lower bound is exclusive.
+
+    Example:
+        >>> from hf_stitch.metrics import Within
+        >>> 0.5 in Within(0, 1), 0 in Within(0, 1, above=True), str(Within(0, 1, above=True))
+        (True, False, '> 0 and <= 1')
+    """
 
     low: float
     high: float = math.inf
     above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Whether the number lies there and is finite."""
+        """Whether the number is finite and in the range."""
         return math.isfinite(value) and (self.low < value if self.above else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        """For example ``> 0 and <= 1``."""
+        """Describe the range, for example ``> 0 and <= 1``."""
         lower = f"{'>' if self.above else '>='} {self.low:g}"
         return lower if self.high == math.inf else f"{lower} and <= {self.high:g}"
 
@@ -39,7 +50,7 @@ Positive = Annotated[float, Within(0, above=True)]
 
 @cache
 def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The options of a metric's function and their defaults; keyword-only parameters without one (labels) are data."""
+    """Options of a function and their defaults; keyword-only parameters without a default (labels) are data."""
     parameters = inspect.signature(function).parameters.values()
     return MappingProxyType(
         {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
@@ -47,10 +58,10 @@ def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def check_names(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that the function does not have.
+    """Check that the function has these options.
 
     Raises:
-        TypeError: An option is unknown; the message lists those there are.
+        TypeError: An option is unknown; the message lists the options.
     """
     known = defaults(function)
     for option in options.keys() - known.keys():
@@ -62,10 +73,10 @@ def check_names(name: str, function: Callable[..., Any], options: Mapping[str, A
 
 
 def check_values(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse values that are not what the annotation of their option says.
+    """Check values against the annotations of their options.
 
     Raises:
-        ValueError: Naming the option, what it must be and what it is.
+        ValueError: A value is invalid; the message names the option, what is expected, and the value.
     """
     annotations = _annotations(function)
     for option, value in options.items():
@@ -80,7 +91,7 @@ def _annotations(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _unmet(annotation: Any, value: Any) -> str:
-    """What the annotation asks for and the value is not; empty if the value will do."""
+    """What the annotation requires if the value is invalid; empty if it is valid."""
     if annotation is bool:
         return "" if isinstance(value, bool) else "True or False"
     if get_origin(annotation) is Literal:

@@ -1,4 +1,4 @@
-"""Do two networks answer the same? Metrics of outputs: rows of logits or probabilities, one for each sample."""
+"""Metrics of outputs: whether two networks predict the same, from one row of logits or probabilities per sample."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hf_stitch.papers import KLABUNDE_2023
 
 @of_rows
 def disagreement(x: Tensor, y: Tensor) -> Tensor:
-    """Share of the samples for which the greatest output is not the same.
+    """Share of the samples for which the two networks predict different classes (Klabunde et al. 2023).
 
     Args:
-        x: ``(n, classes)``, logits or probabilities; of equally great ones the first counts.
-        y: ``(n, classes)``.
+        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. Of equal maxima the first counts.
+        y: Outputs of the second network, ``(n, classes)``.
 
     Returns:
-        In [0, 1].
+        Distance in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
         ValueError: The widths differ.
@@ -41,7 +41,7 @@ def _differ(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Disagreement(MeanMetric):
-    """Streams ``disagreement``."""
+    """Streaming ``disagreement``; it keeps only a sum."""
 
     name = "disagreement"
     title = "disagreement"
@@ -60,13 +60,13 @@ def jensen_shannon(x: Tensor, y: Tensor, *, inputs: Literal["logits", "probabili
     """Mean Jensen-Shannon divergence in nats: ``H((p + q) / 2) - (H(p) + H(q)) / 2`` (Lin 1991).
 
     Args:
-        x: ``(n, classes)``.
-        y: ``(n, classes)``.
-        inputs: ``"logits"``, which a softmax makes probabilities, or ``"probabilities"``, which must sum to 1 to
-            within 0.01 and are divided by their sum.
+        x: Outputs of the first network, ``(n, classes)``.
+        y: Outputs of the second network, ``(n, classes)``.
+        inputs: ``"logits"``, which are passed through a softmax, or ``"probabilities"``, which must sum to 1 within
+            0.01 and are normalised to sum to 1.
 
     Returns:
-        In [0, ln 2].
+        Divergence in [0, ln 2] nats; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
         ValueError: The widths differ, or probabilities are negative or do not sum to 1.
@@ -94,14 +94,14 @@ def _probabilities(side: str, rows: Tensor) -> Tensor:
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise ValueError(
-            f"jensen_shannon: row {row} of {side} must hold probabilities, got a least of {rows[row].min().item():.3g} "
-            f'and a sum of {sums[row].item():.3g}; of logits, say inputs="logits"'
+            f"jensen_shannon: row {row} of {side} must contain probabilities, got minimum {rows[row].min().item():.3g} "
+            f'and sum {sums[row].item():.3g}; for logits, pass inputs="logits"'
         )
     return rows / sums
 
 
 class JensenShannon(MeanMetric):
-    """Streams ``jensen_shannon``."""
+    """Streaming ``jensen_shannon``; it keeps only a sum."""
 
     name = "jensen_shannon"
     title = "Jensen–Shannon divergence"
@@ -117,18 +117,18 @@ class JensenShannon(MeanMetric):
 
 @of_rows
 def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
-    """``|accuracy of x - accuracy of y|``.
+    """Absolute difference between the accuracies of two networks.
 
     Args:
-        x: ``(n, classes)``, logits or probabilities; of equally great ones the first counts.
-        y: ``(n, classes)``.
-        labels: ``(n,)`` integers, from 0 to classes - 1.
+        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. Of equal maxima the first counts.
+        y: Outputs of the second network, ``(n, classes)``.
+        labels: True classes, ``(n,)`` integers from 0 to classes - 1.
 
     Returns:
-        In [0, 1].
+        Distance in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: The widths differ, or the labels are not what they should be.
+        ValueError: The widths differ, or ``labels`` is not an integer array of shape ``(n,)`` with values in range.
 
     Example:
         >>> import torch
@@ -139,7 +139,7 @@ def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tens
 
 
 def _advantages(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
-    """1 where only x is right, -1 where only y is."""
+    """``(n,)``: 1 where only x is correct, -1 where only y is, 0 otherwise."""
     check_widths("accuracy_difference", x, y)
     labels = torch.as_tensor(labels, device=x.device)
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
@@ -152,13 +152,13 @@ def _advantages(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
         row = int(outside.nonzero()[0])
         raise ValueError(
             f"accuracy_difference: the label of row {row} must be from 0 to {x.shape[1] - 1}, got {labels[row].item()}"
-            "; leave out samples without a label"
+            "; drop samples without a label"
         )
     return (x.argmax(1) == labels).to(x) - (y.argmax(1) == labels).to(x)
 
 
 class AccuracyDifference(MeanMetric):
-    """Streams ``accuracy_difference``: ``update(x_rows, y_rows, labels=…)``."""
+    """Streaming ``accuracy_difference``; call ``update(x_rows, y_rows, labels=…)``."""
 
     name = "accuracy_difference"
     title = "difference of accuracies"
@@ -173,5 +173,5 @@ class AccuracyDifference(MeanMetric):
     labelled = True
 
     def compute(self) -> float:
-        """As in ``Metric``."""
+        """Compute the value of all rows so far, as in ``Metric``."""
         return abs(super().compute())

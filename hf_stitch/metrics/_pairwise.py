@@ -1,4 +1,4 @@
-"""Distances of every row from every row of the same side."""
+"""Pairwise distances between the rows of one side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Distance = Literal["correlation", "cosine", "euclidean"]
 
 
 def pairwise(rows: Tensor, distance: Distance) -> Tensor:
-    """``(n, n)``: Euclidean distances, or one minus the cosine (of the rows less their own mean: correlation).
+    """``(n, n)``: Euclidean distances between rows, or 1 minus the inner products of rows from ``directions``.
 
-    Euclidean distances are of differences, not of inner products, which would lose half of the digits.
+    Euclidean distances are computed from differences; computing them from inner products would lose half of the digits.
     """
     if distance == "euclidean":
         return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -21,7 +21,7 @@ def pairwise(rows: Tensor, distance: Distance) -> Tensor:
 
 
 def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine") -> Tensor:
-    """Rows whose inner products are cosines or correlations; for Euclidean distances the rows as they are.
+    """Normalise rows so that their inner products are cosines or correlations; keep them for Euclidean distances.
 
     Raises:
         ValueError: A row has no direction.
@@ -37,8 +37,8 @@ def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine"
     if flat.any():
         what = "constant" if distance == "correlation" else "zero"
         raise ValueError(
-            f"{name}: row {int(flat.nonzero()[0])} of {side} is {what}, and its {distance} with others undefined; "
-            "leave it out on both sides, or choose another distance where the metric offers one"
+            f"{name}: row {int(flat.nonzero()[0])} of {side} is {what}, so its {distance} to others is undefined; "
+            "drop the row on both sides, or choose another distance if the metric has that option"
         )
     return rows / rows.norm(dim=1, keepdim=True)
 
@@ -50,5 +50,5 @@ def upper(matrix: Tensor) -> Tensor:
 
 
 def centred(matrix: Tensor) -> Tensor:
-    """The matrix less the means of its rows and columns."""
+    """Subtract the means of the rows and of the columns."""
     return matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()

@@ -1,4 +1,4 @@
-"""The Procrustes distance."""
+"""The orthogonal Procrustes distance."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from hf_stitch.papers import DING_2021
 
 @of_rows
 def procrustes(x: Tensor, y: Tensor, *, squared: bool = False, unit_norm: bool = True) -> Tensor:
-    """Least ``‖XQ - Y‖`` over orthogonal maps Q, both sides centred (Schönemann 1966; Ding et al. 2021).
+    """Procrustes distance: the minimum of ``‖XQ - Y‖`` over orthogonal Q (Schönemann 1966; Ding et al. 2021).
 
-    Its square is ``‖X‖² + ‖Y‖² - 2 ‖XᵀY‖_*``; of unequal widths, the narrower side is filled up with zeros. As a
-    difference it is exact to about 1e-15 of ``‖X‖² + ‖Y‖²``, so that the root of a rotated copy is about 1e-8, not 0.
+    Both sides are centred. The squared distance is ``‖X‖² + ‖Y‖² - 2 ‖XᵀY‖_*``; for unequal widths, the narrower side
+    is padded with zeros. The squared value is a difference and is accurate to about 1e-15 of ``‖X‖² + ‖Y‖²``. The
+    distance between a representation and a rotated copy is therefore about 1e-8 instead of 0.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        squared: Whether to give the square, which does not obey the triangle inequality.
-        unit_norm: Whether both sides are scaled to Frobenius norm 1 first.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        squared: Whether to return the squared distance, which does not satisfy the triangle inequality.
+        unit_norm: Whether to scale both sides to Frobenius norm 1 first.
 
     Returns:
-        0 or more; with unit norm, at most √2 (2 if squared).
+        Distance >= 0; with ``unit_norm`` at most √2, or 2 if squared; a float for arrays, a 0-d float64 tensor for
+        tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows, or the rows of a side are all equal.
+        ValueError: There are fewer than 2 rows, or all rows of a side are equal.
 
     Example:
         >>> import torch
@@ -51,7 +53,7 @@ def _procrustes(moments: SecondMoments, *, squared: bool, unit_norm: bool) -> Te
 
 
 class Procrustes(MomentsMetric):
-    """Streams ``procrustes``."""
+    """Streaming ``procrustes``."""
 
     name = "procrustes"
     title = "orthogonal Procrustes distance"

@@ -1,4 +1,4 @@
-"""How well a linear map from x predicts y."""
+"""Linear regression metrics: how well a linear map from x predicts y."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def linear_regression(
 ) -> Tensor:
     """R² of a linear map from x to y: ``1 - ‖X Wᵀ + b - Y‖² / ‖Y‖²``.
 
-    Without ``weight`` the map is the one of least squares (Csiszárik et al. 2021, definition 6.1; Kornblith et al.
-    2019), and R² is invariant to invertible maps of x. With it the map is as given, which shows what training does to
-    one. Singular values of X below ``√(dx · eps)`` of the largest count as 0.
+    Without ``weight``, the map is the least-squares fit (Csiszárik et al. 2021, definition 6.1; Kornblith et al. 2019),
+    and R² is invariant to invertible maps of x. With ``weight``, the given map is evaluated, for example a trained
+    stitching layer. Singular values of X below ``√(dx · eps)`` times the largest count as 0.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        centred: Whether variation is about the mean: the fit has an intercept, and Y in the denominator is centred.
-        weight: ``(dy, dx)``, the weight of ``torch.nn.Linear``, or None for the fit.
-        bias: ``(dy,)``; only with a weight. Without it the given map has no intercept.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        centred: Whether to centre: the fit has an intercept, and the denominator is the variation of Y about its mean.
+        weight: Weight of the map, ``(dy, dx)`` as in ``torch.nn.Linear``, or None to fit the map.
+        bias: Bias of the map, ``(dy,)``; needs ``weight``. If None, the given map has no bias.
 
     Returns:
-        At most 1; of a fit at least 0.
+        R², at most 1, and at least 0 for a fitted map; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: The rows of a side are all equal (uncentred: y is 0), n does not exceed the unknowns per feature of
-            a fit (R² would be 1 for any data), or a weight or bias has the wrong shape.
+        ValueError: All rows of a side are equal (if not centred: y is 0), n is at most the number of unknowns per
+            output of the fit (R² would be 1 for any data), or ``weight`` or ``bias`` has the wrong shape.
 
     Example:
         >>> import torch
@@ -56,16 +56,16 @@ def _linear_regression(moments: SecondMoments, *, centred: bool, weight: Tensor 
     if centred:
         check_variation("linear_regression", moments)
     elif total == 0:
-        raise ValueError("linear_regression: y is 0 throughout, so there is nothing to explain; is the layer dead?")
+        raise ValueError("linear_regression: y is 0 throughout, so R² is undefined; check whether the layer is dead")
     if weight is None:
         if bias is not None:
-            raise ValueError("linear_regression: a bias goes with a weight; give both, or neither for a fit")
+            raise ValueError("linear_regression: bias needs a weight; pass both, or neither to fit the map")
         return _explained(moments, offset) / total
     return 1 - _residual(moments, *_as_given(moments, weight, bias)) / total
 
 
 class LinearRegression(MomentsMetric):
-    """Streams ``linear_regression``."""
+    """Streaming ``linear_regression``."""
 
     name = "linear_regression"
     title = "R² of linear regression"
@@ -84,23 +84,24 @@ class LinearRegression(MomentsMetric):
             self.invariances = ("orthogonal", "scaling", "permutation")
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """A fit takes more than it has unknowns for each feature of y."""
+        """For a fit, one more than the unknowns per feature of y; 2 otherwise."""
         fit = side == "x" and self.options["weight"] is None
         return _least_for_fit(width, self.options["centred"]) if fit else 2
 
 
 @of_rows
 def direct_matching(x: Tensor, y: Tensor) -> Tensor:
-    """Relative error of stitched rows: ``‖X - Y‖² / ‖Y‖²`` (Balogh & Jelasity 2025, structural similarity).
+    """Relative squared error of stitched activations: ``‖X - Y‖² / ‖Y‖²`` (Balogh & Jelasity 2025).
 
-    One minus the uncentred ``linear_regression`` for the map that was used.
+    The structural similarity of the paper. It equals 1 minus the uncentred ``linear_regression`` of the map that was
+    used.
 
     Args:
-        x: ``(n, d)``, the source's rows after the stitch.
-        y: ``(n, d)``, the target's.
+        x: Activations of the source after the stitching layer, ``(n, d)``, floating point.
+        y: Activations of the target, ``(n, d)``, floating point.
 
     Returns:
-        0 or more.
+        Relative error, 0 or more; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
         ValueError: The widths differ, or y is 0 throughout.
@@ -122,7 +123,7 @@ def _direct_matching(moments: SecondMoments) -> Tensor:
 
 
 class DirectMatching(MomentsMetric):
-    """Streams ``direct_matching``; as moments give it as a difference, to 1e-15 of 1."""
+    """Streaming ``direct_matching``. From moments the error is a difference, accurate to 1e-15 of 1."""
 
     name = "direct_matching"
     title = "residual of direct matching"
@@ -147,7 +148,7 @@ def _explained(moments: SecondMoments, offset: int) -> Tensor:
     """``‖X M - Y + Y‖²`` of the least-squares fit: the part of Y in the span of X."""
     width = len(moments.mean_x)
     least = _least_for_fit(width, centred=not offset)
-    check_count("linear_regression", moments.n, least, f": with n < {least} a fit of {width} features explains any y")
+    check_count("linear_regression", moments.n, least, f": with n < {least}, a fit of {width} features explains any y")
     sxx = moments.sxx + offset * torch.outer(moments.mean_x, moments.mean_x)
     sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)
     values, vectors = torch.linalg.eigh(sxx)
@@ -175,5 +176,7 @@ def _as_given(moments: SecondMoments, weight: Tensor, bias: Tensor | None) -> tu
 
 def _relative(error: Tensor, total: Tensor) -> Tensor:
     if total == 0:
-        raise ValueError("direct_matching: y is 0 throughout, so no error is relative to it; is the layer dead?")
+        raise ValueError(
+            "direct_matching: y is 0 throughout, so the relative error is undefined; check whether the layer is dead"
+        )
     return error / total

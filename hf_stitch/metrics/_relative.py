@@ -1,4 +1,4 @@
-"""Do the same samples stand alike to each other?"""
+"""Similarity of the relative representations of both sides."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from hf_stitch.metrics.base import FeaturesMetric, Invariances
 from hf_stitch.papers import MOSCHELLA_2023
 from hf_stitch.relative.similarities import Cosine
 
-# Rows compared with all others at a time.
+# Rows per chunk that is compared with all others.
 _PAIRS = 512
 
 
 @of_rows
 def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
-    """Mean cosine of the relative representations of each sample (Moschella et al. 2023, "performance proxy").
+    """Mean cosine between the relative representations of each sample (Moschella et al. 2023, "performance proxy").
 
-    Relative by cosine, with all rows as anchors, so that no choice and no order of anchors enters: the mean over i of
-    ``cos(r(xᵢ), r(yᵢ))`` with ``r(xᵢ) = (cos(xᵢ, x₁), …, cos(xᵢ, xₙ))``. A row's cosine with itself is 1 on both sides,
-    which lifts the value of few rows. With anchors of your own: ``paired_cosine`` of two ``RelativeProjection``.
+    All rows serve as anchors, so the value does not depend on a choice of anchors. It is the mean over i of
+    ``cos(r(xᵢ), r(yᵢ))`` with ``r(xᵢ) = (cos(xᵢ, x₁), …, cos(xᵢ, xₙ))``. The cosine of a row with itself is 1 on both
+    sides, which raises the value if there are few rows. To use other anchors, apply ``paired_cosine`` to the outputs of
+    two ``RelativeProjection``.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        centred: Whether the mean of the rows is taken off first.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        centred: Whether to subtract the mean of the rows first.
 
     Returns:
-        In [-1, 1].
+        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: A row is 0 (or, centred, the mean).
+        ValueError: A row is 0, or equals the mean if ``centred``.
 
     Example:
+        >>> import torch
         >>> x = torch.randn(30, 8)
         >>> round(relative_cosine(x, 3 * x.flip(1)).item(), 6)
         1.0
@@ -53,7 +55,7 @@ def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
 
 
 class RelativeCosine(FeaturesMetric):
-    """Streams ``relative_cosine``."""
+    """Streaming ``relative_cosine``."""
 
     name = "relative_cosine"
     title = "cosine of relative representations"

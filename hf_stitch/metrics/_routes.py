@@ -1,4 +1,4 @@
-"""The routes to the values of a metric for all pairs of layers: what is collected, what it costs, what follows."""
+"""Routes: how a metric is computed for all pairs of layers, from which statistic, and at what cost."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from hf_stitch.statistics import HSIC, Cost, LayerMoments, LayerRows, Moments, Workload
 
 Collected = Literal["moments", "rows", "minibatches"]
-"""What a pass over the data can collect: ``LayerMoments``, ``LayerRows`` or ``MinibatchGrams``."""
+"""Statistics that a pass over the data can collect: ``LayerMoments``, ``LayerRows`` or ``MinibatchGrams``."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A way to the values of a metric. All routes of one metric give the same values.
+    """A way to compute a metric for all pairs of layers. All routes of one metric give the same values.
 
     Attributes:
-        name: What results call it.
-        collects: The statistic that is collected in the pass.
-        values: From that statistic, and what is compared, to the values, ``(layers of x, layers of y)`` float64. It
-            raises :class:`LayerError` or :class:`PairError` where they are undefined.
-        cost: What follows the pass, beside what collecting takes.
-        options: Of the statistic (``size`` of minibatches).
+        name: Name of the route in results.
+        collects: The statistic that is collected during the pass over the data.
+        values: Function of that statistic and the workload that returns the values, ``(layers of x, layers of y)``
+            float64. It raises :class:`LayerError` or :class:`PairError` where they are undefined.
+        cost: Cost after the pass, in addition to the cost of collecting.
+        options: Options of the statistic (``size`` of minibatches).
     """
 
     name: str
@@ -40,7 +40,7 @@ class LayerError(ValueError):
 
     Attributes:
         side: ``x`` or ``y``.
-        place: Of the layer on its side.
+        place: Index of the layer on its side.
     """
 
     def __init__(self, side: str, place: int, why: str) -> None:
@@ -52,7 +52,7 @@ class PairError(ValueError):
     """A metric is undefined for a pair of layers.
 
     Attributes:
-        places: Of the layers on their sides.
+        places: Indices of the two layers on their sides.
     """
 
     def __init__(self, places: tuple[int, int], why: str) -> None:
@@ -61,11 +61,11 @@ class PairError(ValueError):
 
 
 def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
-    """The route by the moments of each pair of layers.
+    """The route from the moments of each pair of layers.
 
     Args:
-        value: From the moments of a pair to the value.
-        symmetric: Whether the value of a pair is that of the reversed pair.
+        value: Function from the moments of a pair to the value.
+        symmetric: Whether a pair and the reversed pair have the same value.
     """
 
     def values(moments: LayerMoments, work: Workload) -> Tensor:
@@ -78,12 +78,12 @@ def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
 
 
 def from_rows(value: Callable[[Tensor, Tensor], Tensor], symmetric: bool, compares_samples: bool) -> Route:
-    """The route by the rows of each pair of layers.
+    """The route from the rows of each pair of layers.
 
     Args:
         value: The function of the metric.
-        symmetric: Whether the value of a pair is that of the reversed pair.
-        compares_samples: Whether the function compares each row with each other: n² numbers at a time.
+        symmetric: Whether a pair and the reversed pair have the same value.
+        compares_samples: Whether the function compares every row with every other, which needs n² numbers at a time.
     """
 
     def values(rows: LayerRows, work: Workload) -> Tensor:
@@ -106,14 +106,14 @@ def from_hsic(
     cost: Callable[[Workload], Cost],
     options: Mapping[str, Any] | None = None,
 ) -> Route:
-    """The route of a kernel alignment by the HSIC of all pairs, which is that over the HSIC of each with itself.
+    """The route of a kernel alignment: HSIC of all pairs, normalised by the HSIC of each layer with itself.
 
     Args:
-        name: Of the route.
+        name: Name of the route.
         collects: The statistic.
-        hsic: From the statistic to the HSIC of all pairs.
-        cost: What follows the pass.
-        options: Of the statistic.
+        hsic: Function from the statistic to the HSIC of all pairs.
+        cost: Cost after the pass.
+        options: Options of the statistic.
     """
     return Route(name, collects, lambda statistic, work: _alignment(hsic(statistic)), cost, options or {})
 

@@ -1,4 +1,4 @@
-"""What goes into a metric: paired rows, checked and in float64, and the moments that follow from them."""
+"""Input of metrics: paired rows, checked and converted to float64, and moments computed from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 class MetricFunction(Protocol[Options]):
-    """A metric as a function: of arrays it is a float, of tensors a 0-d tensor."""
+    """A metric as a function: arrays give a float, tensors a 0-d float64 tensor."""
 
     __name__: str
 
@@ -33,9 +33,28 @@ class MetricFunction(Protocol[Options]):
 
 
 def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> MetricFunction[Options]:
-    """Decorate a formula over float64 rows: check what comes in, convert it, and give out what came in.
+    """Turn a formula over float64 tensors into a metric function (decorator).
 
-    The options are the formula's keyword-only parameters that have a default; their annotations are checked.
+    The metric function checks its input and its options, converts rows to float64, and returns a float for arrays and
+    a 0-d tensor for tensors.
+
+    Args:
+        formula: ``formula(x, y, *, option=default, …)``, which takes two float64 tensors of shapes ``(n, dx)`` and
+            ``(n, dy)`` and returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with a
+            default are the options; their annotations are checked.
+
+    Returns:
+        The metric function, with the same signature.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch.metrics import of_rows
+        >>> @of_rows
+        ... def mean_difference(x, y, *, squared: bool = False):
+        ...     apart = (x.mean(0) - y.mean(0)).norm()
+        ...     return apart.square() if squared else apart
+        >>> mean_difference(torch.zeros(5, 4), torch.ones(5, 4)).item()
+        2.0
     """
     name = formula.__name__
 
@@ -51,10 +70,10 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
 
 
 def paired(name: str, x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
-    """Both sides in float64, once nothing speaks against them.
+    """Check both sides and convert them to float64.
 
     Raises:
-        ValueError: A side is no matrix of finite real floating-point numbers, or the sides differ in length.
+        ValueError: A side is not a matrix of finite real floating-point numbers, or the sides differ in length.
     """
     x, y = _float64(name, "x", x), _float64(name, "y", y)
     if len(x) != len(y):
@@ -63,13 +82,13 @@ def paired(name: str, x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
 
 
 def check_count(name: str, rows: int, least: int, why: str = "") -> None:
-    """Refuse fewer rows than a metric takes."""
+    """Check that there are enough rows for a metric."""
     if rows < least:
         raise ValueError(f"{name} takes at least {least} rows, got {rows}{why}; give more rows")
 
 
 def check_widths(name: str, x: Tensor, y: Tensor) -> None:
-    """Refuse sides of different widths for a metric that compares feature i with feature i."""
+    """Check that both sides have the same width, for a metric that compares feature i with feature i."""
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(
             f"{name} compares feature i of x with feature i of y: the widths must be equal, got {x.shape[-1]} and "
@@ -83,27 +102,27 @@ def _float64(name: str, side: str, rows: Rows) -> Tensor:
     floating = rows.is_floating_point() if isinstance(rows, Tensor) else np.issubdtype(rows.dtype, np.floating)
     if not floating:
         raise ValueError(
-            f"{name}: {side} must hold real floating-point numbers, got {rows.dtype}; convert integers to float, "
+            f"{name}: {side} must contain real floating-point numbers, got {rows.dtype}; convert integers to float, "
             "and take the real and imaginary parts of complex numbers as features"
         )
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise ValueError(
             f"{name}: {side} must have shape (rows, features), got {tuple(rows.shape)}; "
-            "Representation.rows makes such a matrix of any layout"
+            "Representation.rows returns such a matrix for any layout"
         )
     values = (rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows, np.float64))).double()
     finite = values.detach().isfinite().all(1)
     if not finite.all():
         row = int(finite.logical_not().nonzero()[0])
         raise ValueError(
-            f"{name}: row {row} of {side} holds NaN or infinity; leave such rows out (on both sides) or run the "
+            f"{name}: row {row} of {side} contains NaN or infinity; drop such rows (on both sides) or run the "
             "network in a wider dtype"
         )
     return values
 
 
 class SecondMoments(Protocol):
-    """What ``Moments`` and ``RowMoments`` have in common: counts, means and co-moments."""
+    """The interface shared by ``Moments`` and ``RowMoments``: counts, means and co-moments."""
 
     @property
     def n(self) -> int: ...
@@ -120,11 +139,11 @@ class SecondMoments(Protocol):
 
 
 class RowMoments:
-    """The moments of rows at hand, each computed when it is asked for; differentiable.
+    """Moments of rows in memory, computed lazily and differentiable.
 
-    With ``wide``, a side with more features than rows is replaced by its coordinates in the space that its rows span.
-    That changes no metric that is invariant to orthogonal maps, and the gradient of such a metric lies in that space,
-    so that the basis may be held fixed (which makes the *second* derivative wrong: it is not offered).
+    With ``wide``, a side with more features than rows is replaced by its coordinates in the span of its rows. This does
+    not change a metric that is invariant to orthogonal maps. The gradient of such a metric lies in that span, so the
+    basis may be held fixed. Second derivatives would be wrong and are not supported.
     """
 
     def __init__(self, x: Tensor, y: Tensor, *, wide: bool = False) -> None:
@@ -154,25 +173,25 @@ def _coordinates(rows: Tensor) -> Tensor:
 
 
 def variances(moments: SecondMoments) -> tuple[Tensor, Tensor]:
-    """The diagonals of ``sxx`` and ``syy``; of rows at hand without the matrices."""
+    """The diagonals of ``sxx`` and ``syy``, for rows in memory without computing the matrices."""
     if isinstance(moments, RowMoments):
         return moments.x.square().sum(0), moments.y.square().sum(0)
     return moments.sxx.diagonal(), moments.syy.diagonal()
 
 
 def check_variation(name: str, moments: SecondMoments) -> None:
-    """Refuse fewer than 2 rows, and a side whose rows are all equal."""
+    """Check that there are at least 2 rows and that the rows of each side are not all equal."""
     check_count(name, moments.n, 2)
     for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
-        # Equal rows may scatter a little, for their mean is rounded.
+        # Equal rows may have a small variance, because their mean is rounded.
         if variance.sum() <= moments.n * (8 * _EPS * mean.norm()) ** 2:
             raise ValueError(
-                f"{name}: all {moments.n} rows of {side} are equal, which leaves it undefined; is the layer dead?"
+                f"{name}: all {moments.n} rows of {side} are equal, so the value is undefined; is the layer dead?"
             )
 
 
 def check_features_vary(name: str, moments: SecondMoments) -> None:
-    """Refuse fewer than 2 rows, and a feature that is constant on its side."""
+    """Check that there are at least 2 rows and that no feature is constant."""
     check_count(name, moments.n, 2)
     for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
         constant = variance <= moments.n * (8 * _EPS * mean) ** 2
@@ -180,18 +199,18 @@ def check_features_vary(name: str, moments: SecondMoments) -> None:
             features = constant.nonzero()[:, 0].tolist()
             raise ValueError(
                 f"{name}: {len(features)} of {len(mean)} features of {side} are constant (the first: {features[0]}), "
-                "which leaves it undefined; leave out dead features"
+                "so the value is undefined; drop constant features"
             )
 
 
 def nonnegative(name: str, value: Tensor, scale: Tensor, terms: int) -> Tensor:
-    """A difference of numbers the size of ``scale`` that is 0 or more but for rounding: the rounding is taken off.
+    """Set rounding errors below 0 to 0 in a difference of numbers near ``scale`` that is non-negative in theory.
 
     Raises:
-        ArithmeticError: It is further below 0 than rounding explains.
+        ArithmeticError: The value is too negative to be rounding.
     """
     if value < -8 * terms * _EPS * scale:
         raise ArithmeticError(
-            f"{name}: {value.item():.3e} should not be negative, and rounding of {scale.item():.3e} does not explain it"
+            f"{name}: {value.item():.3e} must not be negative; rounding of {scale.item():.3e} does not explain it"
         )
     return torch.where(value < 0, 0, value)  # not value * 0, which is -0.0

@@ -1,4 +1,4 @@
-"""Do the same pairs of samples lie far apart? Representational similarity analysis and distance correlation."""
+"""Representational similarity analysis and distance correlation: whether the same pairs of samples are far apart."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ def rsa(
     distance: Distance = "correlation",
     compare: Literal["spearman", "pearson"] = "spearman",
 ) -> Tensor:
-    """Correlation of the distances between all pairs of rows on both sides (Kriegeskorte et al. 2008).
+    """Representational similarity analysis: correlation of all pairwise distances (Kriegeskorte et al. 2008).
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        distance: Of two rows: one minus their correlation over the features, one minus their cosine, or Euclidean.
-        compare: Correlation of the ``n (n - 1) / 2`` distances: of their ranks (Spearman; ties share theirs) or of
-            themselves (Pearson).
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        distance: Distance between two rows: ``"correlation"`` (1 minus their correlation over the features),
+            ``"cosine"`` (1 minus their cosine) or ``"euclidean"``.
+        compare: How the ``n (n - 1) / 2`` distances are compared: ``"spearman"`` (rank correlation; ties share their
+            mean rank) or ``"pearson"``.
 
     Returns:
-        In [-1, 1].
+        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 3 rows, a row with no direction (constant over the features, or 0), or a side whose
-            distances are all equal.
+        ValueError: There are fewer than 3 rows, a row has no direction (constant over the features, or 0), or all
+            distances of a side are equal.
 
     Example:
         >>> import torch
@@ -50,13 +51,13 @@ def rsa(
     for side, distances in (("x", a), ("y", b)):
         if distances.abs().max() <= 1e-12:
             raise ValueError(
-                f"rsa: all rows of {side} are equally far apart, which leaves it undefined; give more rows"
+                f"rsa: all rows of {side} are equally far apart, so the value is undefined; give more rows"
             )
     return a @ b / (a.norm() * b.norm())
 
 
 class RSA(FeaturesMetric):
-    """Streams ``rsa``."""
+    """Streaming ``rsa``."""
 
     name = "rsa"
     title = "representational similarity analysis"
@@ -74,25 +75,26 @@ class RSA(FeaturesMetric):
         self.differentiable = self.options["compare"] == "pearson"
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """Two rows have one distance, which does not vary."""
+        """3, because two rows have a single distance."""
         return 3
 
 
 @of_rows
 def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
-    """dCor: the root of ``⟨A, B⟩ / (‖A‖ ‖B‖)`` for doubly centred Euclidean distances (Székely et al. 2007).
+    """Distance correlation: ``√(⟨A, B⟩ / (‖A‖ ‖B‖))`` (Székely et al. 2007).
 
-    0 in the limit of many rows only for independent sides; of finitely many rows it is above.
+    A and B are the doubly centred Euclidean distance matrices. In the limit of many rows the value is 0 only for
+    independent sides; for finitely many rows it is positive.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
 
     Returns:
-        In [0, 1].
+        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows, or the rows of a side are all equal.
+        ValueError: There are fewer than 2 rows, or all rows of a side are equal.
 
     Example:
         >>> import torch
@@ -107,7 +109,7 @@ def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
 
 
 class DistanceCorrelation(FeaturesMetric):
-    """Streams ``distance_correlation``."""
+    """Streaming ``distance_correlation``."""
 
     name = "distance_correlation"
     title = "distance correlation"
@@ -118,6 +120,6 @@ class DistanceCorrelation(FeaturesMetric):
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2).to(values)[place]

@@ -1,4 +1,4 @@
-"""Shape metrics of Williams et al. (2021)."""
+"""Generalised shape metrics (Williams et al. 2021)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from hf_stitch.papers import WILLIAMS_2021
 def shape_distance(
     x: Tensor, y: Tensor, *, distance: Literal["angular", "euclidean"] = "angular", alpha: Fraction = 1.0
 ) -> Tensor:
-    """Distance between partially whitened sides, aligned by the best orthogonal map (Williams et al. 2021).
+    """Shape distance: partially whitened sides, aligned by the best orthogonal map (Williams et al. 2021).
 
-    A centred side X becomes ``X (α I + (1 - α) (XᵀX)^{-1/2})``, rescaled to the norm it had. With α = 1 that is
-    Procrustes; with α = 0 the angle is the arccosine of the mean canonical correlation (of equal widths). Between the
-    two, the mixture depends on the scale of X and on n.
+    A centred side X becomes ``X (α I + (1 - α) (XᵀX)^{-1/2})`` and is rescaled to its original norm. ``α = 1`` gives
+    the Procrustes distance. ``α = 0`` gives, for equal widths and the angular distance, the arccosine of the mean
+    canonical correlation. For values between, the result depends on the scale of X and on n.
 
     Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        distance: ``"angular"``: ``arccos(‖XᵀY‖_* / (‖X‖ ‖Y‖))``. ``"euclidean"``: the root of ``‖X‖² + ‖Y‖² -
-            2 ‖XᵀY‖_*``. Near 0 both are exact to about 1e-8, as arccosine and root are steep there.
-        alpha: From 1 (no whitening) to 0 (whitening).
+        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
+        y: Activations of shape ``(n, dy)``, floating point.
+        distance: ``"angular"``: ``arccos(‖XᵀY‖_* / (‖X‖ ‖Y‖))``. ``"euclidean"``: the square root of
+            ``‖X‖² + ‖Y‖² - 2 ‖XᵀY‖_*``. Values near 0 are accurate to about 1e-8 only, because the arccosine and the
+            square root are steep there.
+        alpha: Amount of whitening, from 1 (none) to 0 (full).
 
     Returns:
-        In [0, π/2] radians, or 0 or more.
+        Angle in [0, π/2] radians for ``"angular"``, distance >= 0 for ``"euclidean"``; a float for arrays, a 0-d
+        float64 tensor for tensors.
 
     Raises:
-        ValueError: Fewer than 2 rows, or the rows of a side are all equal. With ``alpha < 1`` also: n is not above both
-            widths + 1, or a side does not have full rank.
+        ValueError: There are fewer than 2 rows, or all rows of a side are equal. With ``alpha < 1`` also: n is at most
+            a width + 1, or a side does not have full rank.
 
     Example:
         >>> import torch
@@ -64,7 +66,7 @@ def _shape_distance(moments: SecondMoments, *, distance: str, alpha: float) -> T
 
 
 class ShapeDistance(MomentsMetric):
-    """Streams ``shape_distance``."""
+    """Streaming ``shape_distance``."""
 
     name = "shape_distance"
     title = "shape distance"
@@ -89,12 +91,12 @@ class ShapeDistance(MomentsMetric):
             self.invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """With whitening, of both sides more than their width."""
+        """Width + 2 with whitening, 2 without."""
         return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)
 
 
 def _whitening(scatter: Tensor, alpha: float) -> Tensor:
-    """``α I + (1 - α) S^{-1/2}``, times what keeps the trace of S."""
+    """``α I + (1 - α) S^{-1/2}``, rescaled to keep the trace of S."""
     if alpha == 1:
         return torch.eye(len(scatter)).to(scatter)
     values, vectors = torch.linalg.eigh(scatter)

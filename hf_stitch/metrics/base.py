@@ -1,4 +1,4 @@
-"""What every metric declares, and how the four kinds of them stream."""
+"""Base classes of metrics: what a metric declares, and how the four kinds of metrics stream."""
 
 from __future__ import annotations
 
@@ -21,40 +21,51 @@ Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation"
 
 
 class Metric(ABC):
-    """A score of two representations of the same samples that streams; the pure function is ``function``.
+    """Base class of metrics: a score of two representations of the same samples, updated batch by batch.
 
-    The declarations hold for the default options; where an option changes one, the instance says so.
+    The class attributes hold for the default options. Where an option changes one, the instance has its own value.
 
     Attributes:
-        name: What the registry of metrics calls it.
-        title: What it is called in prose.
-        papers: Where it comes from.
-        function: ``function(x, y, **options)`` on all rows at once. Its options are its keyword-only parameters, and
-            their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
-        statistic: What must be collected: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
-            ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (rows of logits or
-            probabilities, one per sample).
-        higher_is_better: Whether a higher value means more similar; for a distance it is false, and 0 means equal.
-        triangle_inequality: Whether, as a distance, it obeys it.
-        range: Least and greatest value. Rounding may overstep it by 1e-12; it is not clamped.
-        symmetric: Whether ``(x, y)`` and ``(y, x)`` score the same.
-        invariances: What either side may be put through without changing the value: ``"orthogonal"`` and
-            ``"invertible"`` maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features,
-            ``"translation"`` by a vector. An invariance implied by another is declared too.
-        differentiable: Whether gradients reach both sides (once; almost everywhere).
+        name: Name in the registry of metrics.
+        title: Name in text, for example "linear CKA".
+        papers: Papers that define the metric.
+        function: The pure function ``function(x, y, **options)`` of all rows at once. Its keyword-only parameters are
+            the options, and their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
+        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
+            ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (one row of logits or
+            probabilities per sample).
+        higher_is_better: Whether a higher value means more similar. If false, the metric is a distance and 0 means
+            equal.
+        triangle_inequality: Whether the metric is a distance that satisfies the triangle inequality.
+        range: Smallest and largest value. Values are not clamped; rounding may exceed the range by 1e-12.
+        symmetric: Whether ``(x, y)`` and ``(y, x)`` have the same value.
+        invariances: Transformations of either side that do not change the value: ``"orthogonal"`` and ``"invertible"``
+            maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features, ``"translation"`` by a vector.
+            Invariances that follow from another are listed too.
+        differentiable: Whether the function has gradients with respect to both sides (first order, almost everywhere).
         equal_widths: Whether both sides must have the same width.
-        independent_rows: Whether it takes rows for independent samples, which positions of one sample are not.
-        minibatched: Whether it is an estimate from minibatches, which depends on the order of the samples and on the
-            number of processes.
+        independent_rows: Whether the metric assumes independent samples as rows. Positions of one sample are not.
+        minibatched: Whether the value is estimated from minibatches, and so depends on the order of the samples and on
+            the number of processes.
         labelled: Whether ``function`` and ``update`` also take the true ``labels``.
-        options: The options in force, defaults included.
+        options: All options of this instance, including defaults.
 
     Args:
-        **options: Of the function.
+        **options: Options of the function.
 
     Raises:
         TypeError: An option is unknown.
-        ValueError: An option is out of its range.
+        ValueError: The value of an option is invalid.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> metric = registries.metrics.build("linear_cka")
+        >>> x = torch.randn(20, 3)
+        >>> for batch in x.split(5):
+        ...     _ = metric.update(batch, -batch)
+        >>> round(metric.compute(), 6)
+        1.0
     """
 
     name: ClassVar[str]
@@ -81,35 +92,50 @@ class Metric(ABC):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The ways to its values for all pairs of layers; none where it is no metric of layers."""
+        """Ways to compute the values for all pairs of layers; empty if the metric does not compare layers."""
         return ()
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """The fewest rows that a side of this width takes; with fewer the metric is known to be undefined."""
+        """Return the fewest rows for which the metric can be defined.
+
+        Args:
+            side: ``"x"`` or ``"y"``.
+            width: Number of features of this side.
+
+        Returns:
+            Number of rows. With fewer rows the metric is undefined for any data.
+        """
         return 2
 
     @abstractmethod
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows, ``(n, dx)`` and ``(n, dy)``; row i of both is the same sample.
+        """Add a batch of paired rows.
+
+        Args:
+            x_rows: ``(n, dx)``, floating point. Row i of both sides must be the same sample.
+            y_rows: ``(n, dy)``, floating point.
 
         Returns:
             This metric.
 
         Raises:
-            ValueError: A side is no matrix of finite real floating-point numbers, or the sides do not pair up.
+            ValueError: A side is not a matrix of finite real floating-point numbers, or the sides do not pair up.
         """
 
     @abstractmethod
     def compute(self) -> float:
-        """The value for the rows that came, as if they had come at once.
+        """Compute the value of all rows so far.
+
+        Returns:
+            The same value as ``function`` of all rows at once, up to rounding.
 
         Raises:
-            ValueError: The rows do not determine a value; the message says why.
+            ValueError: The value is undefined for these rows; the message contains the reason.
         """
 
     @property
     def label(self) -> str:
-        """The name, with the options that are not the default: ``linear_cka(debiased=True)``."""
+        """The name with all options that differ from their defaults: ``linear_cka(debiased=True)``."""
         usual = defaults(self.function)
         changed = [f"{key}={value}" for key, value in self.options.items() if value is not usual[key]]
         return self.name + (f"({', '.join(changed)})" if changed else "")
@@ -122,7 +148,7 @@ class Metric(ABC):
         return type(self).function(x, y, **self.options)
 
     def _paired(self, x_rows: Rows, y_rows: Rows) -> tuple[Tensor, Tensor]:
-        """The batch in float64, once nothing speaks against it."""
+        """Check the batch and convert it to float64."""
         x, y = paired(self.name, x_rows, y_rows)
         widths = (x.shape[1], y.shape[1])
         if self._widths not in (None, widths):
@@ -132,15 +158,27 @@ class Metric(ABC):
 
     def _require(self, statistic: Any) -> Any:
         if statistic is None:
-            raise ValueError(f"{self.name}: no rows have come yet; call update first")
+            raise ValueError(f"{self.name}: no rows have been added yet; call update first")
         return statistic
 
 
 class MomentsMetric(Metric):
-    """A metric that follows from ``Moments``.
+    """Base class of metrics that are computed from ``Moments``: counts, means and co-moments.
 
     Attributes:
-        formula: ``formula(moments, **options)``, a 0-d tensor.
+        formula: ``formula(moments, **options)``, which returns a 0-d tensor.
+
+    Args:
+        **options: Options of the function.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> from hf_stitch.statistics import Moments
+        >>> x = torch.randn(20, 3)
+        >>> metric = registries.metrics.build("procrustes", squared=True)
+        >>> round(metric.from_moments(Moments(3, 3).update(x, -x)), 6)
+        0.0
     """
 
     formula: ClassVar[Callable[..., Tensor]]
@@ -149,12 +187,12 @@ class MomentsMetric(Metric):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """By the moments of each pair of layers, or by their rows."""
+        """From the moments of each pair of layers, or from their rows."""
         rows = from_rows(self._value, self.symmetric, compares_samples=False)
         return (from_moments(self.from_moments, self.symmetric), rows)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """As in ``Metric``; the moments are kept where the first rows are."""
+        """Add a batch of paired rows, as in ``Metric``; moments stay on the device of the first rows."""
         x, y = self._paired(x_rows, y_rows)
         if self._moments is None:
             self._moments = Moments(x.shape[1], y.shape[1], x.device)
@@ -162,53 +200,90 @@ class MomentsMetric(Metric):
         return self
 
     def compute(self) -> float:
-        """As in ``Metric``."""
+        """Compute the value of all rows so far, as in ``Metric``."""
         return self.from_moments(self._require(self._moments))
 
     def from_moments(self, moments: Moments) -> float:
-        """The value for the rows of these moments.
+        """Compute the value from moments.
+
+        Args:
+            moments: Moments of the paired rows.
+
+        Returns:
+            The value of the metric.
 
         Raises:
-            ValueError: They do not determine a value; the message says why.
+            ValueError: The value is undefined for these moments; the message contains the reason.
         """
         return type(self).formula(moments, **self.options).item()
 
 
 class FeaturesMetric(Metric):
-    """A metric of the rows themselves; to bound its memory, give it ``Features`` with a limit."""
+    """Base class of metrics that need all rows at once.
+
+    ``update`` keeps every row. To bound the memory, collect ``Features`` with a limit and call ``from_features``.
+
+    Args:
+        **options: Options of the function.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> from hf_stitch.statistics import Features
+        >>> x = torch.randn(200, 3)
+        >>> kept = Features(limit=50).update(x, 2 * x)
+        >>> round(registries.metrics.build("rsa").from_features(kept), 6)
+        1.0
+    """
 
     statistic: Statistic = "features"
     _features: Features | None = None
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """By the rows of each pair of layers."""
+        """From the rows of each pair of layers."""
         return (from_rows(self._value, self.symmetric, compares_samples=True),)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """As in ``Metric``; the rows are kept in float64."""
+        """Add a batch of paired rows, as in ``Metric``; the rows are kept in float64."""
         self._features = self._features or Features()
         self._features.update(*self._paired(x_rows, y_rows))
         return self
 
     def compute(self) -> float:
-        """As in ``Metric``."""
+        """Compute the value of all rows so far, as in ``Metric``."""
         return self.from_features(self._require(self._features))
 
     def from_features(self, features: Features) -> float:
-        """The value for the rows kept.
+        """Compute the value from kept rows.
+
+        Args:
+            features: Paired rows.
+
+        Returns:
+            The value of the metric.
 
         Raises:
-            ValueError: They do not determine a value; the message says why.
+            ValueError: The value is undefined for these rows; the message contains the reason.
         """
         return type(self).function(features.x, features.y, **self.options).item()
 
 
 class MeanMetric(Metric):
-    """A metric that is a mean over the rows, of which only the sum is kept.
+    """Base class of metrics that are a mean over rows; only the sum is kept.
 
     Attributes:
-        values: ``values(x, y, **options)``: one number per row, ``(n,)``.
+        values: ``values(x, y, **options)``, which returns one number per row, ``(n,)``.
+
+    Args:
+        **options: Options of the function.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> metric = registries.metrics.build("disagreement")
+        >>> metric.update(torch.eye(4), torch.eye(4).flip(0)).compute()
+        1.0
     """
 
     values: ClassVar[Callable[..., Tensor]]
@@ -217,18 +292,18 @@ class MeanMetric(Metric):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """By the rows of each pair of layers; none where it compares outputs."""
+        """From the rows of each pair of layers; empty for metrics of outputs."""
         return () if self.statistic == "outputs" else (from_rows(self._value, self.symmetric, compares_samples=False),)
 
     def update(self, x_rows: Rows, y_rows: Rows, **labels: Any) -> Self:
-        """As in ``Metric``; a labelled metric also takes ``labels``."""
+        """Add a batch of paired rows, as in ``Metric``; a labelled metric also takes ``labels``."""
         values = type(self).values(*self._paired(x_rows, y_rows), **self.options, **labels).detach()
         self._sum = values.sum() if self._sum is None else self._sum + values.sum()
         self._n += len(values)
         return self
 
     def compute(self) -> float:
-        """As in ``Metric``."""
+        """Compute the value of all rows so far, as in ``Metric``."""
         total = self._require(self._sum)
         if self._n < 2:
             raise ValueError(f"{self.name} takes at least 2 rows, got {self._n}; give more rows")

@@ -1,7 +1,7 @@
-"""Figures from plain arrays and labels; matplotlib is imported when the first one is drawn.
+"""Figures from plain arrays and labels; matplotlib is imported when the first figure is drawn.
 
-Every function returns a ``matplotlib.figure.Figure`` that belongs to no window and no pyplot state: save it by
-``figure.savefig("name.png")``, or let a notebook show it.
+Every function returns a ``matplotlib.figure.Figure`` outside of pyplot and without a window. Save it with
+``figure.savefig("name.png")``, or display it in a notebook.
 """
 
 from hf_stitch.plots.curves import curves

@@ -1,4 +1,4 @@
-"""Figures against a number, with their intervals."""
+"""Curves with confidence bands."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_COLOURS = 8
-"""Of more curves, colours would not be told apart: they are all drawn in one."""
+"""With more curves, all are drawn in one colour, because more colours could not be distinguished."""
 COLOUR = "#31688e"
 
 
 def curves(
     series: Mapping[str, Mapping[float, tuple[float, float, float]]], *, axis: str, label: str, title: str = ""
 ) -> Figure:
-    """Draw a curve with its band for each name.
+    """Draw one curve with a band of its intervals for each name.
 
     Args:
-        series: Name -> place on the axis -> value, lower and upper end of its interval.
-        axis: What the places are, below the axis.
-        label: What the values are, beside the axis.
-        title: Above the figure.
+        series: Name -> x coordinate -> ``(value, lower end, upper end)`` of the interval.
+        axis: Label of the horizontal axis.
+        label: Label of the vertical axis.
+        title: Title of the figure (default: none).
 
     Returns:
-        The figure; up to 8 curves have colours of their own and a legend.
+        The figure. Up to 8 curves have different colours and a legend.
 
     Raises:
-        ValueError: If there are no curves, or one has no points.
+        ValueError: If there are no curves, or a curve has no points.
 
     Example:
         >>> figure = curves({"direct": {4: (0.5, 0.4, 0.6), 8: (0.9, 0.8, 1.0)}}, axis="rank", label="accuracy")
@@ -40,7 +40,7 @@ def curves(
     from matplotlib.figure import Figure
 
     if not series or not all(series.values()):
-        raise ValueError("there are no curves to draw, or one has no points")
+        raise ValueError("there are no curves to draw, or one has no points: pass at least one point for each name")
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
     axes = figure.add_subplot()
     coloured = len(series) <= MOST_COLOURS

@@ -1,4 +1,4 @@
-"""Matrices of moments by moments, and how far each moment is from the last."""
+"""Comparisons of each moment of a training with each other, and with the last one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ACROSS = 5
-"""Heat maps side by side."""
+"""Largest number of heat maps side by side."""
 
 
 def evolution(
     matrices: Mapping[str, ArrayLike], times: Sequence[float], *, unit: str, label: str, title: str = ""
 ) -> Figure:
-    """Draw a heat map of moments by moments for each name, on one scale, and below a line for each: its last column.
+    """Draw a heat map of moments by moments for each name, and below one line per name with its last column.
+
+    All heat maps share one colour scale.
 
     Args:
         matrices: Name -> (moments, moments) finite numbers.
-        times: The moments, ascending.
-        unit: What they are counted in.
-        label: What the numbers are.
-        title: Above the figure.
+        times: The moments in ascending order.
+        unit: Unit of the moments, for example ``"epoch"``.
+        label: Label of the colour bar; also part of the label of the lines.
+        title: Title of the figure (default: none).
 
     Returns:
-        The figure: an axes for each name, then the one of the lines, then the colour bar.
+        The figure, with one axes per name, then that of the lines, then that of the colour bar.
 
     Raises:
-        ValueError: If there is nothing to draw, shapes do not fit the moments, or numbers are not finite.
+        ValueError: If there are no matrices or moments, if shapes do not match the moments, or if numbers are not
+            finite.
 
     Example:
         >>> figure = evolution({"conv": [[1, 0.5], [0.5, 1]]}, [0, 1], unit="epoch", label="CKA")
@@ -46,12 +49,14 @@ def evolution(
 
     values = {name: np.asarray(matrix, np.float64) for name, matrix in matrices.items()}
     if not values or not len(times):
-        raise ValueError("there is nothing to draw")
+        raise ValueError(
+            f"there is nothing to draw: expected at least one matrix and moment, got {len(values)} and {len(times)}"
+        )
     for name, matrix in values.items():
         if matrix.shape != (len(times), len(times)) or not np.isfinite(matrix).all():
             raise ValueError(
-                f"{name!r} must be finite with a row and a column for each of {len(times)} moments, got the shape "
-                f"{matrix.shape}"
+                f"{name!r} must contain finite numbers, with a row and a column for each of {len(times)} moments, got "
+                f"the shape {matrix.shape}{'' if np.isfinite(matrix).all() else ' with NaN or infinity'}"
             )
     low, high = min(m.min() for m in values.values()), max(m.max() for m in values.values())
     down = math.ceil(len(values) / MOST_ACROSS)

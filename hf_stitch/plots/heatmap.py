@@ -1,4 +1,4 @@
-"""A matrix of numbers as coloured cells."""
+"""Heat maps of matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COLOURS = "viridis"
 UNDEFINED = "#d9d9d9"
 MOST_COLUMNS = 24
-"""Numbers are written into the cells of up to this many columns; in more they could not be read."""
+"""Largest number of columns for which numbers are written into the cells and stay readable."""
 
 
 def heatmap(
@@ -33,20 +33,21 @@ def heatmap(
     """Draw a matrix as a heat map, with the numbers in the cells of up to 24 columns.
 
     Args:
-        values: (rows, columns) real numbers; NaN, drawn grey with a dash, where there is none.
-        row_labels: What each row is called, from top to bottom.
-        column_labels: What each column is called, from left to right.
-        title: Above the figure.
-        label: What the numbers are, beside the colour bar.
-        low: Number of the darkest colour; default: the least of the values.
-        high: Number of the brightest colour; default: the greatest of the values.
-        marked: (rows, columns) bool: cells to be framed, the best ones for instance.
+        values: (rows, columns) real numbers; NaN for undefined values, whose cells are grey with a dash.
+        row_labels: Labels of the rows, from top to bottom.
+        column_labels: Labels of the columns, from left to right.
+        title: Title of the figure (default: none).
+        label: Label of the colour bar (default: none).
+        low: Value of the darkest colour; ``None`` (default) for the smallest of the values.
+        high: Value of the brightest colour; ``None`` (default) for the largest of the values.
+        marked: (rows, columns) bool, cells to frame, for example the best ones; ``None`` (default) for none.
 
     Returns:
-        The figure, sized to its cells.
+        The figure; its size depends on the number of cells.
 
     Raises:
-        ValueError: If the values are no matrix, hold infinities or NaN only, or do not fit labels or marks.
+        ValueError: If the values are not a matrix, contain infinity or only NaN, or do not match the labels or marks;
+            or if ``low`` is not less than ``high``.
 
     Example:
         >>> figure = heatmap([[0.9, float("nan")], [0.2, 0.7]], ["a", "b"], ["c", "d"], label="CKA")
@@ -90,12 +91,12 @@ def _checked(values: ArrayLike, row_labels: Sequence[str], column_labels: Sequen
     if matrix.ndim != 2 or matrix.shape != labels or not matrix.size:
         raise ValueError(f"values must have a row and a column for each label, {labels}, got the shape {matrix.shape}")
     if np.isinf(matrix).any() or np.isnan(matrix).all():
-        raise ValueError("values must be finite, or NaN where there is none; got infinities, or NaN only")
+        raise ValueError("values must be finite, or NaN where undefined; got infinities, or NaN only")
     return matrix
 
 
 def _size(row_labels: Sequence[str], column_labels: Sequence[str]) -> tuple[float, float]:
-    """Inches: room for every cell, the labels beside it, and the colour bar."""
+    """Return width and height in inches, with room for cells, row labels and the colour bar."""
     width = 0.85 * min(len(column_labels), MOST_COLUMNS) + 0.075 * max(map(len, row_labels)) + 1.2
     return max(width, 3.5), max(0.34 * len(row_labels) + 1.2, 2.5)
 

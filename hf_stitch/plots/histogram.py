@@ -1,4 +1,4 @@
-"""A distribution, and where some values stand in it."""
+"""Histograms with marked values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MARK = "#e6550d"
 
 
 def histogram(values: ArrayLike, marks: Mapping[str, float], *, label: str = "", title: str = "") -> Figure:
-    """Draw the distribution of some numbers, with named values marked by lines.
+    """Draw a histogram, with named values marked by vertical lines.
 
     Args:
         values: (n,) finite numbers, at least one.
-        marks: Name -> value, written beside its line.
-        label: What the numbers are, below the axis.
-        title: Above the figure.
+        marks: Name -> value; both are written beside the line.
+        label: Label of the horizontal axis (default: none).
+        title: Title of the figure (default: none).
 
     Returns:
         The figure.

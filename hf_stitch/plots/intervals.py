@@ -1,4 +1,4 @@
-"""Figures with their intervals, one below the other."""
+"""Values with their intervals, one below the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ COLOUR = "#31688e"
 
 
 def intervals(scores: Mapping[str, tuple[float, float, float]], label: str) -> Figure:
-    """Draw a point with its interval for each name.
+    """Draw one point with its interval for each name.
 
     Args:
-        scores: Name -> value, lower and upper end of its interval; drawn from top to bottom in this order.
-        label: What the values are, below the axis.
+        scores: Name -> ``(value, lower end, upper end)`` of the interval, in order from top to bottom.
+        label: Label of the horizontal axis.
 
     Returns:
-        The figure. A name whose value is NaN keeps its line, which stays empty.
+        The figure. The row of a name whose value is NaN stays empty.
 
     Raises:
         ValueError: If there are no scores, or an interval ends before it begins.
@@ -34,7 +34,7 @@ def intervals(scores: Mapping[str, tuple[float, float, float]], label: str) -> F
     from matplotlib.figure import Figure
 
     if not scores:
-        raise ValueError("there are no scores to draw")
+        raise ValueError("there are no scores to draw: scores must contain at least one name")
     values, lows, highs = np.array(list(scores.values()), np.float64).T
     for name, low, high in zip(scores, lows, highs, strict=True):
         if low > high:

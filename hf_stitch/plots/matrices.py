@@ -1,4 +1,4 @@
-"""Images of matrices, side by side."""
+"""Matrices as images, side by side."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def matrices(weights: Mapping[str, ArrayLike], *, label: str = "|weight|") -> Figure:
-    """Draw the magnitudes of the entries of matrices, all on one scale (as Csiszárik et al. 2021, fig. 8, left).
+    """Draw the magnitudes of the entries of matrices on one colour scale (as Csiszárik et al. 2021, fig. 8, left).
 
     Args:
         weights: Name -> (rows, columns) finite numbers.
-        label: What the magnitudes are, beside the colour bar.
+        label: Label of the colour bar.
 
     Returns:
-        The figure; zero is white.
+        The figure, with one axes per matrix and then that of the colour bar; zero is white.
 
     Raises:
-        ValueError: If there are none, or one is no matrix of finite numbers.
+        ValueError: If there are no matrices, or one is not a matrix of finite numbers.
 
     Example:
         >>> figure = matrices({"identity": [[1.0, 0.0], [0.0, -1.0]]})
@@ -35,10 +35,13 @@ def matrices(weights: Mapping[str, ArrayLike], *, label: str = "|weight|") -> Fi
 
     magnitudes = {name: np.abs(np.asarray(weight, np.float64)) for name, weight in weights.items()}
     if not magnitudes:
-        raise ValueError("there are no matrices to draw")
+        raise ValueError("there are no matrices to draw: weights must contain at least one name")
     for name, magnitude in magnitudes.items():
         if magnitude.ndim != 2 or not magnitude.size or not np.isfinite(magnitude).all():
-            raise ValueError(f"{name!r} must be a matrix of finite numbers, got the shape {magnitude.shape}")
+            raise ValueError(
+                f"{name!r} must be a matrix of finite numbers, got the shape {magnitude.shape}"
+                f"{'' if np.isfinite(magnitude).all() else ' with NaN or infinity'}"
+            )
     norm = Normalize(0.0, max(float(magnitude.max()) for magnitude in magnitudes.values()) or 1.0)
     figure = Figure(figsize=(2.6 * len(magnitudes) + 0.9, 3.0), layout="constrained")
     panels = figure.subplots(1, len(magnitudes), squeeze=False)[0]

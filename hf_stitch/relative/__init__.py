@@ -1,4 +1,4 @@
-"""Relative representations: a vector by its similarities to anchors (Moschella et al. 2023)."""
+"""Relative representations: vectors described by their similarities to anchors (Moschella et al. 2023)."""
 
 from hf_stitch.relative.anchors import AnchorSet, EncodedAnchors
 from hf_stitch.relative.neighbours import nearest

@@ -1,4 +1,4 @@
-"""The anchors: which samples they are, and what each encoder says of them."""
+"""Anchor sets: the identity of the anchor samples, and their representations by each encoder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,21 @@ FORMAT = 2
 
 @dataclass(frozen=True, eq=False)
 class EncodedAnchors:
-    """What one encoder says of the anchors at one layer.
+    """Representations of the anchors by one encoder at one layer.
 
     Attributes:
         values: ``(k, d)``, in the order of the anchors.
-        reference: The encoder; its weights' hash tells it from others.
+        reference: The encoder, identified by the hash of its weights.
         layer: The layer.
-        pooling: The pooling that gives a sample one vector.
+        pooling: The pooling that gives one vector per sample.
+
+    Example:
+        >>> import hf_stitch
+        >>> data = Samples.of(torch.randn(6, 4))
+        >>> encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), example_inputs=torch.randn(2, 4))
+        >>> encoded = AnchorSet.of(data).encode(encoder, "1", data, progress=False).encoded[0]
+        >>> encoded.layer, encoded.pooling, encoded.values.shape
+        ('1', 'mean', torch.Size([6, 3]))
     """
 
     values: Tensor
@@ -48,17 +56,17 @@ class EncodedAnchors:
 
 @dataclass(frozen=True, eq=False)
 class AnchorSet:
-    """Anchors, to be kept and shared: the samples' identity, and their representations by any number of encoders.
+    """Anchors to save and share: the identity of the samples, and their representations by any number of encoders.
 
-    An encoder is known by the hash of its weights, which says nothing of what else it is (its activations, its
-    preprocessing); where samples are at hand, :meth:`encode` compares.
+    An encoder is identified by the hash of its weights. The hash does not cover other differences, for example in
+    activation functions or preprocessing; :meth:`encode` detects them by comparing representations of the samples.
 
-    Two encoders of one set have comparable relative representations. Where the encoders see different samples (a text
-    and its translation), each side has a set of its own, and :meth:`check_parallel` makes sure that they correspond.
+    Two encoders of one set have comparable relative representations. If the encoders receive different samples (a text
+    and its translation), use one set for each side and check with :meth:`check_parallel` that they correspond.
 
     Attributes:
-        ids: Of the samples, in the order of the anchors.
-        fingerprint: Of these samples, ids, labels and content: :attr:`hf_stitch.Samples.fingerprint`.
+        ids: Ids of the samples, in the order of the anchors.
+        fingerprint: Hash of ids, labels and content of the samples: :attr:`hf_stitch.Samples.fingerprint`.
         encoded: The representations so far.
 
     Example:
@@ -78,7 +86,14 @@ class AnchorSet:
 
     @classmethod
     def of(cls, samples: Samples) -> Self:
-        """The set of these samples, not encoded yet (:func:`hf_stitch.relative.select_anchors` chooses some)."""
+        """Create a set without representations.
+
+        Args:
+            samples: The anchors; :func:`hf_stitch.relative.select_anchors` selects them.
+
+        Returns:
+            The set.
+        """
         return cls(samples.ids, samples.fingerprint)
 
     def __len__(self) -> int:
@@ -89,7 +104,7 @@ class AnchorSet:
         """Number of anchors and of encoders."""
         return f"AnchorSet({len(self)} anchors, encoded by {len(self.encoded)})"
 
-    # -- what encoders say of them ----------------------------------------------------------------------------------
+    # -- representations -------------------------------------------------------------------------------------------
     @torch.no_grad()
     def encode(
         self,
@@ -101,29 +116,32 @@ class AnchorSet:
         batch_size: int = 64,
         progress: bool = True,
     ) -> AnchorSet:
-        """This set with the representations of one more encoder.
+        """Return this set with the representations by one more encoder.
 
-        One that is there already is run on the first batch only, and compared: networks of equal weights may differ
-        in an activation, the size of images or a tokenizer.
+        If the set already contains them, the encoder is run on the first batch only and compared: networks with equal
+        weights may differ in an activation function, the image size or a tokenizer.
 
         Args:
-            model: The encoder: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-            layer: Its cut.
-            samples: The anchors themselves, in their order.
-            pooling: Which vector stands for a sample.
-            batch_size: Samples per forward.
-            progress: Show a progress bar.
+            model: The encoder: an adapter, a module, or a name for :func:`hf_stitch.load`.
+            layer: The cut.
+            samples: The samples of the anchors, in their order.
+            pooling: The pooling that gives one vector per sample.
+            batch_size: Samples per forward pass.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The set with the new representations, or this set if it already contains them.
 
         Raises:
-            NotACutError: If the layer is no cut.
-            ValueError: If the samples are others than the anchors or in another order, the policy gives a sample
-                several rows, or representations repeat, are all equal, or are not those that are here already.
+            NotACutError: The layer is not a cut.
+            ValueError: The samples differ from the anchors or are in another order, the pooling gives several rows per
+                sample, or representations repeat, are all equal, or differ from those already in the set.
         """
         self.check_same(samples)
         adapter = load(model)
         reference = adapter.pinned
         if found := self._find(reference, layer, pooling):
-            _check_says(found, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
+            _check_matches(found, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
             return self
         batches = samples.batches(batch_size, "encoding anchors" if progress else None)
         return self.add(
@@ -131,53 +149,74 @@ class AnchorSet:
         )
 
     def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:
-        """This set with representations that were made before.
+        """Return this set with representations that were computed before.
 
         Args:
             values: ``(k, d)``, in the order of the anchors; copied.
             reference: The encoder, pinned by the hash of its weights (``adapter.pinned``).
             layer: The layer.
-            pooling: The pooling by which they were made.
+            pooling: The pooling that was used.
+
+        Returns:
+            The set with the new representations.
 
         Raises:
-            ValueError: If their number is not that of the anchors, they repeat or are all equal, or this encoder's
-                layer is there already.
+            ValueError: The number of representations differs from that of the anchors, they repeat or are all equal, or
+                the set already contains this encoder and layer.
         """
         if len(values) != len(self):
-            raise ValueError(f"{len(self)} anchors need as many representations, got {len(values)}")
+            raise ValueError(f"{len(self)} anchors need one representation each, got {len(values)}")
         added = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
         try:
             check_anchors(values)
         except ValueError as error:
             raise ValueError(f"{added}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
         if self._find(reference, layer, pooling):
-            raise ValueError(f"{added} is in this set already")
+            raise ValueError(f"{added} is already in this set")
         return dataclasses.replace(self, encoded=(*self.encoded, added))
 
     def merge(self, other: AnchorSet) -> AnchorSet:
-        """This set with what another set of the same anchors holds beside.
+        """Return this set with the additional representations of another set of the same anchors.
+
+        Args:
+            other: The other set.
+
+        Returns:
+            The merged set.
 
         Raises:
-            ValueError: If the anchors are not the same (:meth:`check_same`).
+            ValueError: The anchors differ (:meth:`check_same`).
         """
         self.check_same(other)
         added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.pooling))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
     def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
-        """Whether an encoder's representations are here; arguments as of :meth:`values`."""
-        return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
-
-    def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
-        """What an encoder says of the anchors, ``(k, d)``.
+        """Whether the set contains the representations by an encoder.
 
         Args:
             model: The encoder, or its pinned reference.
             layer: The layer.
             pooling: The pooling.
 
+        Returns:
+            True if :meth:`values` would return them.
+        """
+        return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
+
+    def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
+        """Return the representations of the anchors by an encoder.
+
+        Args:
+            model: The encoder, or its pinned reference.
+            layer: The layer.
+            pooling: The pooling.
+
+        Returns:
+            ``(k, d)``, in the order of the anchors.
+
         Raises:
-            ValueError: If this set has not been encoded so; the message lists how it has been.
+            ValueError: The set does not contain them; the message lists what it contains.
         """
         reference = model.pinned if isinstance(model, Adapter) else model
         if found := self._find(reference, layer, pooling):
@@ -186,22 +225,25 @@ class AnchorSet:
         known = any(_same(each, reference, each.layer, each.pooling) for each in self.encoded)
         reason = "this encoder at another layer or by another pooling" if known else "no encoder of these weights"
         raise ValueError(
-            f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call encode"
+            f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call "
+            "encode"
         )
 
     def _find(self, reference: ModelReference, layer: str, pooling: Pooling) -> EncodedAnchors | None:
         return next((each for each in self.encoded if _same(each, reference, layer, pooling)), None)
 
     def check_same(self, other: Samples | AnchorSet) -> None:
-        """Make sure that these are the anchors: the same samples, in the same order.
+        """Check that samples or another set are the same anchors, in the same order.
+
+        Args:
+            other: Samples, or another set.
 
         Raises:
-            ValueError: If they are more or fewer, in another order, or others; the message says which.
+            ValueError: Number, order, ids, content or labels differ; the message names the difference.
         """
         if len(other.ids) != len(self):
             raise ValueError(
-                f"there are {len(self)} anchors, got {len(other.ids)}: what follows takes as many similarities; give "
-                "the same samples in the same order"
+                f"there are {len(self)} anchors, got {len(other.ids)}; pass the same samples in the same order"
             )
         try:
             check_same_order(self.ids, other.ids)
@@ -209,16 +251,19 @@ class AnchorSet:
             raise ValueError(f"these are not the anchors: {error}") from error
         if other.fingerprint != self.fingerprint:
             raise ValueError(
-                "these samples have the ids of the anchors but other content or labels: "
-                f"{other.fingerprint}, not {self.fingerprint}; give the anchors' own, or, where a sample here stands "
-                "for one there (a translation), say that they are parallel"
+                "these samples have the ids of the anchors but different content or labels: "
+                f"{other.fingerprint}, not {self.fingerprint}; pass the samples of the anchors, or, if they "
+                "correspond to them (translations), use parallel anchors"
             )
 
     def check_parallel(self, other: Samples | AnchorSet) -> None:
-        """Make sure that anchor i here and anchor i there correspond: both have the same ids in the same order.
+        """Check that the anchors of two sides correspond: both have the same ids in the same order.
+
+        Args:
+            other: Samples, or another set.
 
         Raises:
-            ValueError: If they do not; the message shows the first difference.
+            ValueError: The ids differ; the message contains the first difference.
         """
         try:
             check_same_order(self.ids, other.ids)
@@ -227,9 +272,12 @@ class AnchorSet:
 
     # -- files ------------------------------------------------------------------------------------------------------
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write ``anchors.json`` and ``anchors.safetensors`` to a folder, created if needed.
+        """Write ``anchors.json`` and ``anchors.safetensors`` to a folder.
 
-        Paths of local folders are not written; such an encoder is known by the hash of its weights.
+        Paths of local models are not written; such an encoder is identified by the hash of its weights.
+
+        Args:
+            save_directory: The folder; created if necessary.
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,23 +291,29 @@ class AnchorSet:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Read a set from a folder, strictly.
+        """Read a set from a folder.
+
+        Args:
+            folder: The folder, written by :meth:`save_pretrained`.
+
+        Returns:
+            The set.
 
         Raises:
-            FileNotFoundError: If a file is missing.
-            ValueError: If a file is damaged, or both disagree.
+            FileNotFoundError: A file is missing.
+            ValueError: A file is damaged, or the two files do not match.
         """
         folder = Path(folder)
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} has no {name}: it holds no saved anchors, or not all of them")
+                raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             if config["format"] not in (1, FORMAT):
                 raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
             tensors = load_file(folder / WEIGHTS)
             if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
-                raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} holds {len(tensors)}")
+                raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
             anchors = cls(tuple(config["ids"]), config["fingerprint"])
             for place, each in enumerate(map(pooling_from_1, config["encoded"])):
                 reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
@@ -270,30 +324,30 @@ class AnchorSet:
 
 
 def _vectors(adapter: Adapter, layer: str, pooling: Pooling, batch: Batch) -> Tensor:
-    """What an encoder says of some anchors, ``(n, d)``."""
+    """Representations of some anchors by an encoder, ``(n, d)``."""
     vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(pooling)
     if len(vectors) != len(batch.samples):
         raise ValueError(
-            f"an anchor is one vector, and pooling={pooling!r} gives layer {layer!r} {len(vectors)} for "
+            f"an anchor must be one vector, but pooling={pooling!r} gives {len(vectors)} at layer {layer!r} for "
             f"{len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
         )
     return vectors.cpu()
 
 
-def _check_says(known: EncodedAnchors, vectors: Tensor) -> None:
-    """Make sure that an encoder says of the first anchors what is known, up to rounding on another device."""
+def _check_matches(known: EncodedAnchors, vectors: Tensor) -> None:
+    """Check that an encoder gives the stored representations of the first anchors, up to rounding on another device."""
     stored = known.values[: len(vectors)].cpu().double()
     away = (vectors.double() - stored).norm() if vectors.shape == stored.shape else torch.inf
     if not away <= max(1e-2, math.sqrt(torch.finfo(known.values.dtype).eps)) * stored.norm():
         raise ValueError(
-            f"this encoder has the weights of {known} in this set, and says otherwise of the anchors: its activations, "
-            "the size of its images or its tokenizer differ. Encode a new set with it, AnchorSet.of(samples)"
+            f"this encoder has the weights of {known} in this set, but gives other representations: its activation "
+            "functions, image size or tokenizer differ. Encode a new set with it, AnchorSet.of(samples)"
         )
 
 
 def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, pooling: Pooling) -> bool:
-    """Whether these are of that encoder, layer and policy; weights tell encoders apart wherever their hash is known."""
+    """Whether encoder, layer and pooling match; encoders are compared by the hash of their weights if known."""
     have = encoded.reference
     pinned = have.weights_hash and reference.weights_hash
-    alike = have.weights_hash == reference.weights_hash if pinned else have == reference
-    return alike and (encoded.layer, encoded.pooling) == (layer, pooling)
+    matches = have.weights_hash == reference.weights_hash if pinned else have == reference
+    return matches and (encoded.layer, encoded.pooling) == (layer, pooling)

@@ -1,4 +1,4 @@
-"""Anchors that are grown from a few parallel ones."""
+"""Selection of anchors that are bootstrapped from a few parallel seeds."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from hf_stitch.relative.selection import Selection
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bootstrap(Selection):
-    """The counterparts of another encoder's anchors, of which a few are known (Cannistraci et al. 2023, 2303.00721).
+    """Find the counterparts of another encoder's anchors from a few known pairs (Cannistraci et al. 2023, 2303.00721).
 
-    Relative to the known pairs, both sides' samples are comparable: every anchor of the other side is assigned the
-    sample of this side whose relative representation is nearest, no sample twice, such that the sum of squared
-    distances is least. The clearest of the new pairs join the known ones, twice as many each time, and all but the
-    seeds are assigned anew, until all anchors are in and the assignment stays.
+    Relative to the known pairs, the samples of both sides are comparable. Each anchor of the other side is assigned a
+    sample of this side, no sample twice, such that the sum of squared distances between relative representations is
+    minimal. The most reliable new pairs join the known ones, twice as many in each round, and all pairs except the
+    seeds are reassigned, until all anchors are assigned and the assignment does not change.
 
-    The paper moves free vectors by gradient, under an assignment that Sinkhorn's algorithm makes soft; here an anchor
-    is a sample, and the assignment the exact one that Sinkhorn's tends to as its temperature goes to 0. Where one side
-    is the other turned, shifted and scaled, it is found exactly from as many seeds as make the samples differ.
+    The paper optimises free vectors by gradient descent with a soft assignment from Sinkhorn's algorithm. Here each
+    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If one side is a rotated,
+    shifted and scaled copy of the other, the result is exact, provided that the seeds distinguish all samples.
 
     Attributes:
-        anchors: ``(k, d)``: the anchors as the other encoder represents them, the seeds first.
-        seeds: Ids of this side's counterparts of the first of them, in their order; at least 3.
-        rounds: How often all anchors are assigned anew at most, once all are in.
+        anchors: ``(k, d)``: representations of the anchors by the other encoder, the seeds first.
+        seeds: Ids of the counterparts of the first anchors on this side, in the same order; at least 3.
+        rounds: Maximum number of reassignments once all anchors are assigned.
 
     Raises:
-        ValueError: There are fewer than 3 seeds, as many as anchors or more, or one twice; or the anchors will not do.
+        ValueError: There are fewer than 3 seeds, not fewer seeds than anchors, or repeated seeds; or the anchors are
+            invalid.
     """
 
     name: ClassVar[str] = "bootstrap"
@@ -48,27 +49,35 @@ class Bootstrap(Selection):
         check_anchors(self.anchors)
         if not 3 <= len(self.seeds) < len(self.anchors) or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
-                f"bootstrap grows {len(self.anchors)} anchors from at least 3 seeds, each another sample, and fewer "
-                f"than there are anchors; got {len(self.seeds)}, of which {len(set(self.seeds))} differ"
+                f"bootstrap of {len(self.anchors)} anchors needs at least 3 different seeds, and fewer seeds "
+                f"than anchors; got {len(self.seeds)}, of which {len(set(self.seeds))} differ"
             )
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``.
+        """Select the anchors.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
 
         Raises:
-            ValueError: The number is not that of the other side's anchors, or a seed is not among the samples.
+            ValueError: ``count`` is not the number of the other side's anchors, or a seed is not among the samples.
         """
         assert features is not None
         if count != len(self.anchors):
-            raise ValueError(f"the other side has {len(self.anchors)} anchors, and {count} counterparts are wanted")
+            raise ValueError(f"count must be {len(self.anchors)}, the number of anchors of the other side, got {count}")
         places = {id_: place for place, id_ in enumerate(samples.ids)}
         if unknown := [id_ for id_ in self.seeds if id_ not in places]:
             raise ValueError(f"{len(unknown)} seeds are not among the samples, the first {unknown[0]!r}")
         theirs = self.anchors.detach().to(features)
         pairs = torch.tensor([places[id_] for id_ in self.seeds])
-        known = torch.arange(len(pairs))  # of their anchors, those that have a counterpart so far
+        known = torch.arange(len(pairs))  # anchors of the other side with a counterpart so far
         left = self.rounds
         while left:
             assigned, margin = self._assigned(theirs, features, known, pairs)
@@ -80,12 +89,12 @@ class Bootstrap(Selection):
         return [int(place) for place in pairs]
 
     def _assigned(self, theirs: Tensor, ours: Tensor, known: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """The sample assigned to each of their anchors, and by how much the next best is farther, as a ratio."""
+        """The sample assigned to each anchor, and the distance ratio of the next best sample as a margin."""
         relative = [RelativeProjection.of(rows[of], center=True)(rows) for rows, of in ((theirs, known), (ours, pairs))]
         costs = torch.cdist(*relative).square()
         seeds = len(self.seeds)
         free = costs[seeds:].clone()
-        free[:, pairs[:seeds]] = costs.max() + 1  # a seed's counterpart is taken
+        free[:, pairs[:seeds]] = costs.max() + 1  # the counterparts of seeds are fixed
         _, columns = linear_sum_assignment(free.cpu().numpy())
         assigned = torch.cat([pairs[:seeds], torch.from_numpy(columns)])
         own = costs.gather(1, assigned[:, None].to(costs.device))

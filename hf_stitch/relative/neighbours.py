@@ -1,4 +1,4 @@
-"""The nearest of many rows, which are looked at a chunk at a time."""
+"""Nearest-neighbour search over rows that are read in chunks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ Near = Literal["cosine", "euclidean"]
 
 @torch.no_grad()
 def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Near = "cosine") -> tuple[Tensor, Tensor]:
-    """For each query its k nearest rows, of rows that come in chunks and are never held all at once.
+    """Find the k nearest rows of each query, reading the rows in chunks.
 
-    Memory: the queries, one chunk, and their similarities. What :meth:`RelativeProjection.stream` yields will do.
+    Only the queries, one chunk and their similarities are in memory. The chunks may come from
+    :meth:`RelativeProjection.stream`.
 
     Args:
-        queries: ``(m, d)``.
+        queries: ``(m, d)``, floating point.
         chunks: Matrices ``(n₁, d)``, ``(n₂, d)``, …, read once.
-        k: Number of neighbours, at most the number of rows; a query that is among the rows is its own neighbour.
-        distance: What makes a row near. Which of rows equally near counts is arbitrary.
+        k: Number of neighbours, at most the total number of rows. A query that is among the rows is its own neighbour.
+        distance: ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
 
     Returns:
-        ``(m, k)`` cosines or distances, the nearest first, and ``(m, k)`` int64: where those rows are, in all chunks.
+        ``(m, k)`` cosines or distances, nearest first, and ``(m, k)`` int64 indices of the rows over all chunks.
 
     Raises:
-        ValueError: There are fewer than k rows, or a row or query is 0 (cosine) or holds NaN or infinity.
+        ValueError: There are fewer than k rows, or a row or query is 0 (cosine) or contains NaN or infinity.
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -37,7 +38,7 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
         tensor([[0, 2]])
     """
     if k < 1 or queries.ndim != 2:
-        raise ValueError(f"nearest takes queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
+        raise ValueError(f"nearest needs queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
     if distance not in ("cosine", "euclidean"):
         raise ValueError(f"distance must be 'cosine' or 'euclidean', got {distance!r}")
     _check_finite("query", queries, 0)
@@ -53,7 +54,7 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
         closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1, largest=largest)
         places, seen = places.gather(1, order), seen + len(rows)
     if seen < k:
-        raise ValueError(f"k={k} neighbours of {seen} rows: there are too few; lower k or give more rows")
+        raise ValueError(f"k must be at most the number of rows, got k={k} and {seen} rows; lower k or give more rows")
     return closeness, places
 
 
@@ -61,4 +62,4 @@ def _check_finite(what: str, rows: Tensor, before: int) -> None:
     finite = rows.isfinite().all(1)
     if not finite.all():
         place = before + int(finite.logical_not().nonzero()[0])
-        raise ValueError(f"{what} {place} holds NaN or infinity and is near nothing; leave it out")
+        raise ValueError(f"{what} {place} contains NaN or infinity; drop it")

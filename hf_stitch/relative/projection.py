@@ -1,4 +1,4 @@
-"""The stitch that gives a vector by its similarities to anchors."""
+"""The relative projection: a stitch that maps a vector to its similarities to anchors."""
 
 from __future__ import annotations
 
@@ -22,44 +22,45 @@ Aggregate = Literal["concatenate", "mlp_sum"]
 Normalise = Literal["l2", "layer"]
 Rows = Tensor | NDArray[np.floating[Any]]
 _ALIKE = 100
-"""Rows whose difference is within so many roundings of their length are the same, computed twice."""
+"""Rows are equal if the norm of their difference is at most this multiple of eps times their norm."""
 _NEARBY = 4
-"""How many neighbours along a direction are looked at."""
+"""Number of neighbours along a direction that are compared."""
 _Named = str | Similarity | Mapping[str, Any]
 
 
 class RelativeProjection(Stitch):
-    """``x ↦ (sim(x, a₁), …, sim(x, aₖ))``: relative representations (Moschella et al. 2023, eq. 1).
+    """Relative representation: ``x ↦ (sim(x, a₁), …, sim(x, aₖ))`` (Moschella et al. 2023, eq. 1).
 
-    Several similarities make a product of invariances (Cannistraci et al. 2024): each gives a space of k values, and so
-    does each of ``subspaces`` equal parts of the features. Spaces are laid side by side (all subspaces of the first
-    similarity, then of the next) or summed, each after an MLP of its own.
+    Several similarities form a product of invariances (Cannistraci et al. 2024): each gives a space of k values, and so
+    does each of ``subspaces`` equal parts of the features. Spaces are concatenated (all subspaces of the first
+    similarity, then of the next) or summed, each after a separate MLP.
 
-    In order: centring, rounding of the features, similarities, rounding, normalising, aggregation. Every vector is
-    mapped by itself. Rounding has the gradient of no rounding (straight-through; Bengio et al. 2013).
+    The steps are: centring, rounding of the features, similarities, rounding, normalisation, aggregation. Each vector
+    is mapped independently. Rounding has the gradient of the identity (straight-through; Bengio et al. 2013).
 
     Attributes:
-        anchors: ``(k, in_features)``, a persistent buffer: no gradient trains it. Zeros until loaded.
-        similarities: In the order of the spaces.
+        anchors: ``(k, in_features)``, a persistent buffer without gradients; zeros until loaded.
+        similarities: Similarities in the order of the spaces.
 
     Args:
         in_features: Width d of the vectors.
         anchors: Number k of anchors.
         similarities: A name, a similarity, a dict of ``name`` and options, or several of these.
-        center: Whether the mean of the anchors is taken off vectors and anchors, which adds invariance to translation.
-        feature_step: Features (after centring) are rounded to multiples of it; ``None``: they are not.
-        similarity_step: Similarities are rounded to multiples of it; ``None``: they are not.
-        normalise: What each space is put through: ``"l2"`` to length 1, ``"layer"`` to mean 0 and variance 1 over the
-            anchors, ``None`` nothing.
-        subspaces: Into how many equal parts of consecutive features vectors and anchors are cut. Above 1, maps that mix
-            the parts change the result.
+        center: Whether to subtract the mean of the anchors from vectors and anchors, which adds invariance to
+            translation.
+        feature_step: Round features (after centring) to multiples of this value; None: no rounding.
+        similarity_step: Round similarities to multiples of this value; None: no rounding.
+        normalise: Normalisation of each space: ``"l2"`` to length 1, ``"layer"`` to mean 0 and variance 1 over the
+            anchors, None for no normalisation.
+        subspaces: Number of equal parts of consecutive features into which vectors and anchors are split. Above 1, maps
+            that mix the parts change the result.
         aggregate: ``"concatenate"``, or ``"mlp_sum"``: the sum of ``tanh(linear(layer_norm(space)))``, k values, whose
-            weights are to be trained with what follows (as the authors' code has it: latentis,
+            weights must be trained with the following layers (as in the authors' code: latentis,
             ``NonLinearSumAggregation``).
-        dtype: Of the anchors and weights.
+        dtype: Dtype of anchors and weights.
 
     Raises:
-        ValueError: An option is out of its range.
+        ValueError: The value of an option is invalid.
         UnknownNameError: No similarity has that name.
 
     Example:
@@ -106,16 +107,19 @@ class RelativeProjection(Stitch):
 
     @classmethod
     def of(cls, anchors: Tensor, similarities: _Named | Sequence[_Named] = "cosine", **options: Any) -> Self:
-        """The projection on given anchors, which are copied.
+        """Create a projection from anchors, which are copied.
 
         Args:
-            anchors: ``(k, d)``: the vectors of the anchors, floating-point.
-            similarities: As of the class.
-            **options: As of the class, but ``dtype``, which is that of the anchors.
+            anchors: ``(k, d)``: the vectors of the anchors, floating point.
+            similarities: As for the class.
+            **options: As for the class, except ``dtype``, which is that of the anchors.
+
+        Returns:
+            The projection, on the device of the anchors.
 
         Raises:
-            ValueError: As of the class; or anchors are no finite matrix, all alike, of repeated rows (which are named),
-                or such that a similarity cannot use them.
+            ValueError: As for the class; or the anchors are not a finite matrix, are all equal, contain repeated rows
+                (the message names them), or cannot be used by a similarity.
         """
         check_anchors(anchors)
         projection = cls(anchors.shape[1], len(anchors), similarities, dtype=anchors.dtype, **options)
@@ -123,16 +127,19 @@ class RelativeProjection(Stitch):
 
     @torch.no_grad()
     def with_anchors(self, anchors: Tensor) -> RelativeProjection:
-        """The same projection for another encoder: what follows it takes that encoder's vectors with no training.
+        """Return the same projection for another encoder.
+
+        The layers that follow the projection can then be used with that encoder without training.
 
         Args:
-            anchors: ``(k, d)``: the same samples in the same order, as the other encoder represents them; d may differ.
+            anchors: ``(k, d)``: representations by the other encoder of the same samples in the same order; d may
+                differ.
 
         Returns:
-            A projection on these anchors, its other weights copied.
+            A projection with these anchors and copies of all other weights.
 
         Raises:
-            ValueError: There are more or fewer anchors than here, or as in :meth:`of`.
+            ValueError: The number of anchors differs, or as in :meth:`of`.
 
         Example:
             >>> x, anchors = torch.randn(5, 3), torch.randn(4, 3)
@@ -144,8 +151,8 @@ class RelativeProjection(Stitch):
         check_anchors(anchors)
         if len(anchors) != len(self.anchors):
             raise ValueError(
-                f"what follows this projection takes similarities to {len(self.anchors)} anchors, got {len(anchors)}; "
-                "give the representations of the same samples in the same order"
+                f"the projection has {len(self.anchors)} anchors, got {len(anchors)}; "
+                "pass the representations of the same samples in the same order"
             )
         options = {**self.config(), "in_features": anchors.shape[1]}
         projection = type(self)(**options).to(self.anchors.device)
@@ -154,23 +161,30 @@ class RelativeProjection(Stitch):
         return projection._take(anchors)
 
     def transform(self, x: Tensor) -> Tensor:
-        """The relative representation, in the dtype of ``x``; narrow dtypes are computed in float32."""
+        """Compute the relative representation; dtypes narrower than float32 are computed in float32.
+
+        Args:
+            x: ``(..., in_features)``.
+
+        Returns:
+            ``(..., out_features)`` in the dtype of ``x``.
+        """
         return self._against(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
 
     def stream(self, rows: Rows, chunk: int = 4096) -> Iterator[Tensor]:
-        """The relative representations of many rows, a chunk at a time: memory does not grow with their number.
+        """Compute the relative representations of many rows in chunks; memory does not grow with their number.
 
-        What depends on the anchors alone is computed once. No gradients.
+        What depends only on the anchors is computed once. There are no gradients.
 
         Args:
-            rows: ``(n, d)``: a tensor or an array, which may be memory-mapped; only one chunk of it is read at a time.
-            chunk: Rows in a chunk.
+            rows: ``(n, d)``: a tensor or an array, which may be memory-mapped; one chunk is read at a time.
+            chunk: Rows per chunk.
 
         Yields:
-            ``(at most chunk, out_features)``, in the dtype and on the device of the anchors.
+            Tensors ``(at most chunk, out_features)``, in the dtype and on the device of the anchors.
 
         Raises:
-            ValueError: The rows have another width, or ``chunk`` is below 1.
+            ValueError: The rows have the wrong width, or ``chunk`` is below 1.
 
         Example:
             >>> projection = RelativeProjection.of(torch.eye(3))
@@ -188,13 +202,13 @@ class RelativeProjection(Stitch):
             project = self._against(self.anchors.dtype)
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk]
-            # A copy, as torch takes no array that cannot be written to.
+            # Copy, because torch does not support read-only arrays.
             part = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
             with torch.no_grad():
                 yield project(part.to(self.anchors))
 
     def config(self) -> dict[str, Any]:
-        """Widths, similarities with their options, and every option of its own."""
+        """Return the widths, the similarities with their options, and all other options."""
         return {
             "in_features": self.in_features,
             "anchors": len(self.anchors),
@@ -209,13 +223,13 @@ class RelativeProjection(Stitch):
         }
 
     def _take(self, anchors: Tensor) -> Self:
-        """These anchors, once every similarity has found them fit."""
+        """Copy the anchors and check that every similarity accepts them."""
         self.anchors.copy_(anchors.detach())
         self._against(self.anchors.dtype)
         return self
 
     def _against(self, dtype: torch.dtype) -> Bound:
-        """The projection of rows ``(n, d)`` of this dtype on the anchors as they are now."""
+        """The projection of rows ``(n, d)`` of this dtype, bound to the current anchors."""
         anchors = self.anchors.to(torch.promote_types(dtype, torch.float32))
         mean = anchors.mean(0) if self.center else 0.0
 
@@ -242,16 +256,16 @@ class RelativeProjection(Stitch):
         if self.normalise == "l2":
             return functional.normalize(space, dim=1)
         if self.normalise == "layer":
-            # No constant is added to the variance, as a layer norm does: cosines close to 1 hardly vary.
+            # Unlike LayerNorm, no constant is added to the variance, because cosines close to 1 hardly vary.
             return functional.normalize(space - space.mean(1, keepdim=True), dim=1) * math.sqrt(space.shape[1])
         return space
 
 
 def check_anchors(anchors: Tensor) -> None:
-    """Refuse anchors that are no matrix of finite vectors, all different by more than the rounding of float32.
+    """Check that anchors are a matrix of finite vectors that differ by more than the rounding of float32.
 
     Raises:
-        ValueError: Naming the first that will not do.
+        ValueError: They are not; the message names the first invalid anchor.
     """
     if anchors.ndim != 2 or not anchors.numel() or not anchors.is_floating_point():
         raise ValueError(
@@ -259,23 +273,24 @@ def check_anchors(anchors: Tensor) -> None:
         )
     finite = anchors.isfinite().all(1)
     if not finite.all():
-        raise ValueError(f"anchor {int(finite.logical_not().nonzero()[0])} holds NaN or infinity; choose another")
+        raise ValueError(
+            f"anchor {int(finite.logical_not().nonzero()[0])} contains NaN or infinity; choose another sample"
+        )
     repeated = _repeated(computable(anchors.detach()))
     if 0 < len(repeated) == len(anchors) - 1:
         raise ValueError(f"all {len(anchors)} anchors have the same representation; is the layer dead?")
     if repeated:
         first, second = min(sorted(pair) for pair in repeated.items())
         raise ValueError(
-            f"anchors {first} and {second} have the same representation, and the second says nothing new "
+            f"anchors {first} and {second} have the same representation, so the second is redundant "
             f"({len(anchors) - len(repeated)} of {len(anchors)} differ); choose different samples, or another layer"
         )
 
 
 def _repeated(rows: Tensor) -> dict[int, int]:
-    """Rows that repeat another up to rounding, such as that of another batch -> that one.
+    """Map rows to earlier rows that they repeat up to rounding, for example the rounding of another batch size.
 
-    Rows that are alike come close to each other when all are sorted along any direction, which takes no comparison of
-    all pairs.
+    Equal rows are close to each other when all rows are sorted along any direction, so not all pairs are compared.
     """
     away = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
     order = (rows @ away).argsort()
@@ -315,5 +330,5 @@ def _check_options(
 
 
 def _round(values: Tensor, step: float | None) -> Tensor:
-    """Rounded to multiples of a step, with the gradient of the identity."""
+    """Round to multiples of a step, with the gradient of the identity."""
     return values if step is None else values + ((values / step).round() * step - values).detach()

@@ -1,4 +1,4 @@
-"""Which samples become anchors."""
+"""Selection of the samples that serve as anchors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from hf_stitch.registry import registries
 from hf_stitch.relative.neighbours import nearest
 
 _DOMAIN_ROWS = 4096
-"""Rows of the domain that are looked at at a time."""
+"""Rows of the domain per chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection(ABC):
-    """A frozen dataclass whose fields are its options, each validated in ``__post_init__``.
+    """Base class of anchor selections: frozen dataclasses whose fields are their options.
+
+    ``__post_init__`` validates the options.
 
     Attributes:
-        name: What the registry of anchors calls it.
-        needs: What it selects by: ``"labels"`` of the samples, ``"features"``, or nothing but the samples.
+        name: Name in the registry of anchors.
+        needs: What the selection needs besides the samples: ``"labels"``, ``"features"`` or None.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> stratified = registries.anchors.build("stratified", seed=0)
+        >>> sorted(stratified.select(Samples.of(["a", "b"], label=[0, 1]), 2, None))
+        [0, 1]
     """
 
     name: ClassVar[str]
@@ -33,36 +41,39 @@ class Selection(ABC):
 
     @abstractmethod
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """The places of ``count`` different samples, in the order of the anchors.
+        """Select the anchors.
 
         Args:
-            samples: To choose from.
-            count: From 1 to their number.
-            features: ``(n, d)`` float64, a row for each sample, where this selection needs them.
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
         """
 
 
 def select_anchors(
     data: Any, count: int, selection: str | Selection = "random", *, features: Tensor | None = None, **options: Any
 ) -> Samples:
-    """Choose the samples that are to be anchors.
+    """Select the samples that serve as anchors.
 
-    For out-of-domain anchors (Moschella et al. 2023, "OOD anchors") give other data than the task's; ``ood`` keeps what
-    is like the task's out of them.
+    For out-of-domain anchors (Moschella et al. 2023, "OOD anchors"), pass data other than that of the task; the
+    selection ``ood`` additionally excludes samples that resemble the task's.
 
     Args:
-        data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        count: How many.
-        selection: A name in the registry of anchors, or a selection.
-        features: ``(n, d)``: a representation of every sample, for selections that look at them.
-        **options: Of the selection, where it is given by name.
+        data: Raw samples, as for :meth:`hf_stitch.Samples.of`.
+        count: Number of anchors.
+        selection: Name in the registry of anchors, or a selection.
+        features: ``(n, d)``, floating point: a representation of every sample, for selections that need it.
+        **options: Options of the selection, if given by name.
 
     Returns:
         The samples, in the order of the anchors.
 
     Raises:
-        ValueError: There are fewer samples than anchors, or what the selection needs is missing or does not determine
-            so many anchors.
+        ValueError: There are fewer samples than anchors, what the selection needs is missing, or it does not yield
+            enough anchors.
 
     Example:
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
@@ -70,9 +81,9 @@ def select_anchors(
     """
     samples, chosen = Samples.of(data), registries.anchors.build(selection, **options)
     if not 1 <= count <= len(samples):
-        raise ValueError(f"the number of anchors must be from 1 to {len(samples)}, that of the samples, got {count}")
+        raise ValueError(f"the number of anchors must be from 1 to {len(samples)}, the number of samples, got {count}")
     if chosen.needs == "labels" and samples.labels is None:
-        raise ValueError(f"selection {chosen.name!r} goes by labels, and these samples have none; use 'random'")
+        raise ValueError(f"selection {chosen.name!r} needs labels, but these samples have none; use 'random'")
     if chosen.needs == "features":
         features = _checked(chosen.name, features, len(samples))
     return samples.select(chosen.select(samples, count, features))
@@ -80,26 +91,26 @@ def select_anchors(
 
 def _checked(name: str, features: Tensor | None, samples: int) -> Tensor:
     if features is None:
-        raise ValueError(f"selection {name!r} goes by representations: pass features, a row for each sample")
+        raise ValueError(f"selection {name!r} needs representations: pass features with one row per sample")
     if features.ndim != 2 or len(features) != samples or not features.is_floating_point():
         raise ValueError(
-            f"features must be floating-point of shape ({samples}, d), a row for each sample, got {features.dtype} of "
+            f"features must be floating-point of shape ({samples}, d), one row per sample, got {features.dtype} of "
             f"{tuple(features.shape)}"
         )
     if not features.isfinite().all():
         row = int(features.isfinite().all(1).logical_not().nonzero()[0])
-        raise ValueError(f"row {row} of the features holds NaN or infinity; leave that sample out")
+        raise ValueError(f"row {row} of the features contains NaN or infinity; drop that sample")
     return features.detach().double()
 
 
 @dataclasses.dataclass(frozen=True)
 class Random(Selection):
-    """Any samples, each as likely as any other.
+    """Uniformly random samples.
 
-    Chance is a hash of seed and id, so that the choice does not depend on the order of the samples.
+    The selection is a hash of seed and id, so it does not depend on the order of the samples.
 
     Attributes:
-        seed: Another seed gives other anchors.
+        seed: Seed of the hash.
     """
 
     name: ClassVar[str] = "random"
@@ -107,18 +118,27 @@ class Random(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``."""
+        """Select the anchors.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
+        """
         return _shuffled(samples, range(len(samples)), self.seed)[:count]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stratified(Selection):
-    """Random samples, of every class in proportion to its size.
+    """Random samples of every class, in proportion to its size.
 
-    What does not divide goes to the classes with the largest remainders, smaller labels first.
+    Remainders go to the classes with the largest remainders, smaller labels first.
 
     Attributes:
-        seed: Another seed gives other anchors.
+        seed: Seed of the hash.
     """
 
     name: ClassVar[str] = "stratified"
@@ -127,7 +147,16 @@ class Stratified(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``."""
+        """Select the anchors.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
+        """
         strata: dict[int, list[int]] = {}
         for place, label in enumerate(samples.labels or ()):
             strata.setdefault(label, []).append(place)
@@ -143,10 +172,10 @@ class Stratified(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class FarthestPoint(Selection):
-    """Each anchor is the sample farthest from those chosen before (Gonzalez 1985).
+    """Farthest-point sampling: each anchor is the sample farthest from the previous ones (Gonzalez 1985).
 
     Attributes:
-        seed: Chooses the first.
+        seed: Seed that selects the first anchor.
     """
 
     name: ClassVar[str] = "farthest_point"
@@ -155,10 +184,18 @@ class FarthestPoint(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``, by Euclidean distance.
+        """Select the anchors, by Euclidean distance.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
 
         Raises:
-            ValueError: Fewer samples differ than there are to be anchors.
+            ValueError: There are fewer distinct features than anchors.
         """
         assert features is not None
         chosen = _shuffled(samples, range(len(samples)), self.seed)[:1]
@@ -168,8 +205,8 @@ class FarthestPoint(Selection):
             farthest = int(gap.argmax())
             if gap[farthest] == 0:
                 raise ValueError(
-                    f"only {len(chosen)} of {len(samples)} samples have different features, and {count} anchors are "
-                    "wanted; lower their number"
+                    f"only {len(chosen)} of {len(samples)} samples have different features, but {count} anchors were "
+                    "requested; lower count"
                 )
             chosen.append(farthest)
         return chosen
@@ -177,10 +214,10 @@ class FarthestPoint(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class KMeans(Selection):
-    """Of each of k-means' clusters the sample nearest to its centroid.
+    """The sample nearest to the centroid of each k-means cluster.
 
     Attributes:
-        seed: Of the starts of k-means (k-means++).
+        seed: Seed of the k-means++ initialisation.
     """
 
     name: ClassVar[str] = "kmeans"
@@ -189,10 +226,18 @@ class KMeans(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``.
+        """Select the anchors.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
 
         Raises:
-            ValueError: Fewer samples differ than there are to be anchors.
+            ValueError: There are fewer distinct features than anchors.
         """
         from sklearn.cluster import KMeans as Clustering
 
@@ -200,8 +245,8 @@ class KMeans(Selection):
         different = len(features.unique(dim=0))
         if different < count:
             raise ValueError(
-                f"only {different} of {len(samples)} samples have different features, and {count} anchors are wanted; "
-                "lower their number"
+                f"only {different} of {len(samples)} samples have different features, but {count} were requested; "
+                "lower count"
             )
         found = Clustering(count, random_state=self.seed, n_init=1).fit(features.cpu().numpy())
         clusters = torch.from_numpy(found.labels_)
@@ -215,10 +260,10 @@ class KMeans(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class Frequency(Selection):
-    """The most frequent samples: of words, those that occur most often.
+    """The most frequent samples, for example the most frequent words.
 
     Attributes:
-        counts: How often each occurs, by id; samples without a count never.
+        counts: Frequencies by id; samples without an entry count as 0.
     """
 
     name: ClassVar[str] = "frequency"
@@ -226,24 +271,32 @@ class Frequency(Selection):
     counts: Mapping[Id, int]
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``, the most frequent first; of equal counts the samples that come first.
+        """Select the anchors, most frequent first; samples with equal counts keep their order.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
 
         Raises:
-            ValueError: Fewer samples than there are to be anchors have a count above 0.
+            ValueError: There are fewer samples with a count above 0 than anchors.
         """
         ranked = sorted(range(len(samples)), key=lambda place: -self.counts.get(samples.ids[place], 0))
         if self.counts.get(samples.ids[ranked[count - 1]], 0) <= 0:
             known = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
-            raise ValueError(f"{known} of {len(samples)} samples have a count above 0, and {count} anchors are wanted")
+            raise ValueError(f"{known} of {len(samples)} samples have a count above 0, but {count} were requested")
         return ranked[:count]
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallel(Selection):
-    """Samples by their ids, in the order given: what corresponds on two sides, such as a text and its translation.
+    """Samples given by their ids, for corresponding samples on two sides, for example a text and its translation.
 
     Attributes:
-        ids: Of at least as many samples as there are to be anchors; the first of them are taken.
+        ids: Ids of at least as many samples as anchors; the first ones are used.
     """
 
     name: ClassVar[str] = "parallel"
@@ -251,13 +304,21 @@ class Parallel(Selection):
     ids: Sequence[Id]
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``.
+        """Select the anchors, in the order of the ids.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
 
         Raises:
-            ValueError: There are fewer ids than anchors, or one is not that of a sample.
+            ValueError: There are fewer ids than anchors, or an id is not among the samples.
         """
         if len(self.ids) < count:
-            raise ValueError(f"{count} parallel anchors are wanted, and {len(self.ids)} ids are given")
+            raise ValueError(f"{count} parallel anchors were requested, but only {len(self.ids)} ids were given")
         places = {id_: place for place, id_ in enumerate(samples.ids)}
         if missing := [id_ for id_ in self.ids[:count] if id_ not in places]:
             raise ValueError(
@@ -268,18 +329,18 @@ class Parallel(Selection):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutOfDomain(Selection):
-    """Random samples that are unlike the task's.
+    """Random samples that do not resemble those of the task.
 
-    A sample is out of the domain if it is farther from the domain's nearest sample than nearly all of the domain's
-    samples are from theirs (the score of Sun et al. 2022, arXiv 2204.06507, with k = 1).
+    A sample is out of domain if it is farther from its nearest domain sample than almost all domain samples are from
+    theirs (the score of Sun et al. 2022, arXiv 2204.06507, with k = 1).
 
     Attributes:
-        domain: ``(m, d)``: samples of the task, in the representation of ``features``; at least 2.
-        quantile: Which part of the domain's own samples is nearer to its neighbour, in (0, 1].
-        seed: Another seed gives other anchors.
+        domain: ``(m, d)``: samples of the task, in the same representation as ``features``; at least 2.
+        quantile: Quantile of the nearest-neighbour distances within the domain that serves as threshold, in (0, 1].
+        seed: Seed of the hash.
 
     Raises:
-        ValueError: If there are less than 2 samples of the domain, or the quantile is out of its range.
+        ValueError: There are fewer than 2 domain samples, or the quantile is out of range.
     """
 
     name: ClassVar[str] = "ood"
@@ -296,22 +357,32 @@ class OutOfDomain(Selection):
             raise ValueError(f"quantile must be in (0, 1], got {self.quantile}")
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """As in ``Selection``, by Euclidean distance.
+        """Select the anchors, by Euclidean distance.
+
+        Args:
+            samples: Samples to choose from.
+            count: Number of anchors, from 1 to the number of samples.
+            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+
+        Returns:
+            Positions of ``count`` different samples, in the order of the anchors.
 
         Raises:
-            ValueError: The widths differ, or fewer samples than there are to be anchors are out of the domain.
+            ValueError: The widths differ, or fewer samples are out of domain than anchors are requested.
         """
         assert features is not None
         if self.domain.shape[1] != features.shape[1]:
-            raise ValueError(f"domain is {self.domain.shape[1]} wide, and the features {features.shape[1]}")
+            raise ValueError(
+                f"domain has width {self.domain.shape[1]}, but the features have width {features.shape[1]}"
+            )
         domain = self.domain.to(features)
         own = nearest(domain, domain.split(_DOMAIN_ROWS), 2, "euclidean")[0][:, 1]
         away = nearest(features, domain.split(_DOMAIN_ROWS), 1, "euclidean")[0][:, 0]
         outside = (away > own.quantile(self.quantile)).nonzero()[:, 0].tolist()
         if len(outside) < count:
             raise ValueError(
-                f"{len(outside)} of {len(samples)} samples are out of the domain, and {count} anchors are wanted; give "
-                "samples from elsewhere"
+                f"{len(outside)} of {len(samples)} samples are out of the domain, but {count} were requested; use "
+                "samples from another domain"
             )
         return _shuffled(samples, outside, self.seed)[:count]
 

@@ -1,4 +1,4 @@
-"""Similarity functions: how a vector stands to the anchors, and what that does not depend on."""
+"""Similarity functions between vectors and anchors, and their invariances."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ Bound = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Similarity(ABC):
-    """A frozen dataclass whose fields are its options, each validated in ``__post_init__``.
+    """Base class of similarities between vectors and anchors: frozen dataclasses whose fields are their options.
 
-    It may be a distance: what a relative representation needs is that equal vectors have equal values.
+    ``__post_init__`` validates the options. A similarity may also be a distance: relative representations only need
+    equal values for equal vectors.
 
     Attributes:
-        name: What the registry of similarities calls it.
-        title: What it is called in prose.
-        papers: Where it comes from.
-        invariances: What vectors and anchors may be put through *together* without changing a value: ``"orthogonal"``
-            and ``"invertible"`` maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features,
-            ``"translation"`` by a vector. An invariance implied by another is declared too.
+        name: Name in the registry of similarities.
+        title: Name in text.
+        papers: Papers that define the similarity.
+        invariances: Transformations applied to vectors and anchors *together* that do not change the values:
+            ``"orthogonal"`` and ``"invertible"`` maps, ``"scaling"`` by a positive number, ``"permutation"`` of the
+            features, ``"translation"`` by a vector. Invariances that follow from another are listed too.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> cosine = registries.similarities.build("cosine")
+        >>> cosine(torch.tensor([3.0, 4.0]), torch.eye(2))
+        tensor([0.6000, 0.8000])
     """
 
     name: ClassVar[str]
@@ -41,54 +48,55 @@ class Similarity(ABC):
     @property
     @abstractmethod
     def invariances(self) -> Invariances:
-        """Which invariances it promises."""
+        """The declared invariances."""
 
     @abstractmethod
     def against(self, anchors: Tensor) -> Bound:
-        """The similarities to these anchors as a function of rows ``(n, d)`` that gives ``(n, k)``.
-
-        What depends on the anchors alone is computed here, once for any number of rows; every row is mapped by itself.
+        """Bind the similarity to anchors; what depends only on the anchors is computed once.
 
         Args:
-            anchors: ``(k, d)``, float32 or float64; the rows must have their dtype.
+            anchors: ``(k, d)``, float32 or float64; the rows must have the same dtype.
+
+        Returns:
+            Function from rows ``(n, d)`` to similarities ``(n, k)``, which maps each row independently.
 
         Raises:
-            ValueError: The anchors will not do, or (from the function) a row has no similarity.
+            ValueError: The anchors are invalid. The returned function raises it if a row has no similarity.
         """
 
     def __call__(self, x: Tensor, anchors: Tensor) -> Tensor:
-        """The similarity of every vector to every anchor.
+        """Compute the similarity of every vector to every anchor.
 
         Args:
-            x: ``(..., d)``, real floating-point.
-            anchors: ``(k, d)``, of the same dtype.
+            x: ``(..., d)``, real floating point.
+            anchors: ``(k, d)``, in the same dtype.
 
         Returns:
-            ``(..., k)``, of the dtype of ``x``; bfloat16 and float16 are computed in float32. Differentiable.
+            ``(..., k)`` in the dtype of ``x``, differentiable; bfloat16 and float16 are computed in float32.
 
         Raises:
-            ValueError: Shapes or dtypes do not fit, the anchors will not do, or a vector has no similarity.
+            ValueError: Shapes or dtypes do not match, the anchors are invalid, or a vector has no similarity.
         """
         if anchors.ndim != 2 or not len(anchors) or x.shape[-1:] != anchors.shape[1:]:
             raise ValueError(
-                f"{self.name}: anchors must have the shape (k, {x.shape[-1] if x.ndim else 'd'}) of the vectors, got "
+                f"{self.name}: anchors must have the shape (k, {x.shape[-1] if x.ndim else 'd'}), got "
                 f"{tuple(anchors.shape)} for vectors {tuple(x.shape)}"
             )
         if not x.is_floating_point() or x.dtype != anchors.dtype:
             raise ValueError(
-                f"{self.name}: vectors and anchors must have one floating-point dtype, got {x.dtype} and "
+                f"{self.name}: vectors and anchors must have the same floating-point dtype, got {x.dtype} and "
                 f"{anchors.dtype}"
             )
         rows = computable(x).reshape(-1, x.shape[-1])
         return self.against(computable(anchors))(rows).to(x.dtype).reshape(*x.shape[:-1], len(anchors))
 
     def to_dict(self) -> dict[str, Any]:
-        """The name and every option as JSON values; ``registries.similarities.build`` reads it."""
+        """Return the name and all options as JSON values, for ``registries.similarities.build``."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
 def computable(x: Tensor) -> Tensor:
-    """The tensor in float32 if its dtype is narrower."""
+    """Convert dtypes narrower than float32 to float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -107,11 +115,11 @@ class Inner(Similarity):
 
     @property
     def invariances(self) -> Invariances:
-        """Orthogonal maps."""
+        """Invariant to orthogonal maps."""
         return ("orthogonal", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         return lambda x: x @ anchors.T
 
 
@@ -119,7 +127,7 @@ class Inner(Similarity):
 class Cosine(Similarity):
     """The cosine ``⟨x, a⟩ / (‖x‖ ‖a‖)`` (Moschella et al. 2023, §3).
 
-    A vector or anchor of 0 is refused, as it has no direction.
+    A zero vector or anchor raises ``ValueError``, because it has no direction.
 
     Example:
         >>> Cosine()(torch.tensor([3.0, 4.0]), torch.eye(2))
@@ -132,11 +140,11 @@ class Cosine(Similarity):
 
     @property
     def invariances(self) -> Invariances:
-        """Angle-preserving maps; the length of each vector by itself does not matter either."""
+        """Invariant to angle-preserving maps, and to the length of each vector separately."""
         return ("orthogonal", "scaling", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         unit = _unit(anchors, self.name, "anchor")
         return lambda x: _unit(x, self.name, "vector") @ unit.T
 
@@ -146,7 +154,7 @@ class Angular(Similarity):
     """The angle between x and a, in radians from 0 to π.
 
     Computed as ``2 atan2(‖x̂ - â‖, ‖x̂ + â‖)`` (Kahan 2006, "How futile are mindless assessments of roundoff…", §12),
-    which is exact, and has a finite gradient, where the arccosine of the cosine has not: at angles near 0 and π.
+    which, unlike the arccosine of the cosine, is accurate and has a finite gradient at angles near 0 and π.
 
     Example:
         >>> Angular()(torch.tensor([0.0, 2.0]), torch.eye(2))
@@ -159,11 +167,11 @@ class Angular(Similarity):
 
     @property
     def invariances(self) -> Invariances:
-        """As of the cosine."""
+        """The same invariances as the cosine."""
         return ("orthogonal", "scaling", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         unit = _unit(anchors, self.name, "anchor")
 
         def angles(x: Tensor) -> Tensor:
@@ -177,10 +185,10 @@ class Angular(Similarity):
 class Lp(Similarity):
     """The distance ``‖x - a‖ₚ``.
 
-    Rotations change it unless p is 2.
+    It is invariant to rotations only for p = 2.
 
     Attributes:
-        p: 1 or more, ``math.inf`` for the largest difference of a feature.
+        p: Order of the norm, at least 1; ``math.inf`` is the maximum norm.
 
     Example:
         >>> Lp(p=1)(torch.tensor([3.0, 4.0]), torch.zeros(1, 2))
@@ -194,22 +202,22 @@ class Lp(Similarity):
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, str) and self.p == "inf":  # as to_dict wrote it: JSON has no infinity
+        if isinstance(self.p, str) and self.p == "inf":  # from to_dict, because JSON has no infinity
             object.__setattr__(self, "p", math.inf)
         if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not self.p >= 1:
             raise ValueError(f"p must be a number >= 1 or math.inf, got {self.p!r}")
 
     @property
     def invariances(self) -> Invariances:
-        """Translations and permutations; with p = 2 isometries."""
+        """Invariant to translations and permutations; for p = 2 to all isometries."""
         return ("orthogonal", "permutation", "translation") if self.p == 2 else ("permutation", "translation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         return lambda x: _distances(x, anchors, self.p)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in ``Similarity``; infinity as ``"inf"``."""
+        """Return the config as in ``Similarity``; infinity is written as ``"inf"``."""
         return {"name": self.name, "p": "inf" if self.p == math.inf else self.p}
 
 
@@ -228,24 +236,25 @@ class Euclidean(Similarity):
 
     @property
     def invariances(self) -> Invariances:
-        """Isometries."""
+        """Invariant to isometries."""
         return ("orthogonal", "permutation", "translation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         return lambda x: _distances(x, anchors)
 
 
 @dataclasses.dataclass(frozen=True)
 class ChangeOfBasis(Similarity):
-    """The coordinates of x in the anchors: the c of least norm with ``Σ cⱼ aⱼ = x``.
+    """The coordinates of x with respect to the anchors: the c of minimum norm with ``Σ cⱼ aⱼ = x``.
 
-    Anchors that span the space make it invariant to every invertible linear map (to every affine one, if both sides are
-    centred by the anchors' mean); others would leave only orthogonal maps and scaling, and are refused.
+    If the anchors span the space, it is invariant to every invertible linear map (to every affine map, if both sides
+    are centred by the mean of the anchors). Other anchors would be invariant to orthogonal maps and scaling only, and
+    raise ``ValueError``.
 
     Attributes:
-        rcond: The anchors span if their least singular value exceeds ``rcond`` times the largest, in [0, 1). None:
-            ``max(k, d)`` times the rounding of the dtype.
+        rcond: The anchors span the space if their smallest singular value exceeds ``rcond`` times the largest, in [0,
+            1). None means the eps of the dtype times k.
 
     Example:
         >>> ChangeOfBasis()(torch.tensor([2.0, 6.0]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
@@ -264,13 +273,13 @@ class ChangeOfBasis(Similarity):
 
     @property
     def invariances(self) -> Invariances:
-        """Invertible linear maps."""
+        """Invariant to invertible linear maps."""
         return ("invertible", "orthogonal", "scaling", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         k, d = anchors.shape
-        remedy = "take more or more varied anchors, or another similarity"
+        remedy = "use more or more diverse anchors, or another similarity"
         if k < d:
             raise ValueError(f"{self.name}: {k} anchors cannot span {d} features; {remedy}")
         # Of A = QR, the shortest c with Aᵀc = x is Q R⁻ᵀ x.
@@ -280,7 +289,7 @@ class ChangeOfBasis(Similarity):
         rank = int((singular > threshold * singular[0]).sum())
         if rank < d:
             raise ValueError(
-                f"{self.name}: the {k} anchors span {rank} of {d} dimensions (centred anchors one less than others); "
+                f"{self.name}: the {k} anchors span {rank} of {d} dimensions (centring reduces the rank by one); "
                 f"{remedy}"
             )
         return lambda x: torch.linalg.solve_triangular(r, x, upper=True, left=False) @ q.T
@@ -288,14 +297,14 @@ class ChangeOfBasis(Similarity):
 
 @dataclasses.dataclass(frozen=True)
 class Geodesic(Similarity):
-    """The length of the shortest path from x to a by way of anchors that are neighbours.
+    """The length of the shortest path from x to an anchor through neighbouring anchors.
 
-    The graph joins each anchor with its nearest ones, in Euclidean distance, as Isomap does (Tenenbaum et al. 2000); a
-    vector enters it through its own nearest anchors. An anchor is thus at its graph distance from the others. Gradients
-    reach the vectors, not the anchors.
+    The graph connects each anchor to its nearest anchors by Euclidean distance, as in Isomap (Tenenbaum et al. 2000). A
+    vector enters the graph through its own nearest anchors, so the values of an anchor are its graph distances to the
+    others. Gradients reach the vectors, not the anchors.
 
     Attributes:
-        neighbours: How many nearest anchors an anchor is joined with, and a vector enters through; at least 1.
+        neighbours: Number of nearest anchors that an anchor is connected to and a vector enters through, at least 1.
 
     Example:
         >>> corner = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
@@ -315,11 +324,11 @@ class Geodesic(Similarity):
 
     @property
     def invariances(self) -> Invariances:
-        """Isometries."""
+        """Invariant to isometries."""
         return ("orthogonal", "permutation", "translation")
 
     def against(self, anchors: Tensor) -> Bound:
-        """As in ``Similarity``."""
+        """Bind the similarity to anchors, as in ``Similarity``."""
         if len(anchors) <= self.neighbours:
             raise ValueError(
                 f"{self.name}: neighbours must be below the number of anchors, got neighbours={self.neighbours} and "
@@ -340,35 +349,35 @@ class Geodesic(Similarity):
     def _paths(self, anchors: Tensor) -> Tensor:
         apart = _distances(anchors, anchors)
         k, near = len(anchors), self.neighbours
-        # The anchor itself is no neighbour, nor is distance 0 to another an absent edge.
+        # An anchor is not its own neighbour, and a distance of 0 to another anchor must not become a missing edge.
         others = apart.clone().fill_diagonal_(torch.inf)
         steps, ends = others.topk(near, dim=1, largest=False)
         starts = torch.arange(k).repeat_interleave(near)
         edges = steps.flatten().double().cpu().clamp_min(torch.finfo(torch.float64).tiny).numpy()
-        # Where two anchors are neighbours of each other, both edges have the same length: no sum of duplicates.
+        # If two anchors are neighbours of each other, both edges have the same length and are not added.
         graph = coo_array((edges, (starts.numpy(), ends.flatten().cpu().numpy())), shape=(k, k)).tocsr()
         lengths = torch.from_numpy(shortest_path(graph, directed=False))
         if not lengths.isfinite().all():
             parts = len(lengths.isfinite().unique(dim=0))
             raise ValueError(
-                f"{self.name}: the graph of {k} anchors falls into {parts} parts with neighbours={near}, and there is "
-                "no path between them; raise neighbours, or take anchors that lie closer"
+                f"{self.name}: the graph of {k} anchors has {parts} disconnected parts with neighbours={near}; "
+                "raise neighbours, or use anchors that are closer together"
             )
         return lengths.to(anchors)
 
 
 def _distances(x: Tensor, anchors: Tensor, p: float = 2.0) -> Tensor:
-    """Of differences: by inner products they would lose half of the digits, and depend on the size of the batch."""
+    """Distances from differences: inner products would lose half of the digits and depend on the size of the batch."""
     return torch.cdist(x, anchors, p=p, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _unit(rows: Tensor, name: str, what: str) -> Tensor:
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    # What is compiled or exported has no errors that depend on values: a zero vector gives NaN there.
+    # Compiled or exported code cannot raise errors that depend on values: a zero vector gives NaN there.
     if not torch.compiler.is_compiling() and bool((lengths == 0).any()):
         place = int((lengths[:, 0] == 0).nonzero()[0])
         raise ValueError(
-            f"{name}: {what} {place} of {len(rows)} is 0 and has no direction; leave it out, centre both sides, or use "
-            "a similarity that does without (inner, euclidean)"
+            f"{name}: {what} {place} of {len(rows)} is 0 and has no direction; drop it, centre both sides, or use "
+            "a similarity that is defined for it (inner, euclidean)"
         )
     return rows / lengths

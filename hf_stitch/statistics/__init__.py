@@ -1,4 +1,4 @@
-"""Statistics: what metrics and matchers need collected, streamed over batches, merged and reduced across processes."""
+"""Statistics that metrics and matchers need: collected batch by batch, merged, and reduced across processes."""
 
 from hf_stitch.statistics.base import Statistic
 from hf_stitch.statistics.debiased import DebiasedMoments

@@ -1,4 +1,4 @@
-"""What every statistic is: its state is declared once, and how two of them combine."""
+"""Base class of statistics: the state is declared once, and merging, reducing and saving follow from it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 Reduce = Literal["sum", "cat", "same", "own"]
 """How a part of the state combines with that of another statistic.
 
-``sum`` adds up, ``cat`` holds rows that follow each other, ``same`` must be equal, ``own`` is up to the class's
-:meth:`Statistic._combine`.
+``sum`` is added, ``cat`` is a list of rows that is concatenated, ``same`` must be equal, and ``own`` is combined by
+:meth:`Statistic._combine` of the class.
 """
 
 
 class Statistic(ABC):
-    """Something collected over batches, merged over parts of the data, reduced over processes and saved as tensors.
+    """Base class of statistics, which are collected over batches, merged, reduced over processes and saved as tensors.
 
-    A subclass declares each part of its state by :meth:`add_state` in its constructor, and updates it in a method of
-    its own. Reset, merge, all-reduce, and saving follow.
+    A subclass declares each part of its state with :meth:`add_state` in its constructor, and adds a method that updates
+    it. This class implements reset, merge, all-reduce and saving.
 
     Example:
         >>> class Sum(Statistic):
@@ -50,20 +50,20 @@ class Statistic(ABC):
         """Declare a part of the state, which becomes an attribute.
 
         Args:
-            name: Of the attribute.
-            initial: Its first value: zeros, or for ``same`` any. ``None`` for ``cat``: an empty list of tensors, to
+            name: Name of the attribute.
+            initial: Initial value: zeros, or any value for ``same``. None for ``cat``: an empty list of tensors, to
                 which rows are appended.
-            reduce: How it combines with that of another statistic.
+            reduce: How the part combines with that of another statistic.
         """
         form = None if initial is None else (initial.shape, initial.dtype, initial.device)
         self._declared[name] = _Declared(reduce, form)
         setattr(self, name, [] if initial is None else initial)
 
     def add_part(self, name: str, part: Statistic) -> None:
-        """Declare a statistic inside this one, which becomes an attribute and combines with its like.
+        """Declare a nested statistic, which becomes an attribute and combines with that of another statistic.
 
         Args:
-            name: Of the attribute.
+            name: Name of the attribute.
             part: The statistic.
         """
         self._parts[name] = part
@@ -72,17 +72,16 @@ class Statistic(ABC):
     @classmethod
     @abstractmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
-        """An empty statistic of the form that a state dict has, on its device."""
+        """Create an empty statistic with the same shapes as a state dict, on its device."""
 
     def _settle(self) -> None:
-        """Take in what waits to be computed, so that the sums hold everything."""
+        """Compute buffered rows, so that the sums are complete."""
 
     def _combine(self, other: Self) -> None:
-        """Combine the parts that are declared ``own``."""
+        """Combine the parts declared as ``own``."""
 
-    # -- what follows -----------------------------------------------------------------------------------------------
     def reset(self) -> Self:
-        """Forget all rows.
+        """Remove all rows.
 
         Returns:
             This statistic.
@@ -97,24 +96,24 @@ class Statistic(ABC):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add what another statistic has seen, as if it had come here; the other stays as it is.
+        """Add everything another statistic has collected; the other is not changed.
 
         Args:
-            other: Of the same form, on any device.
+            other: Statistic of the same class and shapes, on any device.
 
         Returns:
             This statistic.
 
         Raises:
-            ValueError: If it is of another form: widths, limits or origins differ.
+            ValueError: The other has another class, or its widths, limits or origins differ.
         """
         kind = type(self).__name__
         if type(other) is not type(self):
-            raise ValueError(f"{kind} merges with its own kind only, got {type(other).__name__}")
+            raise ValueError(f"{kind} merges with {kind} only, got {type(other).__name__}")
         for name in self._named("same"):
             own, its = getattr(self, name), getattr(other, name)
             if own.shape != its.shape or not torch.equal(own, its.to(own.device)):
-                raise ValueError(f"only {kind} of the same {name} merge, got {_short(own)} and {_short(its)}")
+                raise ValueError(f"{kind} must have equal {name} to merge, got {_short(own)} and {_short(its)}")
         self._combine(other)
         for name in self._named("sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name).to(getattr(self, name).device))
@@ -125,15 +124,15 @@ class Statistic(ABC):
         return self
 
     def all_reduce(self, accelerator: Accelerator) -> Self:
-        """Give every process what all have collected; to be called once, by all, after the last row.
+        """Combine the statistics of all processes; every process then has the total.
 
-        States are merged in the order of the ranks, so that all processes end with the same bits, and sent one at a
-        time, so that memory does not grow with their number. With one process nothing happens. Rows count as often as
-        they are given: a loader that evens out its last batch with repeated samples (accelerate's ``even_batches``)
-        makes them count twice.
+        All processes must call this method once, after the last row. States are merged in the order of the ranks, so
+        all processes have bit-identical results, and are sent one at a time, so memory does not grow with the number of
+        processes. With one process, nothing happens. Rows count as often as they were added: a loader that repeats
+        samples to fill its last batch (accelerate's ``even_batches``) makes them count twice.
 
         Args:
-            accelerator: The ``accelerate.Accelerator`` that knows the processes.
+            accelerator: The ``accelerate.Accelerator`` of the processes.
 
         Returns:
             This statistic.
@@ -156,11 +155,11 @@ class Statistic(ABC):
             part._become(other._parts[name])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of everything as contiguous tensors, ready for safetensors."""
+        """Return a copy of the state as contiguous tensors, ready for safetensors."""
         return {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._tensors().items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything by name, of parts with theirs before it, not copied."""
+        """All tensors by name, not copied; those of a part are prefixed with its name."""
         held = {name: getattr(self, name) for name in self._declared}
         filled = {name: value for name, value in held.items() if not (isinstance(value, list) and not value)}
         own = {name: torch.cat(value) if isinstance(value, list) else value for name, value in filled.items()}
@@ -169,7 +168,7 @@ class Statistic(ABC):
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
-        """Rebuild what :meth:`state_dict` gave, bit for bit, on the device of its tensors.
+        """Rebuild a statistic from :meth:`state_dict`, bit for bit, on the device of its tensors.
 
         Args:
             state: The tensors, for example from ``safetensors.torch.load_file``.
@@ -178,8 +177,7 @@ class Statistic(ABC):
             The statistic.
 
         Raises:
-            ValueError: If a tensor is missing or unknown, of another dtype or shape than it should be, or holds NaN or
-                infinity.
+            ValueError: A tensor is missing or unknown, has the wrong dtype or shape, or contains NaN or infinity.
         """
         try:
             built = cls._like(state)
@@ -188,7 +186,7 @@ class Statistic(ABC):
         return built.load_state_dict(state)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
-        """Take up what :meth:`state_dict` of a statistic of this form gave, bit for bit.
+        """Load a state from :meth:`state_dict` of a statistic of the same shapes, bit for bit.
 
         Args:
             state: The tensors, on any device.
@@ -227,7 +225,7 @@ class _Declared(NamedTuple):
 
     Attributes:
         reduce: How it combines with that of another statistic.
-        form: Shape, dtype and device; ``None`` for rows.
+        form: Shape, dtype and device; None for rows.
     """
 
     reduce: Reduce
@@ -235,7 +233,7 @@ class _Declared(NamedTuple):
 
 
 def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a state whose keys begin with a prefix, without it."""
+    """The entries of a state whose keys begin with a prefix, without the prefix."""
     return {key.removeprefix(prefix): part for key, part in state.items() if key.startswith(prefix)}
 
 
@@ -244,7 +242,7 @@ def _short(value: Tensor) -> str:
 
 
 def _from_rank(mine: Mapping[str, Tensor], rank: int, accelerator: Accelerator) -> dict[str, Tensor]:
-    """The state of one process, on every process, each tensor on the device that it has there."""
+    """Broadcast the state of one process to all; each tensor keeps its type of device."""
     from accelerate.utils import broadcast, broadcast_object_list
 
     forms = {name: (tuple(value.shape), value.dtype, value.device.type) for name, value in mine.items()}

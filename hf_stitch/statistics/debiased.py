@@ -1,4 +1,4 @@
-"""What full-data debiased linear CKA needs, streamed in float64."""
+"""Statistics of debiased linear CKA over the full data, streamed in float64."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hf_stitch.statistics.moments import Moments
 
 
 class DebiasedMoments(Moments):
-    """Moments of paired rows up to the fourth order, as far as unbiased estimates of linear HSIC go.
+    """Moments of paired rows up to fourth order, as needed for the unbiased estimate of linear HSIC.
 
-    Beside those of ``Moments`` they hold, with ``k = (‖x‖², ‖y‖²)`` and ``z = [x|y]`` both about the mean, ``Σ k zᵀ``
-    and ``Σ k kᵀ``. Batches are centred first and then moved to the common mean, so that means far from zero cost no
-    precision. The estimator is that of Song et al. (2012, "Feature selection via dependence maximization"),
-    which leaves out the diagonals of the n × n Gram matrices: one row must be one sample.
+    In addition to the sums of ``Moments``, they contain ``Σ k zᵀ`` and ``Σ k kᵀ`` with ``k = (‖x‖², ‖y‖²)`` and
+    ``z = [x|y]``, both about the mean. Batches are centred first and then shifted to the common mean, so that means far
+    from zero do not reduce precision. The estimator of Song et al. (2012, "Feature selection via dependence
+    maximization") omits the diagonals of the n × n Gram matrices, so each row must be a different sample.
 
     Attributes:
         kz: ``(2, dx + dy)``: ``Σ k zᵀ``.
@@ -25,7 +25,7 @@ class DebiasedMoments(Moments):
     Args:
         dx: Width of the x rows, at least 1.
         dy: Width of the y rows, at least 1.
-        device: Where all is kept and computed; the CPU by default.
+        device: Device of all sums; the CPU by default.
 
     Raises:
         ValueError: A width is below 1.
@@ -47,7 +47,7 @@ class DebiasedMoments(Moments):
         self.add_state("kk", torch.zeros(2, 2, dtype=torch.float64, device=self.device), "own")
 
     def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
-        """Add a batch of paired rows, as ``Moments.update`` does and with its errors.
+        """Add a batch of paired rows.
 
         Args:
             x_rows: ``(n, dx)``, any float dtype and device; n may be 0.
@@ -55,6 +55,10 @@ class DebiasedMoments(Moments):
 
         Returns:
             These moments.
+
+        Raises:
+            TypeError: As ``Moments.update``.
+            ValueError: As ``Moments.update``.
         """
         batch = type(self)(self.dx, self.dy, self.device)
         Moments.update(batch, x_rows, y_rows)
@@ -76,7 +80,10 @@ class DebiasedMoments(Moments):
         self.kk = sum((kk for _, kk in parts), torch.zeros_like(self.kk))
 
     def hsic(self) -> Tensor:
-        """Unbiased linear HSIC of x with x, x with y, and y with y: ``(3,)`` float64.
+        """Compute unbiased linear HSIC.
+
+        Returns:
+            HSIC of x with x, x with y, and y with y: ``(3,)`` float64.
 
         Raises:
             ValueError: There are fewer than 4 rows.
@@ -91,34 +98,34 @@ def _traces(moments: Moments) -> Tensor:
 
 
 def _about(moments: Moments, kz: Tensor, kk: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """``Σ k zᵀ`` and ``Σ k kᵀ`` about another mean than the rows' own: z becomes z - δ, and k becomes k - 2Dz + a."""
+    """Shift ``Σ k zᵀ`` and ``Σ k kᵀ`` to another mean: z becomes z - δ, and k becomes k - 2Dz + a."""
     dx, device = moments.dx, mean.device
     scatter = moments.scatter.to(device)
     kz, kk, sum_k = (part.to(device) for part in (kz, kk, _traces(moments)))
     delta = mean - moments.mean.to(device)
-    sides = torch.stack([delta, delta])  # D: for each side a row, 0 where the features of the other are
+    sides = torch.stack([delta, delta])  # D: one row per side, 0 for the features of the other side
     sides[0, dx:] = sides[1, :dx] = 0
     a = sides.square().sum(1)
-    once = sum_k[:, None] * a - 2 * kz @ sides.T  # terms that stand beside their transpose
+    once = sum_k[:, None] * a - 2 * kz @ sides.T  # these terms appear together with their transpose
     moved_kk = kk + once + once.T + 4 * sides @ scatter @ sides.T + moments.n * torch.outer(a, a)
     return kz - 2 * sides @ scatter - torch.outer(sum_k + moments.n * a, delta), moved_kk
 
 
 def unbiased_hsic(n: int, squares: Tensor, traces: Tensor, kk: Tensor) -> Tensor:
-    """Unbiased linear HSIC of x with x, x with y, and y with y from sums over centred rows.
+    """Compute unbiased linear HSIC of x with x, x with y, and y with y from sums over centred rows.
 
-    With the diagonals of the Gram matrices K and L left out, ``HSIC = [tr KL + 1ᵀK1 1ᵀL1 / ((n-1)(n-2))
-    - 2/(n-2) 1ᵀKL1] / (n(n-3))`` (Song et al. 2012); for centred rows ``1ᵀK1 = -Σ‖x‖²`` and ``1ᵀKL1 =
+    With the diagonals of the Gram matrices K and L omitted, ``HSIC = [tr KL + 1ᵀK1 1ᵀL1 / ((n-1)(n-2))
+    - 2/(n-2) 1ᵀKL1] / (n(n-3))`` (Song et al. 2012). For centred rows ``1ᵀK1 = -Σ‖x‖²`` and ``1ᵀKL1 =
     Σ‖x‖²‖y‖²``.
 
     Args:
         n: Number of rows, at least 4.
-        squares: ``(3,)``: ``‖XᵀX‖²``, ``‖XᵀY‖²``, ``‖YᵀY‖²``, or equally ``⟨K, K⟩``, ``⟨K, L⟩``, ``⟨L, L⟩``.
+        squares: ``(3,)``: ``‖XᵀX‖²``, ``‖XᵀY‖²``, ``‖YᵀY‖²``, or equivalently ``⟨K, K⟩``, ``⟨K, L⟩``, ``⟨L, L⟩``.
         traces: ``(2,)``: ``Σ‖x‖²`` and ``Σ‖y‖²``.
-        kk: ``(2, 2)``: ``Σ‖x‖⁴`` and ``Σ‖y‖⁴`` on the diagonal, ``Σ‖x‖²‖y‖²`` beside it.
+        kk: ``(2, 2)``: ``Σ‖x‖⁴`` and ``Σ‖y‖⁴`` on the diagonal, ``Σ‖x‖²‖y‖²`` off the diagonal.
 
     Returns:
-        ``(3,)``; what is 0 but for rounding is 0.
+        ``(3,)``; values within rounding of 0 are set to 0.
 
     Raises:
         ValueError: There are fewer than 4 rows.

@@ -1,4 +1,4 @@
-"""The rows themselves, for what no sum over rows can give."""
+"""Paired rows, kept for metrics that cannot be computed from sums over rows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hf_stitch.statistics.base import Statistic
 
 
 class Features(Statistic):
-    """Paired rows, kept on the CPU in their own dtype: all of them, or a uniform random part of bounded size.
+    """Paired rows, kept on the CPU in their own dtype: all of them, or a uniform random sample of bounded size.
 
-    With a limit, every row that comes draws a random number and those of the smallest numbers stay (Efraimidis
-    and Spirakis 2006). Which rows stay depends on their order and the seed, not on the batches; parts with
-    different seeds merge into a uniform part of all rows.
+    With a limit, every row draws a random number, and the rows with the smallest numbers are kept (Efraimidis and
+    Spirakis 2006). The selection depends on the order of the rows and the seed, not on the batches. Features with
+    different seeds merge into a uniform sample of all rows.
 
     Attributes:
-        limit: How many rows are kept at most, or None for all.
-        x_parts: The x rows kept, batch by batch.
-        y_parts: The y rows kept, batch by batch.
-        draws: The random numbers that they drew.
-        count: How many rows have come, as a tensor.
+        limit: Maximum number of rows to keep, or None to keep all.
+        x_parts: Kept x rows, by batch.
+        y_parts: Kept y rows, by batch.
+        draws: Random numbers of the kept rows.
+        count: Number of rows added, as a tensor.
 
     Args:
-        limit: At least 2, or None.
-        seed: Of the random numbers; give every process its own.
+        limit: Maximum number of rows, at least 2, or None.
+        seed: Seed of the random numbers; use a different seed in every process.
 
     Raises:
         ValueError: The limit is below 2.
@@ -64,17 +64,17 @@ class Features(Statistic):
 
     @property
     def seen(self) -> int:
-        """How many rows have come, kept or not."""
+        """Number of rows added, kept or not."""
         return int(self.count)
 
     @property
     def x(self) -> Tensor:
-        """The x rows kept, in the order they came."""
+        """Kept x rows, in the order they were added."""
         return self._concatenated("x_parts")
 
     @property
     def y(self) -> Tensor:
-        """The y rows kept; row i belongs to row i of ``x``."""
+        """Kept y rows; row i is paired with row i of ``x``."""
         return self._concatenated("y_parts")
 
     def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
@@ -88,7 +88,7 @@ class Features(Statistic):
             These features.
 
         Raises:
-            ValueError: The sides differ in length, are no matrices, or have other widths than the rows before.
+            ValueError: The sides differ in length, are not matrices, or have other widths than earlier rows.
         """
         if x_rows.ndim != 2 or y_rows.ndim != 2 or len(x_rows) != len(y_rows):
             raise ValueError(f"rows must pair up, got shapes {tuple(x_rows.shape)} and {tuple(y_rows.shape)}")
@@ -101,10 +101,10 @@ class Features(Statistic):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add the rows that ``other`` kept; ``other`` stays as it is.
+        """Add the rows kept by ``other``, which is not changed.
 
         Args:
-            other: Features of the same limit and widths, with another seed.
+            other: Features with the same limit and widths, and a different seed.
 
         Returns:
             These features.
@@ -113,7 +113,7 @@ class Features(Statistic):
             ValueError: The limits or widths differ.
         """
         if other.limit != self.limit:
-            raise ValueError(f"only features of equal limits merge, got {self.limit} and {other.limit}")
+            raise ValueError(f"features must have equal limits to merge, got {self.limit} and {other.limit}")
         if other.x_parts:
             self._check_widths(other.x_parts[0], other.y_parts[0])
         super().merge(other)
@@ -121,10 +121,10 @@ class Features(Statistic):
         return self
 
     def reseed(self, seed: int) -> Self:
-        """Draw other numbers for the rows to come, after a state was loaded.
+        """Reseed the random numbers of future rows, for example after loading a state.
 
         Args:
-            seed: Another one than before.
+            seed: A seed that has not been used before.
 
         Returns:
             These features.
@@ -139,10 +139,12 @@ class Features(Statistic):
     def _check_widths(self, x: Tensor, y: Tensor) -> None:
         for side, parts, new in (("x", self.x_parts, x), ("y", self.y_parts, y)):
             if parts and parts[0].shape[1] != new.shape[1]:
-                raise ValueError(f"{side} rows must have width {parts[0].shape[1]} as before, got {new.shape[1]}")
+                raise ValueError(
+                    f"{side} rows must have width {parts[0].shape[1]} like earlier rows, got {new.shape[1]}"
+                )
 
     def _keep_few(self) -> None:
-        """Of more rows than the limit, those that drew the smallest numbers."""
+        """Keep the rows with the smallest random numbers if there are more than the limit."""
         if self.limit is None or sum(map(len, self.draws)) <= self.limit:
             return
         kept = self._concatenated("draws").topk(self.limit, largest=False).indices.sort().values
@@ -152,7 +154,7 @@ class Features(Statistic):
     def _concatenated(self, name: str) -> Tensor:
         parts: list[Tensor] = getattr(self, name)
         if not parts:
-            raise ValueError("no rows have come yet; call update first")
+            raise ValueError("no rows have been added yet; call update first")
         if len(parts) > 1:
             parts[:] = [torch.cat(parts)]
         return parts[0]

@@ -1,4 +1,4 @@
-"""Linear HSIC of all pairs of layers of two sides, of which linear CKA is made."""
+"""Linear HSIC of all pairs of layers of two sides, from which linear CKA is computed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ class HSIC(NamedTuple):
     """Linear HSIC of every pair of layers, and of every layer with itself, up to a common factor; float64.
 
     Attributes:
-        xx: ``(layers of x,)``.
-        xy: ``(layers of x, layers of y)``.
-        yy: ``(layers of y,)``.
+        xx: HSIC of each layer of x with itself, ``(layers of x,)``.
+        xy: HSIC of each pair, ``(layers of x, layers of y)``.
+        yy: HSIC of each layer of y with itself, ``(layers of y,)``.
+
+    Example:
+        >>> import torch
+        >>> hsic = HSIC(torch.tensor([4.0]), torch.tensor([[6.0]]), torch.tensor([9.0]))
+        >>> (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).item()  # linear CKA
+        1.0
     """
 
     xx: Tensor
@@ -25,13 +31,13 @@ class HSIC(NamedTuple):
 
 
 def inner_products(x: Tensor, y: Tensor) -> HSIC:
-    """Inner products of the rows of two matrices, and of each with itself."""
+    """Inner products of the rows of two matrices, and of each row with itself."""
     own_x, own_y = (torch.linalg.vector_norm(side, dim=1).square() for side in (x, y))
     return HSIC(own_x, x @ y.T, own_y)
 
 
 def unbiased_pairs(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
-    """:func:`unbiased_hsic` of all pairs: of its sums, every number is a matrix of pairs here."""
+    """Apply :func:`unbiased_hsic` to all pairs; every sum is a matrix of pairs."""
     shape = squares.xy.shape
     traces = torch.stack([traces_x[:, None].expand(shape), traces_y.expand(shape)])
     xx, xy, yy = _spread(lengths)
@@ -41,6 +47,6 @@ def unbiased_pairs(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, le
 
 
 def _spread(hsic: HSIC) -> tuple[Tensor, Tensor, Tensor]:
-    """Everything in the shape of the pairs."""
+    """Expand everything to the shape of the pairs."""
     shape = hsic.xy.shape
     return hsic.xx[:, None].expand(shape), hsic.xy, hsic.yy.expand(shape)

@@ -1,4 +1,4 @@
-"""All pairs of layers of two sides at once, by their co-moments (d × d), streamed in float64."""
+"""All pairs of layers of two sides at once, streamed in float64, from d × d co-moments."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hf_stitch.statistics.hsic import HSIC, unbiased_pairs
 from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 from hf_stitch.statistics.moments import Moments
 
-# Rows that are multiplied at a time: a product of fewer would mostly read and write the co-moments.
+# Rows multiplied at a time: smaller products would mostly read and write the co-moments.
 _BUFFER_ROWS = 512
 
 
 class LayerMoments(Statistic, LayerStatistic):
-    """First and second moments of the rows of every layer of two sides, and of all pairs of them, in float64.
+    """First and second moments of the rows of every layer of two sides, and of all pairs of layers, in float64.
 
-    Sums are taken about an ``origin`` near the mean, the mean of a few rows for instance, so that means far from zero
-    cost no precision. Each layer has one feature more, its squared distance from the origin: the co-moments of these
-    are all that unbiased estimates of HSIC need beside. Rows are gathered until there are enough for a fast product,
-    so that batching does not change a bit. Memory is ``8 · Σ dx · Σ dy`` bytes and little more.
+    Sums are taken about an ``origin`` near the mean, for example the mean of a few rows, so that means far from zero do
+    not reduce precision. Each layer has one additional feature, its squared distance from the origin; the co-moments
+    with this feature are sufficient for unbiased estimates of HSIC. Rows are buffered for a fast product, so the result
+    is bit-identical for any batching. Memory is ``8 · Σ dx · Σ dy`` bytes plus a small buffer.
 
     Attributes:
         n: Number of rows seen.
-        count: The same, as a tensor.
+        count: Number of rows seen, as a tensor.
         cross: Co-moments of every layer of x with every layer of y, about the origins.
 
     Args:
-        x: The origin of each layer of the first side, ``(dx,)`` each, on the device where all is kept.
-        y: Of the second side; ``None``: it is the first side once more, which saves half.
+        x: Origin of each layer of the first side, ``(dx,)`` each, on the device for the moments.
+        y: Origin of each layer of the second side; None if both sides are the same layers, which halves the cost.
 
     Example:
         >>> rows = [torch.randn(20, 3), torch.randn(20, 5)]
@@ -64,7 +64,7 @@ class LayerMoments(Statistic, LayerStatistic):
 
     @classmethod
     def cost(cls, work: Workload, **options: Any) -> Cost:
-        """As in ``LayerStatistic``."""
+        """Estimate the cost, as in ``LayerStatistic``."""
         cross, own = sum(work.x) * sum(work.y), sum(width**2 for width in work.distinct)
         return Cost(flops=2 * work.n * (cross * (0.5 if work.same else 1.0) + own), kept=8 * (cross + own))
 
@@ -75,21 +75,22 @@ class LayerMoments(Statistic, LayerStatistic):
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> Self:
-        """Add a batch: the rows of every layer, of any float dtype; row i is the same everywhere.
+        """Add a batch of rows of every layer. Row i must be the same sample in every layer.
 
         Args:
-            x: ``(n, dx)`` for each layer of the first side.
-            y: ``(n, dy)`` for each layer of the second; left out if that is the first.
+            x: ``(n, dx)`` for each layer of the first side, any float dtype.
+            y: ``(n, dy)`` for each layer of the second side; None if both sides are the same layers.
 
         Returns:
             These moments.
 
         Raises:
-            ValueError: Layers are missing or too many, or rows do not pair up or are not as wide as their origin.
+            ValueError: The number of layers is wrong, their numbers of rows differ, or a width differs from that of the
+                origin.
         """
         n = len(x[0]) if x else 0
         if self._same and y is not None:
-            raise ValueError("the second side is the first here; leave out its rows")
+            raise ValueError("both sides are the same layers; pass the rows of the first side only")
         sides = [(side, rows or []) for side, rows in zip(self._sides, (x, y), strict=False)]
         for side, rows in sides:
             side.check(rows, n)
@@ -105,7 +106,15 @@ class LayerMoments(Statistic, LayerStatistic):
         return self
 
     def moments(self, i: int, j: int) -> Moments:
-        """The moments of layer i of the first side and layer j of the second."""
+        """Return the moments of a pair of layers.
+
+        Args:
+            i: Index of the layer of the first side.
+            j: Index of the layer of the second side.
+
+        Returns:
+            Moments of the rows of both layers.
+        """
         self._settle()
         means, owns = (
             [function(self._x, i), function(self._y, j)]
@@ -115,10 +124,16 @@ class LayerMoments(Statistic, LayerStatistic):
         return Moments.of(self.n, means[0], means[1], sxx, syy, sxy)
 
     def hsic(self, debiased: bool = False) -> HSIC:
-        """HSIC of every pair: ``‖XᵀY‖²`` of centred rows, or the unbiased estimate (Song et al. 2012).
+        """Compute HSIC of every pair of layers.
+
+        Args:
+            debiased: Whether to use the unbiased estimator (Song et al. 2012) instead of ``‖XᵀY‖²`` of centred rows.
+
+        Returns:
+            HSIC of every pair and of every layer with itself.
 
         Raises:
-            ValueError: Fewer than 4 rows, if debiased.
+            ValueError: There are fewer than 4 rows and ``debiased`` is true.
         """
         self._settle()
         own_x, own_y = ([self._own(side, i) for i in range(len(side.blocks))] for side in (self._x, self._y))
@@ -148,7 +163,7 @@ class LayerMoments(Statistic, LayerStatistic):
         return [self._x] if self._same else [self._x, self._y]
 
     def _settle(self) -> None:
-        """Multiply the rows gathered, and add them to the sums."""
+        """Multiply the buffered rows and add the products to the sums."""
         if not self._x.filled:
             return
         x, y = (side.buffer[: side.filled] for side in (self._x, self._y))
@@ -161,7 +176,7 @@ class LayerMoments(Statistic, LayerStatistic):
             side.settle()
 
     def _scatter(self, i: int, j: int) -> Tensor:
-        """Co-moments of layer i of x and layer j of y about their means, the added feature last."""
+        """Co-moments of layer i of x and layer j of y about their means, with the additional feature last."""
         if self._same and i == j:
             return self._own(self._x, i)
         if self._same and j < i:
@@ -175,14 +190,14 @@ class LayerMoments(Statistic, LayerStatistic):
         return torch.addr(side.owns[i], sums, sums, alpha=-1 / self.n)
 
     def _offset(self, side: _Side, i: int) -> Tensor:
-        """The mean of a layer less its origin."""
+        """The mean of a layer minus its origin."""
         return side.sums[side.blocks[i]][:-1] / self.n
 
     def _length(self, side: _Side, i: int) -> Tensor:
         return torch.cat([-2 * self._offset(side, i), side.sums.new_ones(1)])
 
     def _pairs(self, number: Callable[[Tensor, int, int], Tensor]) -> Tensor:
-        """A number of the co-moments of every pair; one pair is centred at a time."""
+        """A number computed from the co-moments of every pair; one pair is centred at a time."""
         rows, columns = len(self._x.blocks), len(self._y.blocks)
         return torch.stack(
             [torch.stack([number(self._scatter(i, j), i, j) for j in range(columns)]) for i in range(rows)]
@@ -190,10 +205,10 @@ class LayerMoments(Statistic, LayerStatistic):
 
 
 class _Side(Statistic):
-    """The layers of a side, next to each other in one buffer: of each its rows about the origin and their lengths.
+    """The layers of a side, next to each other in one buffer: rows about the origin, each with its squared length.
 
     Attributes:
-        pending: The part of the buffer that is filled, where any is.
+        pending: The filled part of the buffer, if any.
     """
 
     sums: Tensor
@@ -227,7 +242,7 @@ class _Side(Statistic):
 
     @property
     def filled(self) -> int:
-        """How many rows wait to be multiplied."""
+        """Number of buffered rows."""
         return len(self.pending[0]) if self.pending else 0
 
     @property
@@ -239,7 +254,7 @@ class _Side(Statistic):
     def check(self, rows: Sequence[Tensor], n: int) -> None:
         expected = [(n, len(origin)) for origin in self.origins]
         if (got := [tuple(layer.shape) for layer in rows]) != expected:
-            raise ValueError(f"rows must have the shapes {expected}, a layer each, got {got}")
+            raise ValueError(f"rows must have the shapes {expected}, one per layer, got {got}")
 
     def put(self, rows: Sequence[Tensor]) -> None:
         start, end = self.filled, self.filled + len(rows[0])
@@ -250,7 +265,7 @@ class _Side(Statistic):
         self.pending = [self.buffer[:end]]
 
     def settle(self) -> None:
-        """Take the rows that wait into the sums."""
+        """Add the buffered rows to the sums."""
         rows = self.buffer[: self.filled]
         self.sums += rows.sum(0)
         for block, own in zip(self.blocks, self.owns, strict=True):
@@ -263,5 +278,5 @@ def _stack(parts: list[Tensor], number: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _squares(matrix: Tensor) -> Tensor:
-    """The squared norm of what belongs to the features; the one added is left out."""
+    """Squared norm without the row and column of the additional feature."""
     return matrix[:-1, :-1].square().sum()

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _MESSAGE_BYTES = 2**26
-"""Bytes that are sent to the other processes at a time."""
+"""Bytes per message to the other processes."""
 
 
 class LayerRows(LayerStatistic):
-    """The rows themselves, each layer's in a file that is mapped into memory when they are all there.
+    """The rows of every layer in files, one per layer, which are memory-mapped for reading.
 
-    What is narrower than float32 is kept in that.
+    Dtypes narrower than float32 are stored as float32.
 
     Args:
-        folder: Where the files are; those that are there are replaced.
-        x: Rows of each layer of the first side, for their width and dtype.
-        y: Of the second; ``None``: it is the first side once more.
+        folder: Folder of the files; existing files are replaced.
+        x: Rows of each layer of the first side, used for their width and dtype only.
+        y: Rows of each layer of the second side; None if both sides are the same layers.
 
     Example:
         >>> import tempfile
@@ -42,15 +42,15 @@ class LayerRows(LayerStatistic):
     def __init__(self, folder: Path, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
         self._folder, self._layers_x, self._same = folder, len(x), y is None
         self._like = [rows[:0].to("cpu", torch.promote_types(rows.dtype, torch.float32)) for rows in (*x, *(y or ()))]
-        self._held: list[RowStore] | None = None  # opened when rows come: those of an earlier run may go on
+        self._held: list[RowStore] | None = None  # opened with the first rows, because an earlier run may be resumed
 
     @classmethod
     def cost(cls, work: Workload, **options: Any) -> Cost:
-        """As in ``LayerStatistic``."""
+        """Estimate the cost, as in ``LayerStatistic``."""
         return Cost(disk=work.n * sum(work.distinct) * work.itemsize)
 
     def _opened(self, ending: str, rows: int = 0) -> list[RowStore]:
-        """Files of some rows; all behind these are cut off."""
+        """Open the files and truncate them to some rows."""
         paths = (self._folder / f"{place}.{ending}" for place in range(len(self._like)))
         return [RowStore(path, resume=rows, like=like) for path, like in zip(paths, self._like, strict=True)]
 
@@ -83,43 +83,45 @@ class LayerRows(LayerStatistic):
         """Add a batch; see :class:`LayerStatistic`.
 
         Args:
-            x: For each layer of the first side its rows.
-            y: Of the second; left out if that is the first.
+            x: Rows of each layer of the first side.
+            y: Rows of each layer of the second side; None if both sides are the same layers.
 
         Returns:
-            These rows.
+            This statistic.
         """
         for store, like, rows in zip(self._stores, self._like, (*x, *(y or ())), strict=True):
             store.append(rows.to("cpu", like.dtype))
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """How many rows there are; they are in the files."""
+        """Return the number of rows; the rows are in the files."""
         return {"count": torch.tensor(self.n)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
-        """Keep the first rows of the files, the others having come after the state was saved.
+        """Truncate the files to the rows that existed when the state was saved.
 
         Args:
-            state: From :meth:`state_dict`.
+            state: Result of :meth:`state_dict`.
 
         Returns:
-            These rows.
+            This statistic.
 
         Raises:
-            ValueError: If a file has fewer rows.
+            ValueError: A file has fewer rows.
         """
         self._held = self._opened("rows", int(state["count"]))
         return self
 
     def all_reduce(self, accelerator: Accelerator) -> Self:
-        """Give every process the rows of all, in the order of the ranks; to be called once, by all.
+        """Give every process the rows of all processes, in the order of the ranks.
+
+        All processes must call this method once, after the last row.
 
         Args:
-            accelerator: The ``accelerate.Accelerator`` that knows the processes.
+            accelerator: The ``accelerate.Accelerator`` of the processes.
 
         Returns:
-            These rows.
+            This statistic.
         """
         if accelerator.num_processes == 1:
             return self

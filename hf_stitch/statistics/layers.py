@@ -1,4 +1,4 @@
-"""Statistics of all layers of two sides at once, and what each costs."""
+"""Base class for statistics of all layers of two sides at once, and their costs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is compared with what, as far as costs depend on it.
+    """What is compared, as far as costs depend on it.
 
     Attributes:
         n: Number of rows.
         x: Width of each layer of the first side.
-        y: Of the second; the same where that is the first.
+        y: Width of each layer of the second side; the same as ``x`` if both sides are the same layers.
         same: Whether both sides are the same layers.
         distinct: Width of each distinct layer of both sides.
         itemsize: Bytes of a number in a row.
+
+    Example:
+        >>> Workload(n=1000, x=(64, 128), y=(32,), same=False, distinct=(64, 128, 32), itemsize=4).n
+        1000
     """
 
     n: int
@@ -36,13 +40,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cost:
-    """What something takes.
+    """Cost of a computation in operations, memory and disk.
 
     Attributes:
         flops: Floating-point operations, most of them in float64.
-        kept: Bytes of memory that are kept.
-        transient: Bytes of memory that are needed for a moment beside.
+        kept: Bytes of memory that stay allocated.
+        transient: Bytes of memory that are additionally needed for a short time.
         disk: Bytes of rows in files.
+
+    Example:
+        >>> (Cost(kept=100, transient=50) + Cost(kept=10, transient=80)).memory
+        190
     """
 
     flops: float = 0.0
@@ -52,36 +60,47 @@ class Cost:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory at most."""
+        """Peak bytes of memory."""
         return int(self.kept + self.transient)
 
     def __add__(self, other: Cost) -> Cost:
-        """Both, one after the other."""
+        """The cost of both computations, one after the other."""
         transient = max(self.transient, other.transient)
         return Cost(self.flops + other.flops, self.kept + other.kept, transient, self.disk + other.disk)
 
 
 class LayerStatistic(ABC):
-    """A statistic of the rows of every layer of two sides, row i being the same sample everywhere."""
+    """Base class of statistics of the rows of every layer of two sides. Row i is the same sample in every layer.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch.statistics import LayerMoments
+        >>> statistic = LayerMoments([torch.zeros(3), torch.zeros(5)])
+        >>> isinstance(statistic, LayerStatistic)
+        True
+    """
 
     @classmethod
     @abstractmethod
     def cost(cls, work: Workload, **options: Any) -> Cost:
-        """What collecting it takes.
+        """Estimate the cost of collecting this statistic.
 
         Args:
             work: What is compared.
-            **options: Of the statistic.
+            **options: Options of the statistic.
+
+        Returns:
+            The cost.
         """
 
     def keep(self, rows: Tensor) -> Any:
-        """What is to be kept of the rows of one layer, until those of all others in the batch have come.
+        """Copy what is needed of the rows of one layer until the batch of all other layers is available.
 
         Args:
-            rows: ``(n, d)``, of any float dtype; overwritten afterwards.
+            rows: ``(n, d)``, any float dtype. They are overwritten after the call.
 
         Returns:
-            What :meth:`update` takes in its place: a copy, or less.
+            What :meth:`update` accepts instead of the rows: a copy, or a smaller summary.
         """
         return rows.clone()
 
@@ -90,8 +109,8 @@ class LayerStatistic(ABC):
         """Add a batch.
 
         Args:
-            x: For each layer of the first side its rows ``(n, d)``, or what :meth:`keep` made of them.
-            y: Of the second; left out if that is the first.
+            x: For each layer of the first side its rows ``(n, d)``, or the result of :meth:`keep`.
+            y: The same for the second side; None if both sides are the same layers.
 
         Returns:
             This statistic.
@@ -99,11 +118,11 @@ class LayerStatistic(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of everything as tensors, but for rows in files."""
+        """Return a copy of the state as tensors, except rows in files."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
-        """Take up what :meth:`state_dict` gave.
+        """Restore the state from :meth:`state_dict`.
 
         Args:
             state: The tensors.
@@ -114,10 +133,12 @@ class LayerStatistic(ABC):
 
     @abstractmethod
     def all_reduce(self, accelerator: Accelerator) -> Self:
-        """Give every process what all have collected; to be called once, by all, after the last row.
+        """Combine the statistics of all processes; every process then has the total.
+
+        All processes must call this method once, after the last row.
 
         Args:
-            accelerator: The ``accelerate.Accelerator`` that knows the processes.
+            accelerator: The ``accelerate.Accelerator`` of the processes.
 
         Returns:
             This statistic.

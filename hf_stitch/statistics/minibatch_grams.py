@@ -1,4 +1,4 @@
-"""All pairs of layers of two sides at once, by the Gram matrices of minibatches, streamed."""
+"""All pairs of layers of two sides at once, streamed, from Gram matrices of minibatches."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 class MinibatchGrams(Statistic, LayerStatistic):
     """Unbiased HSIC of every pair of layers, summed over minibatches of consecutive rows (Nguyen et al. 2021).
 
-    What ``hf_stitch.metrics.minibatch_cka`` is made of, and with its rule: a minibatch counts by its size, and up to 3
-    rows left over join the last one. Rows are gathered to minibatches, so that it does not matter how they come in. A
-    Gram matrix is computed in the dtype of its rows, but at least in float32, of centred rows; what follows is float64.
+    ``hf_stitch.metrics.minibatch_cka`` is computed from this statistic, with the same rule: each minibatch is weighted
+    by its size, and up to 3 remaining rows join the last one. Rows are regrouped into minibatches, so the sizes of the
+    updates do not matter. A Gram matrix of centred rows is computed in the dtype of the rows, at least float32; all
+    later steps use float64.
 
     Attributes:
-        count: Rows in the minibatches that are computed, as a tensor.
-        xx: As in :class:`HSIC`, of these minibatches.
+        count: Rows in the minibatches computed so far, as a tensor.
+        xx: As in :class:`HSIC`, for these minibatches.
         xy: As in :class:`HSIC`.
         yy: As in :class:`HSIC`.
 
     Args:
-        size: Rows of a minibatch, at least 4.
+        size: Rows per minibatch, at least 4.
         x: Number of layers of the first side.
-        y: Of the second; ``None``: it is the first side once more, which saves half.
-        n: How many rows will come, where that is known: of batches that are minibatches no row is kept then.
-        device: Where the sums are; the CPU by default.
+        y: Number of layers of the second side; None if both sides are the same layers, which halves the cost.
+        n: Total number of rows, if known. Batches that coincide with minibatches then need no copy of their rows.
+        device: Device of the sums; the CPU by default.
 
     Raises:
         ValueError: The size is below 4.
@@ -74,7 +75,7 @@ class MinibatchGrams(Statistic, LayerStatistic):
 
     @classmethod
     def cost(cls, work: Workload, **options: Any) -> Cost:
-        """As in ``LayerStatistic``; ``size`` is that of the minibatches."""
+        """Estimate the cost, as in ``LayerStatistic``; the option ``size`` is the minibatch size."""
         size, both = min(options["size"], work.n), sum(work.distinct)
         flops = work.n * size * (both / (8 / work.itemsize) + len(work.x) * len(work.y))
         return Cost(flops=flops, kept=2 * size * both * work.itemsize + 8 * size**2 * len(work.distinct))
@@ -86,27 +87,30 @@ class MinibatchGrams(Statistic, LayerStatistic):
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> Tensor | Gram:
-        """What is to be kept of the next batch of a layer, for :meth:`update`: a copy, or the Gram matrix.
+        """Copy the rows of a layer for :meth:`update`, or compute their Gram matrix if they are a complete minibatch.
 
         Args:
-            rows: ``(n, d)``, of any float dtype.
+            rows: ``(n, d)``, any float dtype.
+
+        Returns:
+            A copy of the rows, or the Gram matrix.
         """
         left = -1 if self.coming < 0 or any(self._pending) else int(self.coming - self.count)
         return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> Self:
-        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for a while: hand over copies.
+        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for some time, so pass copies.
 
         Args:
-            x: For each layer of the first side ``(n, dx)``, or what :meth:`keep` made of it.
-            y: Of the second; left out if that is the first.
+            x: For each layer of the first side ``(n, dx)``, or the result of :meth:`keep`.
+            y: The same for the second side; None if both sides are the same layers.
 
         Returns:
-            These statistics.
+            This statistic.
 
         Raises:
-            ValueError: Layers are missing or too many, or their rows do not pair up.
+            ValueError: The number of layers is wrong, or their numbers of rows differ.
         """
         layers = [*x, *(() if self._layers[1] is None else y or ())]
         grams = [layer for layer in layers if isinstance(layer, Gram)]
@@ -114,7 +118,7 @@ class MinibatchGrams(Statistic, LayerStatistic):
         counts = [*(len(gram.products) for gram in grams), *map(len, rows)]
         pending = self._pending
         if len(set(counts)) != 1 or (grams and rows) or len(layers) != len(pending):
-            raise ValueError(f"{len(pending)} layers must have the same rows, got {counts}")
+            raise ValueError(f"{len(pending)} layers must have the same number of rows, got {counts}")
         if grams:
             self._add(grams)
         for chunks, part in zip(pending, rows, strict=False):
@@ -124,7 +128,10 @@ class MinibatchGrams(Statistic, LayerStatistic):
         return self
 
     def hsic(self) -> HSIC:
-        """The sums over all minibatches, the rest included.
+        """Compute the sums over all minibatches, including the remaining rows.
+
+        Returns:
+            HSIC of every pair and of every layer with itself.
 
         Raises:
             ValueError: There are fewer than 4 rows.
@@ -133,11 +140,11 @@ class MinibatchGrams(Statistic, LayerStatistic):
         if any(pending):
             return HSIC(*map(torch.add, sums, self._minibatch([_gram(torch.cat(chunks)) for chunks in pending])))
         if not self.count:
-            raise ValueError("no rows have come yet; call update first")
+            raise ValueError("no rows have been added yet; call update first")
         return sums
 
     def _settle(self) -> None:
-        """Take in the rest: minibatches do not cross from a process to the next."""
+        """Compute the remaining rows: minibatches do not extend across processes."""
         if any(pending := self._pending):
             self._add([_gram(torch.cat(chunks)) for chunks in pending])
             for chunks in pending:
@@ -153,7 +160,7 @@ class MinibatchGrams(Statistic, LayerStatistic):
         self.count = self.count + len(grams[0].products)
 
     def _minibatch(self, grams: Sequence[Gram]) -> HSIC:
-        """Of one minibatch, which counts by its size."""
+        """HSIC of one minibatch, weighted by its size."""
         n, (layers, others) = len(grams[0].products), self._layers
         both = packed(grams, len(grams), n, grams[0].products.device)
         x = Packed(*(part[:layers] for part in both))
@@ -162,7 +169,7 @@ class MinibatchGrams(Statistic, LayerStatistic):
 
 
 def _take(chunks: list[Tensor], count: int) -> Tensor:
-    """The first rows of some chunks, which lose them."""
+    """Remove and return the first rows of some chunks."""
     taken: list[Tensor] = []
     while count:
         chunk = chunks.pop(0)
@@ -174,5 +181,5 @@ def _take(chunks: list[Tensor], count: int) -> Tensor:
 
 
 def _gram(rows: Tensor) -> Gram:
-    """The Gram matrix of a minibatch, in the dtype of its rows, but at least in float32."""
+    """The Gram matrix of a minibatch, in the dtype of its rows, at least float32."""
     return gram_of(rows, torch.promote_types(rows.dtype, torch.float32))

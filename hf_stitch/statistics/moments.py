@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_stitch.statistics.base import Statistic
 
-# Rows turned to float64 at a time: enough for BLAS to run at full speed, little beside the batch and the moments.
+# Rows converted to float64 at a time: enough for full BLAS speed, few compared with the batch and the moments.
 _BLOCK_ROWS = 4096
 
 
@@ -19,20 +19,20 @@ class Moments(Statistic):
 
     Batches are centred before they are multiplied and combined by the pairwise update of Chan, Golub and LeVeque
     (1979, "Updating formulae and a pairwise algorithm for computing sample variances", eq. 2.1), so that means far
-    from zero cost no precision. Everything is float64. Memory is ``8 · (dx + dy)²`` bytes however many rows pass.
+    from zero do not reduce precision. Everything is float64. Memory is ``8 · (dx + dy)²`` bytes for any number of rows.
 
     Attributes:
         dx: Width of the x rows.
         dy: Width of the y rows.
         n: Number of rows seen.
-        count: The same, as a tensor.
+        count: Number of rows seen, as a tensor.
         mean: ``(dx + dy,)``: mean of x and y side by side.
         scatter: ``(dx + dy, dx + dy)``: co-moments of x and y side by side.
 
     Args:
         dx: Width of the x rows, at least 1.
         dy: Width of the y rows, at least 1.
-        device: Where the moments are kept and computed; the CPU by default. Rows may come from any device.
+        device: Device of the moments; the CPU by default. Rows may be on any device.
 
     Raises:
         ValueError: A width is below 1.
@@ -68,7 +68,7 @@ class Moments(Statistic):
 
     @classmethod
     def of(cls, n: int, mean_x: Tensor, mean_y: Tensor, sxx: Tensor, syy: Tensor, sxy: Tensor) -> Self:
-        """Moments of known values, which are copied.
+        """Create moments from known values, which are copied.
 
         Args:
             n: Number of rows.
@@ -78,8 +78,11 @@ class Moments(Statistic):
             syy: ``(dy, dy)`` float64.
             sxy: ``(dx, dy)`` float64.
 
+        Returns:
+            The moments.
+
         Raises:
-            ValueError: A tensor has another shape than it should, or holds NaN or infinity.
+            ValueError: A tensor has the wrong shape, or contains NaN or infinity.
 
         Example:
             >>> Moments.of(4, torch.zeros(1), torch.zeros(1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))
@@ -105,7 +108,7 @@ class Moments(Statistic):
 
     @property
     def device(self) -> torch.device:
-        """Where the moments are kept."""
+        """Device of the moments."""
         return self.mean.device
 
     @property
@@ -135,18 +138,18 @@ class Moments(Statistic):
 
     @torch.no_grad()
     def update(self, x_rows: Tensor, y_rows: Tensor) -> Moments:
-        """Add a batch of paired rows; either all of it or, on an error, none of it.
+        """Add a batch of paired rows. On an error, no row of the batch is added.
 
         Args:
             x_rows: ``(n, dx)``, any float dtype and device; n may be 0.
-            y_rows: ``(n, dy)``, any float dtype and device; row i belongs to row i of ``x_rows``.
+            y_rows: ``(n, dy)``, any float dtype and device; row i is paired with row i of ``x_rows``.
 
         Returns:
             These moments.
 
         Raises:
             TypeError: A side is not a tensor of real floating-point numbers.
-            ValueError: A side has the wrong shape, the sides differ in length, or a row holds NaN or infinity.
+            ValueError: A side has the wrong shape, the sides differ in length, or a row contains NaN or infinity.
         """
         x_rows = _checked("x_rows", x_rows, self.dx, self.device)
         y_rows = _checked("y_rows", y_rows, self.dy, self.device)
@@ -165,9 +168,12 @@ class Moments(Statistic):
         self._absorb(other.n, other.mean.to(self.device), other.scatter.to(self.device))
 
     def about_origin(self) -> Moments:
-        """The same rows with their moments taken about the origin: means 0 and ``sxx = Σ x xᵀ``.
+        """Return the moments of the same rows about the origin: means 0 and ``sxx = Σ x xᵀ``.
 
-        What a method does on these is what it does without centring, that is, without an intercept.
+        A fit from these moments is a fit without centring, that is, without an intercept.
+
+        Returns:
+            New moments on the same device.
 
         Example:
             >>> import torch
@@ -184,7 +190,7 @@ class Moments(Statistic):
         return f"Moments(dx={self.dx}, dy={self.dy}, n={self.n}, device='{self.device}')"
 
     def _absorb(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """Chan's update: means weigh by their counts, and the distance between them joins the scatter."""
+        """Chan's update: means are weighted by counts, and their difference adds to the scatter."""
         if n == 0:
             return
         total = self.n + n
@@ -196,22 +202,22 @@ class Moments(Statistic):
 
 
 def _checked(name: str, rows: Tensor, width: int, device: torch.device) -> Tensor:
-    """The rows on the device, in their own dtype, once nothing speaks against them."""
+    """Check the rows and move them to the device, in their own dtype."""
     if not isinstance(rows, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(rows).__name__}; use torch.as_tensor")
     if not rows.is_floating_point():
-        raise TypeError(f"{name} must hold real floating-point numbers, got {rows.dtype}")
+        raise TypeError(f"{name} must contain real floating-point numbers, got {rows.dtype}")
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ValueError(f"{name} must have shape (n, {width}), got {tuple(rows.shape)}")
     rows = rows.to(device)
     for number, chunk in enumerate(torch.split(rows, _BLOCK_ROWS)):
-        # The norm also catches what would overflow when squared.
+        # The norm also detects numbers that overflow when squared.
         finite = torch.linalg.vector_norm(chunk.double(), dim=1).isfinite()
         if not finite.all():
             row = number * _BLOCK_ROWS + int(finite.logical_not().nonzero()[0])
             raise ValueError(
-                f"{name}: row {row} of {len(rows)} holds NaN, infinity or a number too large to square; "
-                "leave such rows out (on both sides) or run the network in a wider dtype"
+                f"{name}: row {row} of {len(rows)} contains NaN, infinity or a number too large to square; "
+                "drop such rows (on both sides) or run the network in a wider dtype"
             )
     return rows
 

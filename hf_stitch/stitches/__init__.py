@@ -1,6 +1,6 @@
-"""Stitches: the modules between two networks.
+"""Stitches: modules between two networks.
 
-Each maps vectors of one width to vectors of another; a stitching layer carries whole representations.
+A stitch maps vectors of one width to vectors of another. A stitching layer maps complete representations.
 """
 
 from hf_stitch.stitches.base import Stitch

@@ -1,4 +1,4 @@
-"""What every stitch is, and how one is rebuilt from its config."""
+"""Base class of stitches, and rebuilding a stitch from its config."""
 
 from __future__ import annotations
 
@@ -14,32 +14,39 @@ from hf_stitch.registry import registries
 
 
 class Stitch(nn.Module, ABC):
-    """A map of vectors, ``(..., in_features)`` to ``(..., out_features)``, applied to every position alike.
+    """Base class of stitches, which map every vector ``(..., in_features)`` to ``(..., out_features)``.
 
-    A subclass states its ``name`` in the registry of stitches, computes in ``transform`` and states its
+    A subclass sets its ``name`` in the registry of stitches, implements the map in ``transform`` and returns its
     constructor arguments in ``config``. Its tensors are plain parameters and persistent buffers, so that config and
-    state dict together are the whole stitch:
+    state dict together determine the stitch:
 
-    - ``type(stitch)(**stitch.config())`` is a twin with other values, also under ``torch.device("meta")``;
-    - ``twin.load_state_dict(stitch.state_dict(), strict=True)`` makes it the same stitch bit for bit (on meta, with
+    - ``type(stitch)(**stitch.config())`` has the same shapes, also under ``torch.device("meta")``;
+    - ``twin.load_state_dict(stitch.state_dict(), strict=True)`` then makes it bit-identical (on meta, with
       ``assign=True``).
 
-    ``fitted`` is no constructor argument, hence no part of ``config``; ``to_dict`` and ``from_dict`` carry it.
+    ``fitted`` is not a constructor argument and not part of ``config``; ``to_dict`` and ``from_dict`` include it.
 
     Attributes:
-        name: What the registry of stitches calls it.
-        title: What it is called in prose: "an affine map".
-        papers: Where it comes from.
-        in_features: Width of the vectors that come in.
-        out_features: Width of the vectors that go out.
-        fitted: What the fit found out (rank, penalty, R², …), as JSON values; empty where nothing was fitted.
+        name: Name in the registry of stitches.
+        title: Name in text, for example "an affine map".
+        papers: Papers that define the stitch.
+        in_features: Width of the input vectors.
+        out_features: Width of the output vectors.
+        fitted: Results of the fit (rank, penalty, R², …) as JSON values; empty if nothing was fitted.
 
     Args:
-        in_features: Width of the vectors that come in, at least 1.
-        out_features: Width of the vectors that go out, at least 1.
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
 
     Raises:
         ValueError: A width is below 1.
+
+    Example:
+        >>> from hf_stitch.stitches import LinearStitch
+        >>> stitch = LinearStitch(3, 2)
+        >>> twin = Stitch.from_dict(stitch.to_dict())
+        >>> twin.load_state_dict(stitch.state_dict())
+        <All keys matched successfully>
     """
 
     name: ClassVar[str]
@@ -56,6 +63,12 @@ class Stitch(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``.
 
+        Args:
+            x: ``(..., in_features)``, in the dtype and on the device of the weights.
+
+        Returns:
+            ``(..., out_features)``.
+
         Raises:
             ValueError: The last dimension of ``x`` is not ``in_features``.
         """
@@ -68,28 +81,37 @@ class Stitch(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, x: Tensor) -> Tensor:
-        """The map itself, on an input whose last dimension has been checked."""
+        """Compute the map; the last dimension of the input has been checked.
+
+        Args:
+            x: ``(..., in_features)``.
+
+        Returns:
+            ``(..., out_features)``.
+        """
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
+        """Return the constructor arguments as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """``name``, ``config()`` and ``fitted`` as one dict of JSON values; :meth:`from_dict` reads it."""
+        """Return ``name``, ``config()`` and ``fitted`` in one dict of JSON values, for :meth:`from_dict`."""
         return {"name": self.name, **self.config(), "fitted": dict(self.fitted)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Stitch:
-        """Build the stitch that :meth:`to_dict` described, of whatever class; its weights are then to be loaded.
+        """Build a stitch of any class from :meth:`to_dict`; load its weights afterwards.
 
         Args:
-            record: ``name`` (of the registry of stitches), the constructor's arguments and, if it was fitted,
-                ``fitted``.
+            record: ``name`` (in the registry of stitches), the constructor arguments and optionally ``fitted``.
+
+        Returns:
+            The stitch, with initial weights.
 
         Raises:
             ValueError: ``name`` is missing.
-            UnknownNameError: No stitch is registered under that name.
-            TypeError: The stitch does not take one of the arguments, or lacks one.
+            UnknownNameError: No stitch has that name.
+            TypeError: An argument is unknown or missing.
 
         Example:
             >>> Stitch.from_dict({"name": "linear", "in_features": 3, "out_features": 2})
@@ -107,8 +129,10 @@ class Stitch(nn.Module, ABC):
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A floating-point dtype from itself or from its name in a config (``"float32"``)."""
+    """A floating-point dtype, from a ``torch.dtype`` or its name (``"float32"``)."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise ValueError(f"dtype must be a floating-point torch.dtype or its name, such as 'float32', got {dtype!r}")
+        raise ValueError(
+            f"dtype must be a floating-point torch.dtype or its name, for example 'float32', got {dtype!r}"
+        )
     return found

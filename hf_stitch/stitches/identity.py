@@ -1,4 +1,4 @@
-"""The stitch that changes nothing."""
+"""The identity stitch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from hf_stitch.stitches.base import Stitch
 
 
 class IdentityStitch(Stitch):
-    """Passes vectors on as they are; unequal widths keep the first ``out_features`` or append zeros.
+    """Identity map; for unequal widths it keeps the first ``out_features`` or appends zeros.
 
-    No parameters and no arithmetic: every value comes through bit for bit, in any dtype.
+    It has no parameters and does no arithmetic: every value is passed on bit for bit, in any dtype.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
 
     Example:
         >>> import torch
@@ -26,14 +30,14 @@ class IdentityStitch(Stitch):
     title: ClassVar[str] = "no map"
 
     def transform(self, x: Tensor) -> Tensor:
-        """The input itself for equal widths, else a sliced or zero-padded copy."""
+        """Return the input itself for equal widths, otherwise a sliced or zero-padded copy."""
         surplus = self.out_features - self.in_features
         return functional.pad(x, (0, surplus)) if surplus else x
 
     def matrix(self) -> Tensor:
-        """The map as ``(out_features, in_features)``: ones on the diagonal."""
+        """Return the map as ``(out_features, in_features)``, with ones on the diagonal."""
         return torch.eye(self.out_features, self.in_features)
 
     def config(self) -> dict[str, Any]:
-        """The widths."""
+        """Return the widths."""
         return {"in_features": self.in_features, "out_features": self.out_features}

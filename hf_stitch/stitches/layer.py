@@ -1,4 +1,4 @@
-"""The stitching layer: everything between two networks, from the source's representation to the target's."""
+"""The stitching layer: maps the representation of a source layer to that of a target layer."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 
 
 class StitchingLayer(nn.Module):
-    """Carries a representation of one network's form to another's (Csiszárik et al. 2021, section 3).
+    """Module that maps a representation of one spec to another (Csiszárik et al. 2021, section 3).
 
-    Positions are brought to the target's grid (bilinear), every one of them is mapped by ``body``, and the result takes
-    the target's layout. Prefix tokens of the target (CLS, distillation) are no positions; a map of their own,
-    ``prefix``, makes them all from the source's prefix tokens, or from the mean of its positions where it has none.
+    Positions are resampled to the grid of the target (bilinear), each is mapped by ``body``, and the result is arranged
+    in the layout of the target. Prefix tokens of the target (CLS, distillation) are not positions. A separate map,
+    ``prefix``, computes all of them from the prefix tokens of the source, or from the mean of its positions if it has
+    none.
 
-    Which vectors ``body`` maps is the pooling: every position (``none``), a sample's positions side by side
-    (``flatten``), or one vector for a sample (``mean``, ``cls``, ``last``), which gives the target a single token, or a
-    grid of one position.
+    The pooling defines the vectors that ``body`` maps: every position (``none``), the concatenated positions of a
+    sample (``flatten``), or one vector per sample (``mean``, ``cls``, ``last``). One vector per sample gives the target
+    a single token, or a grid with one position.
 
     Args:
-        source: Form of what comes in.
-        target: Form of what goes out.
+        source: Spec of the input.
+        target: Spec of the output.
         pooling: The pooling.
-        body: The map of positions; :attr:`widths` says from and to which width.
-        prefix: The map of prefix tokens; :attr:`prefix_widths` says which, ``None`` where the target has none.
-        means: Mean of the target's rows by part (``body``, ``prefix``), kept for the baseline that answers with it;
-            zeros if not given.
+        body: Map of positions; :attr:`widths` are its input and output widths.
+        prefix: Map of prefix tokens; :attr:`prefix_widths` are its widths. None if the target has no prefix tokens.
+        means: Mean of the target's rows by part (``body``, ``prefix``), kept for the mean baseline; zeros by default.
 
     Raises:
-        ValueError: If the forms cannot be joined under the policy, or a map has other widths.
+        ValueError: The specs cannot be joined with this pooling, or a map has the wrong widths.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class StitchingLayer(nn.Module):
         prefix: Stitch | None = None,
         means: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Check that everything fits."""
+        """Validate the specs and the widths of the maps."""
         super().__init__()
         check_specs(source, target, pooling)
         self.source, self.target, self.pooling = source, target, pooling
@@ -74,32 +74,42 @@ class StitchingLayer(nn.Module):
             width = getattr(self, part).out_features
             self.register_buffer(f"{part}_mean", torch.zeros(width) if mean is None else mean.detach().float())
 
-    # -- what maps what ---------------------------------------------------------------------------------------------
+    # -- widths and parts --------------------------------------------------------------------------------------------
     @property
     def widths(self) -> tuple[int, int]:
-        """Widths that ``body`` maps from and to."""
+        """Input and output width of ``body``."""
         return part_widths(self.source, self.target, self.pooling)["body"]
 
     @property
     def prefix_widths(self) -> tuple[int, int] | None:
-        """Widths that ``prefix`` maps from and to; ``None`` where the target takes no prefix tokens."""
+        """Input and output width of ``prefix``; None if the target has no prefix tokens."""
         return part_widths(self.source, self.target, self.pooling).get("prefix")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """``body``, and ``prefix`` where there is one."""
+        """``("body",)``, or ``("body", "prefix")`` if there is a map of prefix tokens."""
         return ("body",) if self.prefix is None else ("body", "prefix")
 
-    # -- running ----------------------------------------------------------------------------------------------------
+    # -- forward ----------------------------------------------------------------------------------------------------
     def forward(self, representation: Representation) -> Representation:
-        """The target's representation; the context is left to the target, the mask of positions kept."""
+        """Map a representation of the source to one of the target.
+
+        Args:
+            representation: Representation with the layout, width and prefix tokens of the source spec.
+
+        Returns:
+            The target representation. It has no context, and keeps the mask of positions.
+
+        Raises:
+            ValueError: The representation does not match the source spec.
+        """
         got, batch = representation.spec, representation.batch
         if (got.layout, got.width, got.prefix_tokens) != (
             self.source.layout,
             self.source.width,
             self.source.prefix_tokens,
         ):
-            raise ValueError(f"the stitch takes a representation of the form {self.source}, got {got}")
+            raise ValueError(f"the stitching layer needs a representation of spec {self.source}, got {got}")
         mapped = self._map("body", source_positions(representation, self.source, self.target, self.pooling))
         spec = self.target
         if spec.layout == "bd":
@@ -132,20 +142,28 @@ class StitchingLayer(nn.Module):
         weight = next(stitch.parameters(), None)
         return stitch(values if weight is None else values.to(weight.dtype))
 
-    # -- others of its kind -----------------------------------------------------------------------------------------
+    # -- variants and baselines -------------------------------------------------------------------------------------
     def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:
-        """The same place, other maps."""
+        """Return a stitching layer between the same specs with other maps.
+
+        Args:
+            body: Map of positions.
+            prefix: Map of prefix tokens, or None.
+
+        Returns:
+            The stitching layer, with the same means.
+        """
         means = {part: getattr(self, f"{part}_mean") for part in self.parts}
         return StitchingLayer(self.source, self.target, self.pooling, body, prefix, means)
 
     def identity(self) -> StitchingLayer:
-        """The baseline that changes no number: widths that differ are padded with zeros or cut."""
+        """Return the identity baseline: for unequal widths, features are cut or padded with zeros."""
         return self.with_maps(
             IdentityStitch(*self.widths), IdentityStitch(*self.prefix_widths) if self.prefix_widths else None
         )
 
     def mean_only(self) -> StitchingLayer:
-        """The baseline that ignores the source and always answers with the mean of the target's rows."""
+        """Return the mean baseline, which ignores the source and always outputs the mean of the target's rows."""
         return self.with_maps(self._constant("body"), None if self.prefix is None else self._constant("prefix"))
 
     def _constant(self, part: str) -> LinearStitch:
@@ -153,9 +171,9 @@ class StitchingLayer(nn.Module):
         weight = torch.zeros(stitch.out_features, stitch.in_features, device=mean.device)
         return LinearStitch.of(weight=weight, bias=mean.to(weight.dtype))
 
-    # -- as JSON values ---------------------------------------------------------------------------------------------
+    # -- serialisation ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the weights."""
+        """Return everything except the weights as JSON values."""
         return {
             "source": self.source.to_dict(),
             "target": self.target.to_dict(),
@@ -166,7 +184,14 @@ class StitchingLayer(nn.Module):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> StitchingLayer:
-        """The layer of a :meth:`to_dict`, weights to be loaded."""
+        """Build a stitching layer from :meth:`to_dict`; load its weights afterwards.
+
+        Args:
+            config: Result of :meth:`to_dict`.
+
+        Returns:
+            The stitching layer, with initial weights.
+        """
         prefix = config.get("prefix")
         return cls(
             RepresentationSpec(**config["source"]),
@@ -178,27 +203,29 @@ class StitchingLayer(nn.Module):
 
 
 def check_specs(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> None:
-    """Refuse what the policy cannot join.
+    """Check that two specs can be joined with a pooling.
 
     Raises:
-        ValueError: Vectors and positions, or a grid and a text, under ``none``; texts under ``flatten``.
+        ValueError: Vectors and positions, or a grid and a text, with ``none``; texts with ``flatten``.
     """
     if pooling in POOLED or (source.layout == target.layout == "bd"):
         return
     if pooling == "flatten":
         if any(spec.layout == "bnd" and spec.grid is None for spec in (source, target)):
-            raise ValueError("pooling 'flatten' needs samples of one length: texts have none; use 'none' or 'mean'")
+            raise ValueError(
+                "pooling 'flatten' needs samples of equal length, but texts vary in length; use 'none' or 'mean'"
+            )
         return
     if "bd" in (source.layout, target.layout):
         raise ValueError(
             f"pooling 'none' cannot join {source} and {target}: one of them is a vector; use 'mean' or 'flatten'"
         )
     if (source.grid is None) != (target.grid is None):
-        raise ValueError(f"pooling 'none' cannot join {source} and {target}: only one of them forms a grid; use 'mean'")
+        raise ValueError(f"pooling 'none' cannot join {source} and {target}: only one of them is a grid; use 'mean'")
 
 
 def part_widths(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> dict[str, tuple[int, int]]:
-    """The maps that a stitch consists of (``body``, and ``prefix`` if needed) and the widths each maps from and to."""
+    """The parts of a stitching layer (``body``, and ``prefix`` if needed) with their input and output widths."""
 
     def width(spec: RepresentationSpec) -> int:
         return spec.width * (spec.grid[0] * spec.grid[1] if pooling == "flatten" and spec.grid else 1)
@@ -212,7 +239,7 @@ def part_widths(source: RepresentationSpec, target: RepresentationSpec, pooling:
 def source_positions(
     representation: Representation, source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling
 ) -> Tensor:
-    """What ``body`` maps: (batch, n, d) under ``none``, (batch, d) otherwise; masked positions are there too."""
+    """The input of ``body``: (batch, n, d) with ``none``, (batch, d) otherwise; masked positions are included."""
     if source.layout == "bd":
         return representation.values
     if pooling != "none":
@@ -221,16 +248,15 @@ def source_positions(
 
 
 def source_prefix(representation: Representation) -> Tensor:
-    """What ``prefix`` maps: the prefix tokens side by side, or the mean position where there are none: (batch, d)."""
+    """The input of ``prefix``, (batch, d): concatenated prefix tokens, or the mean position if there are none."""
     return representation.prefix().flatten(1) if representation.prefix_tokens else representation.rows("mean")
 
 
 def paired_rows(source: Representation, target: Representation, pooling: Pooling) -> Pairs:
-    """The rows that a stitch is fitted on: for each part both sides' (n, d), row by row of the same sample and place.
+    """The rows to fit a stitching layer on: for each part the (n, d) rows of both sides, paired by sample and position.
 
     Raises:
-        ValueError: If the numbers of samples differ, or under ``none`` the tokens of the two sides do not
-            correspond.
+        ValueError: The numbers of samples differ, or the tokens of the two sides do not correspond with ``none``.
     """
     if source.batch != target.batch:
         raise ValueError(f"both sides must have the same samples, got {source.batch} and {target.batch}")
@@ -249,13 +275,13 @@ def paired_rows(source: Representation, target: Representation, pooling: Pooling
         ):
             raise ValueError(
                 f"pooling 'none' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} "
-                "or other masks: two tokenizers cut or pad the texts differently; use pooling='mean', 'cls' or 'last'"
+                "or other masks: the tokenizers split or pad texts differently; use pooling='mean', 'cls' or 'last'"
             )
         side = target if source.mask is None else source
         mask = None if side.mask is None else side.mask[:, side.prefix_tokens :].to(x.device)
         pairs = {"body": (x.flatten(0, 1), y.flatten(0, 1)) if mask is None else (x[mask], y[mask.to(y.device)])}
     else:
-        # The single token of a pooled stitch stands where the target's head finds its CLS token.
+        # The single token of a pooled stitch replaces the CLS token that the target's head reads.
         pairs = {"body": (x, target.rows("cls" if pooling in POOLED and target.prefix_tokens else pooling))}
     if target.prefix_tokens and pooling not in POOLED:
         pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))

@@ -16,21 +16,21 @@ from hf_stitch.stitches.base import Stitch, as_dtype
 class LinearStitch(Stitch):
     """``x ↦ weight · x + bias``: on a grid a 1-by-1 convolution, on tokens a linear layer.
 
-    The parameters are plain and trainable; until they are fitted or loaded they hold the random values that
-    ``torch.nn.Linear`` starts from.
+    The parameters are plain and trainable; before they are fitted or loaded, they are
+    initialised like ``torch.nn.Linear``.
 
     Attributes:
         weight: ``(out_features, in_features)``.
         bias: ``(out_features,)``, or None.
 
     Args:
-        in_features: Width of the vectors that come in, at least 1.
-        out_features: Width of the vectors that go out, at least 1.
-        bias: Whether there is a bias.
-        dtype: Of the parameters, as a ``torch.dtype`` or by name.
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        bias: Whether to add a bias.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
     Raises:
-        ValueError: A width is below 1, or the dtype is no floating-point dtype.
+        ValueError: A width is below 1, or the dtype is not floating point.
 
     Example:
         >>> import torch
@@ -53,13 +53,16 @@ class LinearStitch(Stitch):
 
     @classmethod
     def of(cls, **tensors: Tensor | None) -> Self:
-        """A stitch of given values, which are copied; no random numbers are drawn.
+        """Create a stitch from given values, which are copied; no random numbers are drawn.
 
         Args:
-            **tensors: All of its tensors by name: ``weight``, and ``bias`` unless there is none.
+            **tensors: All tensors of the stitch by name: ``weight``, and ``bias`` unless the stitch has none.
+
+        Returns:
+            The stitch, in the dtype of ``weight``.
 
         Raises:
-            RuntimeError: A tensor is missing, unknown, or does not fit the weight.
+            RuntimeError: A tensor is missing or unknown, or its shape does not fit the weight.
 
         Example:
             >>> import torch
@@ -68,7 +71,7 @@ class LinearStitch(Stitch):
         """
         state = {name: tensor.detach().clone() for name, tensor in tensors.items() if tensor is not None}
         weight = state["weight"]
-        with torch.device("meta"):  # where initialising costs nothing and draws nothing
+        with torch.device("meta"):  # initialisation is free and draws no random numbers here
             stitch = cls(weight.shape[1], weight.shape[0], bias="bias" in state, dtype=weight.dtype)
         stitch.load_state_dict(state, assign=True)
         return stitch
@@ -78,11 +81,11 @@ class LinearStitch(Stitch):
         return functional.linear(x, self.weight, self.bias)
 
     def matrix(self) -> Tensor:
-        """The map without its bias, ``(out_features, in_features)``."""
+        """Return the map without its bias, ``(out_features, in_features)``."""
         return self.weight
 
     def config(self) -> dict[str, Any]:
-        """The widths, whether there is a bias, and the name of the dtype."""
+        """Return the widths, whether there is a bias, and the name of the dtype."""
         return {
             "in_features": self.in_features,
             "out_features": self.out_features,
@@ -92,7 +95,13 @@ class LinearStitch(Stitch):
 
 
 def as_linear(stitch: Stitch) -> LinearStitch:
-    """An affine stitch of any kind as one weight and one bias, with values of its own.
+    """Convert any affine stitch to one weight matrix and one bias, which are copied.
+
+    Args:
+        stitch: A stitch with a ``matrix()`` method.
+
+    Returns:
+        The equivalent ``LinearStitch``.
 
     Raises:
         ValueError: The stitch is not affine: it has no ``matrix()``.
@@ -104,5 +113,5 @@ def as_linear(stitch: Stitch) -> LinearStitch:
     """
     matrix: Callable[[], Tensor] | None = getattr(stitch, "matrix", None)
     if matrix is None:
-        raise ValueError(f"{type(stitch).__name__} is no affine map: it has no matrix")
+        raise ValueError(f"{type(stitch).__name__} is not an affine map: it has no matrix method")
     return LinearStitch.of(weight=matrix(), bias=getattr(stitch, "bias", None))

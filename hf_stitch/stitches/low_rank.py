@@ -1,4 +1,4 @@
-"""The affine stitch through a bottleneck."""
+"""The affine stitch with a bottleneck."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hf_stitch.stitches.base import Stitch, as_dtype
 class LowRankStitch(Stitch):
     """``x ↦ up · (down · x) + bias``: an affine map of rank at most ``rank`` (Csiszárik et al. 2021, §7).
 
-    The parameters are plain and trainable; until they are fitted or loaded they hold the random values that two
-    layers of ``torch.nn.Linear`` start from.
+    The parameters are plain and trainable; before they are fitted or loaded, they are
+    initialised like two layers of ``torch.nn.Linear``.
 
     Attributes:
         rank: Width of the bottleneck.
@@ -26,14 +26,14 @@ class LowRankStitch(Stitch):
         bias: ``(out_features,)``, or None.
 
     Args:
-        in_features: Width of the vectors that come in, at least 1.
-        out_features: Width of the vectors that go out, at least 1.
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
         rank: Width of the bottleneck, from 1 to the smaller of the two widths.
-        bias: Whether there is a bias.
-        dtype: Of the parameters, as a ``torch.dtype`` or by name.
+        bias: Whether to add a bias.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
     Raises:
-        ValueError: A width is below 1, the rank is out of its range, or the dtype is no floating-point dtype.
+        ValueError: A width is below 1, the rank is out of its range, or the dtype is not floating point.
 
     Example:
         >>> stitch = LowRankStitch(64, 64, rank=4)
@@ -71,11 +71,11 @@ class LowRankStitch(Stitch):
         return functional.linear(functional.linear(x, self.down), self.up, self.bias)
 
     def matrix(self) -> Tensor:
-        """The map without its bias, ``(out_features, in_features)``."""
+        """Return the map without its bias, ``(out_features, in_features)``."""
         return self.up @ self.down
 
     def config(self) -> dict[str, Any]:
-        """The widths, the rank, whether there is a bias, and the name of the dtype."""
+        """Return the widths, the rank, whether there is a bias, and the name of the dtype."""
         return {
             "in_features": self.in_features,
             "out_features": self.out_features,

@@ -1,4 +1,4 @@
-"""The affine stitch some of whose weights are fixed at zero."""
+"""The sparse affine stitch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hf_stitch.stitches.linear import LinearStitch
 
 
 class MaskedStitch(LinearStitch):
-    """``x ↦ (mask ∘ weight) · x + bias``: an affine map that is sparse and stays so in training.
+    """``x ↦ (mask ∘ weight) · x + bias``: an affine map that stays sparse during training.
 
-    The weight is kept whole; where the mask is false it takes no part and gets no gradient.
+    The full weight is stored; entries where the mask is false are not used and receive no gradient.
 
     Attributes:
         weight: ``(out_features, in_features)``.
-        mask: ``(out_features, in_features)`` bool, a persistent buffer: which weights take part; all until loaded.
+        mask: ``(out_features, in_features)`` bool, a persistent buffer: the weights that are used; initially all.
         bias: ``(out_features,)``, or None.
 
     Args:
-        in_features: Width of the vectors that come in, at least 1.
-        out_features: Width of the vectors that go out, at least 1.
-        bias: Whether there is a bias.
-        dtype: Of the parameters, as a ``torch.dtype`` or by name.
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        bias: Whether to add a bias.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
     Raises:
-        ValueError: A width is below 1, or the dtype is no floating-point dtype.
+        ValueError: A width is below 1, or the dtype is not floating point.
 
     Example:
         >>> import torch
@@ -55,5 +55,5 @@ class MaskedStitch(LinearStitch):
         return functional.linear(x, self.matrix(), self.bias)
 
     def matrix(self) -> Tensor:
-        """The map without its bias, ``(out_features, in_features)``: zero where the mask is false."""
+        """Return the map without its bias, ``(out_features, in_features)``: zero where the mask is false."""
         return torch.where(self.mask, self.weight, 0)

@@ -1,1 +1,1 @@
-"""Files that a killed process leaves whole."""
+"""Files and folders that stay complete if a process is killed while it writes."""

@@ -1,4 +1,4 @@
-"""What a long job has done so far, in a folder, such that an interrupted one goes on to the same bits."""
+"""State of a long job in a folder, such that an interrupted job resumes with bit-identical results."""
 
 from __future__ import annotations
 
@@ -18,23 +18,36 @@ from hf_stitch.storage.files import write_whole
 T = TypeVar("T")
 
 SAVING = 0.05
-"""Share of the time that saving may take."""
+"""Maximal share of the running time spent on saving."""
 
 
 class Checkpoint:
-    """The state of a job in a folder, so that an interrupted one goes on.
+    """The state of a job in a folder, from which an interrupted job resumes.
 
-    ``job.json`` says what the job is and what was decided when it began, ``state-<rank>.safetensors`` holds what a
-    process has done and up to where, ``rows-<rank>`` rows that it keeps in files.
+    ``job.json`` describes the job and contains the decisions made when it started. ``state-<rank>.safetensors``
+    contains the position and intermediate tensors of one process, ``rows-<rank>`` the rows that it keeps in files.
 
     Attributes:
-        folder: Where.
-        lasting: Whether anything is saved.
+        folder: The folder.
+        lasting: Whether state is saved.
+        rows: Folder of the files with rows of this process.
 
     Args:
-        folder: Where; made if needed.
-        rank: Of the process.
-        lasting: Whether anything is saved; a job that keeps rows needs a folder anyway.
+        folder: The folder; created if needed.
+        rank: Rank of the process.
+        lasting: Whether to save state. A job that keeps rows in files needs a folder even without saved state.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     job = Checkpoint(Path(name), rank=0, lasting=True)
+        ...     decided = job.begin({"metric": "linear_cka"}, lambda: "minibatch route")
+        ...     job.save(3, {"sum": torch.ones(2)})
+        ...     again = Checkpoint(Path(name), rank=0, lasting=True)
+        ...     again.begin({"metric": "linear_cka"}, lambda: "another route")
+        ...     again.load(torch.device("cpu"))
+        'minibatch route'
+        (3, {'sum': tensor([1., 1.])})
     """
 
     def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
@@ -48,10 +61,18 @@ class Checkpoint:
             shutil.rmtree(self.rows, ignore_errors=True)
 
     def begin(self, recipe: Mapping[str, Any], decide: Callable[[], T]) -> T:
-        """What was decided when the job that was interrupted began, or what is decided for a new one; JSON values.
+        """Resume the decisions of an interrupted job, or make and save those of a new one.
+
+        Args:
+            recipe: Description of the job as JSON values; a job resumes only with the same recipe.
+            decide: Makes the decisions of a new job, as JSON values.
+
+        Returns:
+            The saved decisions if the folder contains a job, otherwise the return value of ``decide``.
 
         Raises:
-            ValueError: If the folder holds another job; the message says what differs.
+            ValueError: If the folder contains the state of a job with another recipe; the message lists the
+                differences.
         """
         if self._about.is_file():
             held = json.loads(self._about.read_text(encoding="utf-8"))
@@ -63,8 +84,8 @@ class Checkpoint:
             ]
             if differences:
                 raise ValueError(
-                    f"{self._about.parent} holds the state of another job, which differs in {'; '.join(differences)}. "
-                    "Use another folder, or empty this one"
+                    f"{self._about.parent} contains the state of another job, which differs in "
+                    f"{'; '.join(differences)}. Use another folder, or empty this one"
                 )
             return held["decided"]
         decided = decide()
@@ -74,7 +95,14 @@ class Checkpoint:
         return decided
 
     def load(self, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:
-        """The position that was reached, and what had been collected until there."""
+        """Load the saved state of this process.
+
+        Args:
+            device: Device of the tensors.
+
+        Returns:
+            The position reached and the tensors saved there; ``None`` if there is no saved state.
+        """
         if not self._path.is_file():
             return None
         from safetensors.torch import load_file
@@ -83,11 +111,24 @@ class Checkpoint:
         return int(tensors.pop("position")), tensors
 
     def due(self, done: bool) -> bool:
-        """Whether to save now: at the end, and as often as takes little of the time."""
+        """Whether to save now.
+
+        Args:
+            done: Whether the job is finished.
+
+        Returns:
+            True at the end, and whenever saving keeps below :data:`SAVING` of the running time; always False if
+            nothing is to be saved.
+        """
         return self.lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the state; a process killed meanwhile leaves the one before."""
+        """Save the state atomically; if the process is killed meanwhile, the previous state stays.
+
+        Args:
+            position: The position reached, for example the number of steps or samples.
+            tensors: Intermediate results by name.
+        """
         from safetensors.torch import save_file
 
         start = time.monotonic()
@@ -98,7 +139,7 @@ class Checkpoint:
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Options inside options by dotted names."""
+    """Flatten nested options to dotted names."""
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         name = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""Folders whose files are exchanged together."""
+"""Replacement of several files of a folder together."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from pathlib import Path
 
 @contextmanager
 def replacing(folder: Path, last: str, stale: Iterable[str]) -> Iterator[Path]:
-    """Files that take the place of those in a folder once all of them are written.
+    """Write files to a temporary folder and move them into a folder once all of them are written.
 
     Args:
-        folder: Created if needed. What is in it and not written anew stays, but for the stale files.
-        last: Name of the file that vouches for the others: it is moved last.
-        stale: Names of files that go where they are not written anew.
+        folder: Target folder, created if needed. Files in it that are not rewritten stay, except for the stale ones.
+        last: Name of the file that is moved last. If it is there, all other files are there too.
+        stale: Names of files that are deleted if they are not rewritten.
 
     Yields:
-        An empty folder on the same file system, to write into.
+        An empty temporary folder on the same file system, to write into.
 
     Raises:
-        OSError: If something cannot be written; the folder is left as it was.
+        OSError: If a file cannot be written; the target folder then stays unchanged.
+
+    Example:
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name)
+        ...     _ = (folder / "old.bin").write_text("old weights")
+        ...     with replacing(folder, last="config.json", stale=["old.bin"]) as temporary:
+        ...         _ = (temporary / "weights.bin").write_text("weights")
+        ...         _ = (temporary / "config.json").write_text("{}")
+        ...     sorted(path.name for path in folder.iterdir())
+        ['config.json', 'weights.bin']
     """
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))

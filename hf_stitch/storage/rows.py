@@ -1,4 +1,4 @@
-"""Rows of tensors in a file, mapped into memory: what is read is only what is asked for."""
+"""Memory-mapped storage of tensor rows in a file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 
 class RowStore:
-    """One tensor for each sample, in a file that grows.
+    """An append-only file with one tensor for each sample, mapped into memory for reading.
 
-    Samples of one shape are rows of the file. Where samples differ in length, as texts do, a mask says which positions
-    are real: these alone are kept, and come back filled up on the right.
+    Samples of equal shape are stored as one row each. Samples of different length, for example texts, are stored
+    without padding, one row for each real position as given by a mask; :meth:`read` pads them on the right.
 
     Attributes:
         path: The file.
 
     Args:
-        path: The file; one that is there is replaced.
-        resume: Number of rows of the file that stay, all others being cut off.
-        like: With ``resume``, a tensor of the shape (but for the number of rows) and dtype of the rows.
+        path: The file. An existing file is emptied, unless ``resume`` is given.
+        resume: Number of rows of an existing file to keep; further rows are cut off.
+        like: Required with ``resume``: a tensor with the shape (except for the number of rows) and dtype of the rows.
 
     Raises:
-        ValueError: If the file has fewer rows than are to stay.
+        ValueError: If the file has fewer than ``resume`` rows.
 
     Example:
         >>> import tempfile
@@ -46,21 +46,23 @@ class RowStore:
         path.touch()
         size = resume * self._like[:0].new_empty(1, *self._like.shape[1:]).nbytes
         if path.stat().st_size < size:
-            raise ValueError(f"{path} is shorter than its state says; start again in an empty folder")
+            raise ValueError(
+                f"{path} has fewer than the {resume} rows that the saved state requires; start again in an empty folder"
+            )
         os.truncate(path, size)
         if resume:
             self._lengths.append(torch.ones(resume, dtype=torch.long))
 
     def __len__(self) -> int:
-        """Number of rows in the file."""
+        """Return the number of rows in the file."""
         return int(sum(lengths.sum() for lengths in self._lengths))
 
     def append(self, values: Tensor, mask: Tensor | None = None) -> None:
-        """Add samples.
+        """Append a batch of samples.
 
         Args:
-            values: ``(batch, ...)``.
-            mask: ``(batch, tokens)`` bool, for texts: which positions are real.
+            values: ``(batch, ...)``, or ``(batch, tokens, ...)`` with a mask; all batches of one dtype.
+            mask: ``(batch, tokens)`` bool, true at real positions; required if samples differ in length.
         """
         if mask is None:
             rows, lengths = values, torch.ones(len(values), dtype=torch.long)
@@ -74,7 +76,11 @@ class RowStore:
             file.write(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
     def rows(self) -> Tensor:
-        """All rows, mapped into memory."""
+        """Map all rows into memory.
+
+        Returns:
+            ``(rows, ...)`` in the dtype of the appended values.
+        """
         if self._mapped is None:
             shape = torch.Size((len(self), *self._like.shape[1:]))
             flat = torch.from_file(str(self.path), False, shape.numel(), dtype=self._like.dtype)
@@ -82,13 +88,14 @@ class RowStore:
         return self._mapped
 
     def read(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The samples at some places.
+        """Read samples by index.
 
         Args:
-            places: ``(n,)`` int64.
+            places: Indices of the samples, ``(n,)`` int64.
 
         Returns:
-            ``(n, ...)``, and the mask of samples that differ in length.
+            Values ``(n, ...)`` and ``None``; for samples of different length, values ``(n, tokens, ...)`` padded with
+            zeros on the right and the mask ``(n, tokens)`` bool.
         """
         rows = self.rows()
         if not self._ragged:

@@ -1,4 +1,4 @@
-"""Conformance checks that ours and a plugin's must pass alike. Each raises AssertionError."""
+"""Conformance checks for adapters, matchers, metrics, similarities and stitches, built-in or of a plugin."""
 
 from hf_stitch.testing.adapters import check_adapter
 from hf_stitch.testing.matchers import check_matcher

@@ -1,4 +1,4 @@
-"""The transformations by which declared invariances are tested."""
+"""Random transformations that test declared invariances."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def moved(rows: Tensor, invariance: str, seed: int) -> Tensor:
-    """The rows put through a random map of the class that an invariance names."""
+    """Apply a random transformation of the class that an invariance names."""
     generator, width = torch.Generator().manual_seed(seed), rows.shape[1]
     square = torch.randn(width, width, generator=generator, dtype=torch.float64)
     if invariance == "orthogonal":

@@ -1,4 +1,4 @@
-"""Assertions that also hold under ``python -O`` and always say what they found."""
+"""Assertions that also run under ``python -O`` and always have a message."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise AssertionError with the message unless the condition holds."""
+    """Raise AssertionError with the message unless the condition is true."""
     if not condition:
         raise AssertionError(message)
 
 
 def require_error(error: type[Exception], action: Callable[[], object], what: str) -> str:
-    """Run the action, which must raise ``error``; its message is returned. ``what`` says what the action does."""
+    """Run the action, which must raise ``error``, and return its message; ``what`` describes the action."""
     try:
         action()
     except error as raised:

@@ -1,4 +1,4 @@
-"""What any adapter must pass."""
+"""Conformance check for adapters."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hf_stitch.testing._require import require, require_error
 
 @torch.no_grad()
 def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> None:
-    """Check that an adapter keeps the contract of ``Adapter`` on batches of inputs.
+    """Check that an adapter satisfies the contract of ``Adapter`` on batches of inputs.
 
-    At every listed cut: ``decode(encode(x))`` is the model's own output bit for bit; the context holds nothing of the
-    content; several layers encoded at once are those encoded alone; both halves as modules of their own give the same,
-    hold no hook and are smaller than the model. The model is left as it was: mode, gradients, hooks, parameters,
-    buffers, random state. What is no cut is refused.
+    At every listed cut: ``decode(encode(x))`` equals the output of the model bit for bit; the context contains no
+    content of the input; encoding several layers at once gives the same as encoding them separately; both halves as
+    separate modules give the same outputs, have no hooks and are not larger than the model. The model is not modified:
+    mode, gradients, hooks, parameters, buffers and random state. Layers that are not cuts raise an error.
 
     Args:
         adapter: The adapter.
-        *batches: Inputs, best of several sizes, for text ragged and padded on either side.
+        *batches: Inputs, preferably of several sizes; for text with different lengths and padding on either side.
 
     Raises:
-        AssertionError: It breaks the contract; the message says where.
+        AssertionError: The contract is violated; the message names the violation.
 
     Example:
         >>> import torch, hf_stitch
@@ -40,14 +40,14 @@ def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> None:
     require(len(layers) > 0 and len(set(layers)) == len(layers), f"layers must be distinct names, got {layers}")
     for inputs in batches:
         together = adapter.encode(inputs, layers)
-        require(list(together) == list(layers), "encode must return the layers in the order asked for")
+        require(list(together) == list(layers), "encode must return the layers in the requested order")
         output = adapter.forward(inputs)
         for layer in layers:
             _check_layer(adapter, layer, inputs, together[layer], output)
     require_error(NotACutError, lambda: adapter.encode(batches[0], "no.such.layer"), "an unknown layer")
     after = _state(adapter.model)
     for what in before:
-        require(before[what] == after[what], f"{what} of the model must be left as they were")
+        require(before[what] == after[what], f"{what} of the model must not be modified")
 
 
 def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], representation: Any, output: Any) -> None:
@@ -57,13 +57,15 @@ def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], repres
     got = representation.spec
     require(
         (got.layout, got.width, got.prefix_tokens) == (spec.layout, spec.width, spec.prefix_tokens),
-        f"{layer}: form {spec}, got {got}",
+        f"{layer}: spec must be {spec}, got {got}",
     )
     alone = adapter.encode(inputs, layer)[layer]
-    require(torch.equal(alone.values, representation.values), f"{layer}: encoded alone and with others must agree")
+    require(
+        torch.equal(alone.values, representation.values), f"{layer}: encoding it alone and with other layers must agree"
+    )
     require(
         same(adapter.decode(representation, layer), output),
-        f"{layer}: decode(encode(x)) must be the model's own output",
+        f"{layer}: decode(encode(x)) must equal the output of the model",
     )
     for name in adapter.interface.content:
         erased, value = representation.context[name], inputs[name]
@@ -71,18 +73,19 @@ def _check_layer(adapter: Adapter, layer: str, inputs: Mapping[str, Any], repres
         allowed = {adapter.interface.filler_id, *adapter.interface.special_ids}
         require(erased.shape == value.shape, f"{layer}: the context must keep the shape of {name}")
         require(
-            set(values) <= allowed if values else not bool(erased.any()), f"{layer}: the context must not hold {name}"
+            set(values) <= allowed if values else not bool(erased.any()),
+            f"{layer}: the context must not contain {name}",
         )
     front, back = adapter.front(layer), adapter.back(layer)
     passed = front(**inputs)
     require(torch.equal(passed.values, representation.values), f"{layer}: the front half must give the representation")
-    require(same(back(passed), output), f"{layer}: the back half must give the model's own output")
+    require(same(back(passed), output), f"{layer}: the back half must give the output of the model")
     sizes = [sum(p.numel() for p in part.parameters()) for part in (front, back, adapter.model)]
     require(max(sizes[:2]) <= sizes[2], f"{layer}: halves must not be larger than the model, got {sizes}")
     for half in (front, back):
         require(
             all(is_bookkeeping(hook) for m in half.modules() for hook in _hooks(m)),
-            f"{layer}: halves must hold no hooks but those by which transformers collects hidden states",
+            f"{layer}: halves must have no hooks except those that transformers uses to collect hidden states",
         )
 
 

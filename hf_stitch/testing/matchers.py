@@ -1,4 +1,4 @@
-"""What any matcher must pass."""
+"""Conformance check for matchers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _ROWS = 200
 
 
 def check_matcher(matcher: str | Matcher, **options: Any) -> None:
-    """Check that a matcher keeps the contract of ``Matcher``.
+    """Check that a matcher satisfies the contract of ``Matcher``.
 
-    It is a frozen config that survives JSON. A closed-form matcher is also fitted, to rows of widths 12 to 12, 12 to 8
-    and 8 to 12: the same moments give the same stitch bit for bit and stay as they were; moments streamed in batches,
-    merged in another order, or of rows in another order give the stitch of moments computed at once, to 1e-10; no
-    rows are refused; ``fitted`` holds ``n`` and ``r2``; and the stitch passes ``check_stitch``.
+    The matcher is a frozen config that can be rebuilt from JSON. A closed-form matcher is also fitted to rows of widths
+    12 to 12, 12 to 8 and 8 to 12. The same moments give the same stitch bit for bit and are not modified. Moments that
+    are streamed in batches, merged in another order, or computed from reordered rows give the same stitch as moments of
+    all rows at once, to 1e-10. Empty moments raise an error. ``fitted`` contains ``n`` and ``r2``, and the stitch
+    passes ``check_stitch``.
 
     Args:
-        matcher: A name in the registry of matchers, or a matcher that is in the registry.
-        **options: The matcher's options, with a name.
+        matcher: Name in the registry of matchers, or a registered matcher.
+        **options: Options of the matcher, if given by name.
 
     Raises:
-        AssertionError: It breaks the contract; the message says where.
+        AssertionError: The contract is violated; the message names the violation.
 
     Example:
         >>> check_matcher("ridge", ridge=0.5)
@@ -51,12 +52,12 @@ def _check_config(matcher: Matcher) -> None:
     require(registries.matchers.build(described) == matcher, f"{described} must rebuild {matcher!r}")
     require(matcher.fits in ("moments", "task"), f"fits must be 'moments' or 'task', got {matcher.fits!r}")
     closed = isinstance(matcher, ClosedFormMatcher)
-    require((matcher.fits == "moments") == closed, "what fits moments must be a ClosedFormMatcher, and only that")
+    require((matcher.fits == "moments") == closed, "fits must be 'moments' for a ClosedFormMatcher, and only for that")
     require_error(AttributeError, lambda: setattr(matcher, "name", "other"), "setting an attribute of a frozen config")
 
 
 def _rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
-    """Related rows of x and y in float64, their means some standard deviations away."""
+    """Related float64 rows of x and y, with means several standard deviations from 0."""
     generator = torch.Generator().manual_seed(0)
     draw = torch.randn(_ROWS + dx, dx + dy, generator=generator, dtype=torch.float64)
     x = draw[:_ROWS, :dx] + 5
@@ -68,12 +69,14 @@ def _check_fit(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
     before = at_once.state_dict()
     stitch = matcher.fit(at_once, dtype=torch.float64)
     after = at_once.state_dict()
-    require(all(torch.equal(before[key], after[key]) for key in before), "a fit must leave the moments as they were")
+    require(all(torch.equal(before[key], after[key]) for key in before), "a fit must not modify the moments")
     _check_same(stitch, matcher.fit(at_once, dtype=torch.float64), x, "twice", tolerance=0.0)
     for route, moments in _moments_streamed(x, y).items():
         _check_same(stitch, matcher.fit(moments, dtype=torch.float64), x, route, tolerance=1e-10)
     found = stitch.fitted
-    require(found.get("n") == len(x) and "r2" in found, f"fitted must hold 'r2' and the 'n' of {len(x)}, got {found}")
+    require(
+        found.get("n") == len(x) and "r2" in found, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}"
+    )
     _check_refused(matcher, Moments(at_once.dx, at_once.dy))
     check_stitch(matcher.fit(at_once))
 
@@ -83,14 +86,14 @@ def _check_refused(matcher: ClosedFormMatcher, moments: Moments) -> None:
 
 
 def _moments_at_once(x: Tensor, y: Tensor) -> Moments:
-    """From the definition, over all rows in one go."""
+    """Moments by definition, from all rows at once."""
     mean_x, mean_y = x.mean(0), y.mean(0)
     x, y = x - mean_x, y - mean_y
     return Moments.of(len(x), mean_x, mean_y, x.T @ x, y.T @ y, x.T @ y)
 
 
 def _moments_streamed(x: Tensor, y: Tensor) -> dict[str, Moments]:
-    """The same moments in three other ways."""
+    """The same moments computed in three other ways."""
     sizes = [1, 80, 2, 117]
     batches = list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
     streamed, merged, shuffled = (Moments(x.shape[1], y.shape[1]) for _ in range(3))

@@ -1,4 +1,4 @@
-"""What any metric must pass."""
+"""Conformance check for metrics."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _INVARIANCES = ("orthogonal", "scaling", "invertible", "permutation", "translati
 
 
 def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
-    """Check that a metric keeps the contract of ``Metric``.
+    """Check that a metric satisfies the contract of ``Metric``.
 
-    It declares what it must. Of arrays it is a float, of tensors (bfloat16 ones too) a 0-d float64 tensor, within its
-    range; it draws no random numbers and leaves the rows as they are. Streamed in any batches, and from ``Moments`` if
-    it takes them, it has the value of all rows at once, to 1e-8. Declared symmetry and invariances hold to 1e-7; a
-    distance of equal sides is 0 to 1e-6 of others, and obeys the triangle inequality if it says so; gradients agree
-    with finite differences if it is differentiable. Rows that determine no value are refused, by name; so are fewer
-    than it declares.
+    The metric has all declarations. Arrays give a float and tensors (including bfloat16) a 0-d float64 tensor, within
+    its range. It draws no random numbers and does not modify the rows. Streamed in any batches, and from ``Moments`` if
+    supported, it gives the value of all rows at once, to 1e-8. Declared symmetry and invariances hold to 1e-7. The
+    distance between equal sides is 0 to 1e-6 of other distances, and satisfies the triangle inequality if declared.
+    Gradients agree with finite differences if the metric is differentiable. Degenerate rows, and fewer rows than
+    declared, raise an error that names the metric.
 
     Args:
-        metric: A name in the registry of metrics, a class, or a metric with options, which is left as it is.
-        **options: The metric's options, with a name or a class.
+        metric: Name in the registry of metrics, a class, or a metric with options, which is not modified.
+        **options: Options of the metric, if given by name or class.
 
     Raises:
-        AssertionError: It breaks the contract; the message says where.
+        AssertionError: The contract is violated; the message names the violation.
 
     Example:
         >>> from hf_stitch.metrics._procrustes import Procrustes
@@ -56,9 +56,9 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
 
 
 def _rows(metric: Metric, width: int, seed: int) -> Tensor:
-    """Rows in float64 that share a part whatever the seed, their means some standard deviations away.
+    """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
 
-    A metric of outputs gets probabilities, which will do for logits too.
+    A metric of outputs gets probabilities, which are also valid logits.
     """
     shared = torch.randn(_ROWS, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
@@ -85,14 +85,15 @@ def _twin(metric: Metric) -> Metric:
 
 def _check_declared(metric: Metric) -> None:
     require(isinstance(metric, Metric), f"{metric!r} must be a Metric")
-    require(metric.function.__name__ == metric.name, f"function must be called {metric.name!r}, as the metric is")
+    require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
     require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
     low, high = metric.range
-    require(low < high, f"range must be (least, greatest), got {metric.range}")
+    require(low < high, f"range must be (smallest, largest), got {metric.range}")
     unknown = set(metric.invariances) - set(_INVARIANCES)
-    require(not unknown, f"invariances must be of {_INVARIANCES}, got {sorted(unknown)} too")
+    require(not unknown, f"invariances must be among {_INVARIANCES}, got {sorted(unknown)}")
     require(
-        not metric.higher_is_better or not metric.triangle_inequality, "only a distance obeys the triangle inequality"
+        not metric.higher_is_better or not metric.triangle_inequality,
+        "triangle_inequality needs higher_is_better=False",
     )
     require_error(TypeError, lambda: type(metric)(no_such_option=1), "an unknown option")
 
@@ -101,7 +102,7 @@ def _check_value(metric: Metric, x: Tensor, y: Tensor) -> float:
     random_state, before = torch.get_rng_state(), (x.clone(), y.clone())
     value = _value(metric, x, y)
     require(torch.equal(torch.get_rng_state(), random_state), "a metric must draw no random numbers")
-    require(torch.equal(x, before[0]) and torch.equal(y, before[1]), "a metric must leave the rows as they are")
+    require(torch.equal(x, before[0]) and torch.equal(y, before[1]), "a metric must not modify the rows")
     require(
         value.shape == () and value.dtype == torch.float64, f"tensors must give a 0-d float64 tensor, gave {value!r}"
     )
@@ -173,7 +174,7 @@ def _check_degenerate(metric: Metric, x: Tensor, y: Tensor) -> None:
 
 def _check_distance(metric: Metric, x: Tensor, y: Tensor, z: Tensor) -> None:
     xx, xy, yz, xz = (_value(metric, *pair).item() for pair in ((x, x), (x, y), (y, z), (x, z)))
-    require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} beside {xy} for others")
+    require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
     if metric.triangle_inequality:
         holds = max(xy, yz, xz) <= sum((xy, yz, xz)) / 2 + 1e-9
         require(holds, f"the triangle inequality must hold, got distances {xy}, {yz} and {xz}")

@@ -1,4 +1,4 @@
-"""What any similarity must pass."""
+"""Conformance check for similarities."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _INVARIANCES = ("orthogonal", "scaling", "invertible", "permutation", "translati
 
 
 def check_similarity(similarity: str | Similarity, **options: Any) -> None:
-    """Check that a similarity keeps the contract of ``Similarity``.
+    """Check that a similarity satisfies the contract of ``Similarity``.
 
-    It is a frozen config that survives JSON. It maps any leading dimensions, every vector by itself, in its own dtype,
-    and leaves vectors and anchors as they are. The invariances that it declares hold to 1e-9, and of those that it does
-    not declare none does. Gradients at the vectors agree with finite differences. Vectors and anchors of different
-    widths or dtypes are refused.
+    The similarity is a frozen config that can be rebuilt from JSON. It accepts any leading dimensions, maps each vector
+    independently, in its own dtype, and does not modify vectors or anchors. Declared invariances hold to 1e-9, and
+    undeclared ones do not hold. Gradients with respect to the vectors agree with finite differences. Vectors and
+    anchors of different widths or dtypes raise an error.
 
     Args:
-        similarity: A name in the registry of similarities, or a similarity that is in the registry.
-        **options: Its options, with a name.
+        similarity: Name in the registry of similarities, or a registered similarity.
+        **options: Options of the similarity, if given by name.
 
     Raises:
-        AssertionError: It breaks the contract; the message says where.
+        AssertionError: The contract is violated; the message names the violation.
 
     Example:
         >>> check_similarity("lp", p=3)
@@ -51,12 +51,12 @@ def check_similarity(similarity: str | Similarity, **options: Any) -> None:
 def _check_values(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
     before = x.clone(), anchors.clone()
     values = similarity(x, anchors)
-    require(torch.equal(x, before[0]) and torch.equal(anchors, before[1]), "vectors and anchors must stay as they are")
+    require(torch.equal(x, before[0]) and torch.equal(anchors, before[1]), "vectors and anchors must not be modified")
     for shaped in (x[0], x[:0], x.reshape(3, 3, -1)):
         shape, expected = similarity(shaped, anchors).shape, (*shaped.shape[:-1], len(anchors))
         require(shape == expected, f"vectors of shape {tuple(shaped.shape)} must give {expected}, gave {tuple(shape)}")
     apart = torch.stack([similarity(row, anchors) for row in x])
-    require(_close(values, apart), "a vector must have the same similarities whatever vectors come with it")
+    require(_close(values, apart), "the similarities of a vector must not depend on the other vectors")
     for dtype in (torch.float32, torch.bfloat16):
         narrow = similarity(x.to(dtype), anchors.to(dtype))
         require(narrow.dtype == dtype, f"vectors of {dtype} must give {dtype}, gave {narrow.dtype}")
@@ -69,16 +69,16 @@ def _check_values(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
 def _check_invariances(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
     values, declared = similarity(x, anchors), similarity.invariances
     unknown = set(declared) - set(_INVARIANCES)
-    require(not unknown, f"invariances must be of {_INVARIANCES}, got {sorted(unknown)} too")
+    require(not unknown, f"invariances must be among {_INVARIANCES}, got {sorted(unknown)}")
     for invariance in _INVARIANCES:
         for seed in range(2):
-            # The same map for vectors and anchors.
+            # Vectors and anchors are transformed by the same map.
             both = moved(torch.cat([x, anchors]), invariance, seed)
             kept = _close(similarity(both[: len(x)], both[len(x) :]), values)
             if invariance in declared:
-                require(kept, f"{similarity.name} says that {invariance} changes nothing, and it does")
+                require(kept, f"{similarity.name} declares invariance to {invariance}, but its values change")
             else:
-                require(not kept, f"{similarity.name} does not declare that {invariance} changes nothing")
+                require(not kept, f"{similarity.name} is invariant to {invariance} but does not declare it")
 
 
 def _close(values: Tensor, others: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What any stitch must pass."""
+"""Conformance check for stitches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hf_stitch.testing._require import require, require_error
 
 
 def check_stitch(stitch: Stitch) -> None:
-    """Check that a stitch keeps the contract of ``Stitch``; it is left as it was.
+    """Check that a stitch satisfies the contract of ``Stitch``; the stitch is not modified.
 
-    It is registered under its type. Config and state dict rebuild it bit for bit, directly and through ``meta``. It
-    maps any leading dimensions, every vector by itself, in its own dtype. Gradients reach its input and parameters. A
-    wrong width is refused, naming the right one.
+    The stitch is registered under its class. Config and state dict rebuild it bit for bit, directly and on ``meta``. It
+    accepts any leading dimensions and maps each vector independently, in its own dtype. Gradients reach its input and
+    parameters. A wrong width raises an error that names the right one.
 
     Args:
-        stitch: With its weights fitted or loaded.
+        stitch: The stitch, with its weights fitted or loaded.
 
     Raises:
-        AssertionError: It breaks the contract; the message says where.
+        AssertionError: The contract is violated; the message names the violation.
 
     Example:
         >>> from hf_stitch.stitches import LinearStitch
@@ -58,7 +58,7 @@ def _check_rebuilding(stitch: Stitch, x: Tensor) -> None:
             twin = Stitch.from_dict(description)
         twin.load_state_dict(stitch.state_dict(), strict=True, assign=device.type == "meta")
         for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
-            require(not tensor.is_meta, f"{name} is no part of the state dict: make it a persistent buffer")
+            require(not tensor.is_meta, f"{name} is not in the state dict: make it a persistent buffer")
         require(twin.to_dict() == description, f"a twin describes itself as {twin.to_dict()}, not as {description}")
         require(torch.equal(twin(x), expected), f"a twin built on {device} and loaded maps to other values")
 
@@ -73,7 +73,7 @@ def _check_vectors(stitch: Stitch, x: Tensor) -> None:
     require(exact(x).dtype == x.dtype, "cast to float64, it must compute in float64")
     apart = torch.stack([exact(vector) for vector in x.flatten(0, 1)])
     close = torch.allclose(exact(x).flatten(0, 1), apart, rtol=1e-10, atol=1e-12)
-    require(close, "a vector must map to the same values whatever vectors come with it")
+    require(close, "the output for a vector must not depend on the other vectors")
 
 
 def _check_gradients(stitch: Stitch, x: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Training: stitches on the task's loss, anchors that keep up with an encoder, and callbacks that watch a network.
+"""Task-loss training of stitches, anchor refreshing, and callbacks that probe a network during training.
 
-Callbacks serve any ``transformers.Trainer`` (``callback.attach(trainer)``) and any loop of one's own
-(``callback.measure(model, step=…)``). What they look at does not notice: weights end as they would have without.
+Callbacks work with ``transformers.Trainer`` (``callback.attach(trainer)``) and with custom training loops
+(``callback.measure(model, step=…)``). They do not affect training: the final weights are the same as without them.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Anchors that keep up with an encoder in training."""
+"""Refreshing the anchors of a relative projection while its encoder is trained."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from hf_stitch.training.probe import check_whole, unnoticed
 
 
 class AnchorRefresh(TrainerCallback):
-    """Embeds the anchors of a relative projection anew while the encoder before it learns (Moschella et al. 2023).
+    """Re-embed the anchors of a relative projection while the encoder before it is trained (Moschella et al. 2023).
 
-    No gradient passes through the anchors, and training does not notice: modes, random states and buffers are left as
-    they were. In a ``transformers.Trainer`` (``callbacks=[…]``) it does so before the first step and every so many,
-    and, so that evaluation and checkpoints have the anchors of the weights at hand, before these and at the end; the
-    next step has those from before again, so that how often one evaluates changes nothing (a run that is resumed goes
-    on with the checkpoint's). In a loop of one's own, call :meth:`step` before every step and :meth:`refresh` before
-    evaluating.
+    No gradient passes through the anchors. Module modes, random states and buffers are restored after each refresh.
+
+    In a ``transformers.Trainer`` (``callbacks=[…]``) the anchors are refreshed before the first step and then every
+    ``every`` steps. They are also refreshed before each evaluation and checkpoint and at the end of training, so that
+    these use the anchors of the current weights. The next training step uses the previous anchors again, so that the
+    evaluation frequency does not change training. (A resumed run continues with the anchors of the checkpoint.)
+
+    In a custom training loop, call :meth:`step` before every optimizer step and :meth:`refresh` before evaluating.
 
     Args:
-        model: Any module that holds one :class:`~hf_stitch.relative.RelativeProjection`, such as a relative model whose
-            encoder is trained too (``model.source.requires_grad_(True)``).
-        anchors: The anchors, in their order: for a :class:`~hf_stitch.StitchedModel`, raw samples; for another module,
-            what its ``encoder`` takes, (k, …).
-        encoder: From a batch of anchors to their vectors, (batch, d). Needed unless the model is a stitched one. A
-            module that is not within the model is put in the same mode meanwhile, and left as it was, too.
-        every: Steps from one time to the next.
-        batch_size: Anchors per forward.
-        training: Whether the encoder is in training mode meanwhile, so that BatchNorm normalises anchors by their own
-            statistics, as it does what it learns from; give all anchors in one batch then. Otherwise in eval mode.
+        model: Any module that contains exactly one :class:`~hf_stitch.relative.RelativeProjection`, for example a
+            relative model with a trainable encoder (``model.source.requires_grad_(True)``).
+        anchors: The k anchors in the order of the projection: raw samples for a :class:`~hf_stitch.StitchedModel`;
+            for another module, a tensor ``(k, …)`` of inputs of ``encoder``.
+        encoder: Function from a batch of anchors to their vectors, ``(batch, d)``. Required unless ``model`` is a
+            stitched model. If it is a module outside the model, its mode and buffers are restored as well.
+        every: Number of optimizer steps between two refreshes.
+        batch_size: Number of anchors per forward pass.
+        training: Whether to embed in training mode, so that BatchNorm normalises the anchors with their own batch
+            statistics, as it does with training batches; all anchors should then fit in one batch. Default: eval mode.
 
     Raises:
-        ValueError: If the module holds no projection or several, there are more or fewer anchors than it has, there is
-            no encoder, or ``every`` or ``batch_size`` is below 1.
+        ValueError: If the model contains no or several relative projections, the number of anchors differs from that
+            of the projection, ``encoder`` is missing, or ``every`` or ``batch_size`` is below 1.
 
     Example:
         >>> encoder = nn.Linear(4, 3)
@@ -72,15 +74,15 @@ class AnchorRefresh(TrainerCallback):
         found = [module for module in self.model.modules() if isinstance(module, RelativeProjection)]
         if len(found) != 1:
             raise ValueError(
-                f"{type(self.model).__name__} holds {len(found)} relative projections, and one is refreshed: give the "
-                "module that holds that one"
+                f"{type(self.model).__name__} contains {len(found)} relative projections, expected exactly one; pass "
+                "the module that contains only the one to refresh"
             )
         if every < 1 or batch_size < 1:
             raise ValueError(f"every and batch_size must be at least 1, got {every} and {batch_size}")
         self.projection, self.every, self.training = found[0], every, training
         self.steps = 0
         self._interrupted: Tensor | None = None
-        # All that runs: of modules given twice, within the model and by themselves, each counts once.
+        # All modules that run; a module that is part of the model and also passed as encoder counts once.
         self._runs: nn.Module = nn.ModuleList([self.model, encoder]) if isinstance(encoder, nn.Module) else self.model
         if encoder is not None:
             batches: Any = anchors.split(batch_size)
@@ -90,34 +92,37 @@ class AnchorRefresh(TrainerCallback):
             count, self._embed = len(samples), _embedding(self.model, samples, batch_size)
         else:
             raise ValueError(
-                f"{type(self.model).__name__} is no stitched model: say how anchors are encoded, encoder=…"
+                f"{type(self.model).__name__} is not a stitched model, so the anchors need an encoder: pass encoder=…"
             )
         if count != len(self.projection.anchors):
-            raise ValueError(f"the projection has {len(self.projection.anchors)} anchors, got {count}")
+            raise ValueError(
+                f"the projection has {len(self.projection.anchors)} anchors, got {count}; pass the same anchors in the "
+                "same order"
+            )
 
     def step(self) -> None:
-        """Embed the anchors anew if it is time to; call it before every step."""
+        """Count an optimizer step and refresh the anchors if a refresh is due; call it before every step."""
         if self.steps % self.every == 0:
             self.refresh()
         self.steps += 1
 
     def refresh(self) -> None:
-        """Embed the anchors anew.
+        """Embed the anchors with the current weights.
 
         Raises:
-            ValueError: If anchors get the same vector, NaN or infinity, or the model's weights are sharded.
+            ValueError: If anchors have identical vectors, NaN or infinite values, or the weights are sharded.
         """
         check_whole(self._runs)
         mode = _training if self.training else evaluating
         with unnoticed(self._runs, Processes.of(None)), mode(self._runs):
             vectors = torch.cat(self._embed())
             check_anchors(vectors)
-        # Outside: where several processes train, buffers inside are those of the first for the time being.
+        # After the context: inside it, the buffers of all processes are those of rank 0.
         self._put(vectors)
 
     @torch.no_grad()
     def _put(self, vectors: Tensor) -> None:
-        """These anchors, and their mean where a stitched model keeps it."""
+        """Set the anchors, and the mean of their relative representations if a stitched model stores it."""
         self.projection.anchors.copy_(vectors)
         if isinstance(self.model, StitchedModel) and self.model.stitch.body is self.projection:
             mean: Any = self.model.stitch.body_mean
@@ -127,7 +132,7 @@ class AnchorRefresh(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refresh every so many steps; in between, train with the anchors from before an evaluation or checkpoint."""
+        """Restore the anchors from before an evaluation or checkpoint, and refresh them if a refresh is due."""
         if self._interrupted is not None:
             self._put(self._interrupted)
             self._interrupted = None
@@ -135,7 +140,7 @@ class AnchorRefresh(TrainerCallback):
         self.step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Refresh before an evaluation or a checkpoint."""
+        """Refresh the anchors before an evaluation or a checkpoint."""
         if control.should_evaluate or control.should_save:
             if self._interrupted is None:
                 self._interrupted = self.projection.anchors.clone()
@@ -144,33 +149,33 @@ class AnchorRefresh(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refresh before an evaluation or a checkpoint."""
+        """Refresh the anchors before an evaluation or a checkpoint."""
         self.on_step_end(args, state, control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refresh a last time."""
+        """Refresh the anchors for the final weights."""
         self._interrupted = None
         self.refresh()
 
 
 def _embedding(model: StitchedModel, samples: Samples, batch_size: int) -> Callable[[], list[Tensor]]:
-    """What embeds raw samples, preprocessed once, by a stitched model's own front half."""
+    """Return a function that embeds raw samples with the source half of a stitched model; preprocessing runs once."""
     inputs = [model.preprocess(batch.samples) for batch in samples.batches(batch_size)]
     layer = model.stitch
 
     def embed() -> list[Tensor]:
         device = model.device
-        seen = (model.source(**{name: value.to(device) for name, value in batch.items()}) for batch in inputs)
-        return [source_positions(each, layer.source, layer.target, layer.pooling) for each in seen]
+        outputs = (model.source(**{name: value.to(device) for name, value in batch.items()}) for batch in inputs)
+        return [source_positions(each, layer.source, layer.target, layer.pooling) for each in outputs]
 
     return embed
 
 
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
-    """The model in training mode; modes and buffers as they were afterwards, also on error."""
+    """Put the model in training mode; modes and buffers are restored afterwards, also on error."""
     modes = {module: module.training for module in model.modules()}
     buffers = {
         buffer: buffer.clone()

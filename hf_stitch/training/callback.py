@@ -1,4 +1,4 @@
-"""What every callback here does alike: when it looks, how it leaves everything as it was, where figures go."""
+"""Base class of callbacks: when they measure, how training stays unaffected, and where values are logged."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ Every = Literal["epoch", "eval"] | int
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a callback saw once.
+    """The values of one measurement of a callback.
 
     Attributes:
-        step: Optimizer steps that had been taken.
-        epoch: Epochs that had passed, where known.
-        figures: By name, as loggers are given them.
+        step: Number of optimizer steps taken before the measurement.
+        epoch: Number of epochs completed, as a float; ``None`` if unknown.
+        figures: Values by name, as passed to loggers.
+
+    Example:
+        >>> Measurement(step=100, epoch=1.0, figures={"similarity_to_start/linear_cka/conv1": 0.93}).epoch
+        1.0
     """
 
     step: int
@@ -44,25 +48,42 @@ class Measurement:
 
 
 class ProbingCallback(TrainerCallback, ABC):
-    """Looks at a network while it learns, always at the same samples of its own, and leaves it as it was.
+    """Base class of callbacks that measure a network during training on a fixed set of samples.
 
-    In a ``transformers.Trainer`` it looks before the first step and then as often as ``every`` says. Figures go to
-    every logger by ``trainer.log`` and stay in ``trainer.state.log_history``; at evaluation those of that step are
-    added to the metrics with ``eval_`` before the name, so that ``metric_for_best_model`` may name them. (An
-    ``EarlyStoppingCallback`` on one of them must be added after this one is attached.)
+    Measuring does not affect training. In a ``transformers.Trainer`` the callback measures before the first step and
+    then at the interval ``every``. Values are passed to all loggers with ``trainer.log`` and stay in
+    ``trainer.state.log_history``. At evaluation, the values of the same step are added to the metrics with the prefix
+    ``eval_``, so that ``metric_for_best_model`` can refer to them. (An ``EarlyStoppingCallback`` on one of them must be
+    added after this callback is attached.)
+
+    Args:
+        name: First part of the name of every value.
+        every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
 
     Attributes:
-        name: The first part of every figure's name.
-        every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps.
-        history: What it saw, in order; a run that resumes takes it up from ``state.log_history``.
+        name: First part of the name of every value.
+        every: When to measure.
+        history: All measurements in order; a resumed run restores them from ``state.log_history``.
 
     Raises:
-        ValueError: If the name is empty or holds a slash, or ``every`` is none of the three.
+        ValueError: If the name is empty or contains a slash, or ``every`` is none of the three.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from hf_stitch.training import SimilarityCallback
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+        >>> callback = SimilarityCallback("start", probe=torch.randn(50, 4), layers=["0"])
+        >>> isinstance(callback, ProbingCallback)
+        True
+        >>> _ = callback.measure(adapter, step=0)
+        >>> callback.to_pandas()["figure"].tolist()
+        ['similarity_to_start/linear_cka/0']
     """
 
     def __init__(self, name: str, every: Every) -> None:
         if not name or "/" in name:
-            raise ValueError(f"name must be a text without slashes, got {name!r}")
+            raise ValueError(f"name must be a non-empty string without slashes, got {name!r}")
         steps = isinstance(every, int) and not isinstance(every, bool) and every >= 1
         if not steps and every not in ("epoch", "eval"):
             raise ValueError(f"every must be 'epoch', 'eval' or a number of steps, at least 1, got {every!r}")
@@ -70,27 +91,27 @@ class ProbingCallback(TrainerCallback, ABC):
         self.history: list[Measurement] = []
         self._trainer: Trainer | None = None
         self._adapter: Adapter | None = None
-        self._seen: Any = None
+        self._logged: Any = None
 
-    # -- what a kind of callback provides ---------------------------------------------------------------------------
+    # -- implemented by subclasses ----------------------------------------------------------------------------------
     @abstractmethod
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        """Check everything, and compute what stays the same during training."""
+        """Validate the arguments against the network, and compute everything that stays constant during training."""
 
     @abstractmethod
     def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        """Look at the network as it is now; figures by name, without the name of the callback."""
+        """Measure the network now; return values by name, without the name of the callback."""
 
     def _begin(self) -> None:
-        """Forget what belongs to an earlier training."""
+        """Reset the state of an earlier training run."""
 
     def _save(self, folder: Path) -> None:
-        """Write into a checkpoint what is needed to go on from there; of several processes, the first one does."""
+        """Write the state needed to resume to a checkpoint; called on rank 0 only."""
 
     def _resume(self, folder: Path, step: int) -> None:
-        """Go on from the checkpoint of a step."""
+        """Restore the state from the checkpoint of a step."""
 
-    # -- in a loop of one's own -------------------------------------------------------------------------------------
+    # -- in a custom training loop ----------------------------------------------------------------------------------
     def measure(
         self,
         model: nn.Module | Adapter,
@@ -99,73 +120,79 @@ class ProbingCallback(TrainerCallback, ABC):
         epoch: float | None = None,
         accelerator: Accelerator | None = None,
     ) -> dict[str, float]:
-        """Look at the network as it is now; every process must call it.
+        """Measure the network now; with several processes, every process must call this method.
 
         Args:
-            model: The network in training, wrapped or not, or its adapter (for classes of user code, made once by
-                ``hf_stitch.load(model, example_inputs=…)``); the same one each time.
-            step: Optimizer steps that have been taken.
-            epoch: Epochs that have passed, if that is of interest.
-            accelerator: The one that trains, where there are several processes.
+            model: The network in training, wrapped or not, or its adapter (for custom classes, made once with
+                ``hf_stitch.load(model, example_inputs=…)``). It must be the same network each time.
+            step: Number of optimizer steps taken, at least 0.
+            epoch: Number of epochs completed, if it should be recorded.
+            accelerator: The accelerator used for training, if there are several processes.
 
         Returns:
-            The figures by name, ready for ``accelerator.log``.
+            Values by name, ready for ``accelerator.log``.
 
         Raises:
-            ValueError: If the network is another than before, its weights are sharded, or, the first time, what cannot
-                be measured. Later on, a figure that is undefined (a dead layer) is NaN and a warning says why.
+            ValueError: If ``step`` is not a non-negative integer, the network differs from the one of earlier calls,
+                its weights are sharded, or a value is undefined at the first measurement. Later, an undefined value
+                (for example of a dead layer) becomes NaN with a warning.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"step must be a number of optimizer steps, at least 0, got {step!r}")
+            raise ValueError(f"step must be the number of optimizer steps, an integer >= 0, got {step!r}")
         processes = Processes.of(accelerator)
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         if self._adapter is None:
             self._watch(model, processes)
         elif self._adapter.model is not module:
-            raise ValueError(f"{self.name} has been watching another network: use another {type(self).__name__}")
+            raise ValueError(f"{self.name} already measures another network: make a new {type(self).__name__}")
         return self._measure(step, epoch, processes)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each measurement and figure: ``step``, ``epoch``, ``figure``, ``value``."""
+        """Return all measurements as a data frame.
+
+        Returns:
+            One row for each measurement and value, with the columns ``step``, ``epoch``, ``figure`` and ``value``.
+        """
         import pandas
 
         return pandas.DataFrame(
             [
-                {"step": seen.step, "epoch": seen.epoch, "figure": figure, "value": value}
-                for seen in self.history
-                for figure, value in seen.figures.items()
+                {"step": measured.step, "epoch": measured.epoch, "figure": figure, "value": value}
+                for measured in self.history
+                for figure, value in measured.figures.items()
             ],
             columns=["step", "epoch", "figure", "value"],
         )
 
     # -- in a Trainer -----------------------------------------------------------------------------------------------
     def attach(self, trainer: Trainer, adapter: Adapter | None = None) -> Self:
-        """Add this callback to a trainer, and give it what callbacks are not given: the trainer.
+        """Add this callback to a trainer and keep a reference to the trainer.
 
         Args:
-            trainer: Of any model that also runs without labels.
-            adapter: Of the trainer's model, for classes of user code (``hf_stitch.load(model, example_inputs=…)``) or
-                where another processor than ``trainer.processing_class`` turns samples into inputs.
+            trainer: A trainer whose model also runs without labels.
+            adapter: Adapter of the trainer's model. Required for custom classes
+                (``hf_stitch.load(model, example_inputs=…)``), and if a processor other than
+                ``trainer.processing_class`` converts samples to inputs.
 
         Returns:
             This callback.
 
         Raises:
-            ValueError: If it is attached already, or another of the same name is; if the trainer never evaluates and
-                ``every="eval"``; if weights are sharded, the adapter is of another model, or the probe, the layers or
-                the reference do not go with the model.
+            ValueError: If the callback is attached already, the trainer has a callback with the same name,
+                ``every="eval"`` and the trainer never evaluates, the weights are sharded, the adapter belongs to
+                another model, or the probe, the layers or the reference do not fit the model.
         """
         if self._trainer is not None:
-            raise ValueError(f"{self.name} is attached already; a trainer of its own takes a callback of its own")
+            raise ValueError(f"{self.name} is attached already; make a new {type(self).__name__} for each trainer")
         taken = [c.name for c in trainer.callback_handler.callbacks if isinstance(c, ProbingCallback)]
         if self.name in taken:
-            raise ValueError(f"the trainer has a callback named {self.name!r}; give this one another name=")
+            raise ValueError(f"the trainer has a callback named {self.name!r} already; pass another name=")
         if self.every == "eval" and trainer.args.eval_strategy == "no":
-            raise ValueError("every='eval', and this trainer never evaluates: its eval_strategy is 'no'")
+            raise ValueError("every='eval', but this trainer never evaluates: set eval_strategy, which is 'no'")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise ValueError("FSDP and DeepSpeed shard the weights, and to be watched a network must be whole: use DDP")
+            raise ValueError("FSDP and DeepSpeed shard the weights, but callbacks need unsharded weights: use DDP")
         if adapter is not None and adapter.model is not unwrap(_network(trainer)):
-            raise ValueError("the adapter is of another model than the trainer's: make it of trainer.model")
+            raise ValueError("the adapter belongs to another model than the trainer: make it from trainer.model")
         self._trainer = trainer
         try:
             self._watch(_network(trainer) if adapter is None else adapter, Processes(trainer.accelerator))
@@ -176,21 +203,21 @@ class ProbingCallback(TrainerCallback, ABC):
         return self
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Refuse to be passed to the constructor, where no trainer comes along."""
+        """Raise an error if passed to the constructor of a trainer, which does not pass the trainer itself."""
         raise ValueError(
-            f"{type(self).__name__} needs the trainer, which callbacks are not given: leave it out of callbacks=[…] "
-            "and call callback.attach(trainer)"
+            f"{type(self).__name__} needs a reference to the trainer: leave it out of callbacks=[…] and call "
+            "callback.attach(trainer)"
         )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look before the first step, or go on from a checkpoint."""
+        """Measure before the first step, or resume from a checkpoint."""
         trainer = self._attached
         assert self._adapter is not None
         if self._adapter.model is not unwrap(_network(trainer)):  # model_init made a new one
             self._watch(_network(trainer), Processes(trainer.accelerator))
-        self.history, self._seen = [], None
+        self.history, self._logged = [], None
         self._begin()
         if state.global_step == 0:
             self._measure_and_log()
@@ -202,14 +229,14 @@ class ProbingCallback(TrainerCallback, ABC):
                 self.history.append(Measurement(int(entry["step"]), entry.get("epoch"), figures))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Look, where steps are counted."""
+        """Measure if ``every`` is a number of steps that is due."""
         if isinstance(self.every, int) and state.global_step % self.every == 0:
             self._measure_and_log()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look, where epochs are counted."""
+        """Measure if ``every`` is ``"epoch"``."""
         if self.every == "epoch":
             self._measure_and_log()
 
@@ -221,33 +248,33 @@ class ProbingCallback(TrainerCallback, ABC):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Look, where evaluations are counted; add the figures of this very network to the metrics."""
-        if self.every == "eval" and self._seen != self._now:
+        """Measure if ``every`` is ``"eval"``, and add the values of the current weights to the metrics."""
+        if self.every == "eval" and self._logged != self._now:
             self._measure_and_log()
-        if metrics is not None and self._seen == self._now:
+        if metrics is not None and self._logged == self._now:
             metrics.update({f"eval_{name}": value for name, value in self.history[-1].figures.items()})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add to the checkpoint what is needed to go on from it."""
+        """Add the state needed to resume to the checkpoint."""
         if state.is_world_process_zero:
             self._save(_folder(args, state))
 
-    # -- inside -----------------------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------------------
     @property
     def _attached(self) -> Trainer:
         if self._trainer is None:
-            raise ValueError(f"{type(self).__name__} needs the trainer: call callback.attach(trainer)")
+            raise ValueError(f"{type(self).__name__} needs a reference to the trainer: call callback.attach(trainer)")
         return self._trainer
 
     @property
     def _now(self) -> tuple[Any, ...]:
-        """What changes whenever a weight does, or a step is taken."""
+        """Identifier of the current step and weights; it changes if a weight changes or a step is taken."""
         assert self._adapter is not None
         tensors = [*self._adapter.model.parameters(), *self._adapter.model.buffers()]
         return (self._attached.state.global_step, *((t.data_ptr(), t._version) for t in tensors))
 
     def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:
-        """Make ready to look at a network, which is looked at for the first time."""
+        """Prepare the measurements of a network that has not been measured before."""
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         check_whole(module)
         processor = None if self._trainer is None else self._trainer.processing_class
@@ -267,17 +294,17 @@ class ProbingCallback(TrainerCallback, ABC):
     def _measure_and_log(self) -> None:
         trainer = self._attached
         figures = self._measure(trainer.state.global_step, trainer.state.epoch, Processes(trainer.accelerator))
-        self._seen = self._now
+        self._logged = self._now
         if figures:
             due = trainer.control.should_log
             trainer.log(dict(figures))
-            trainer.control.should_log = due  # logging takes it back, and the loss of this step would go unlogged
+            trainer.control.should_log = due  # trainer.log resets it, and the loss of this step would not be logged
 
     def _undefined(self, what: str, error: Exception) -> float:
-        """NaN for a figure that cannot be computed now, if it could be before.
+        """Return NaN for a value that has been defined before and cannot be computed now.
 
         Raises:
-            ValueError: The first time: nothing is lost yet.
+            ValueError: At the first measurement, because no training time is lost yet.
         """
         if not self.history:
             raise ValueError(f"{what}: {error}") from error
@@ -291,5 +318,5 @@ def _network(trainer: Trainer) -> nn.Module:
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """The checkpoint of this step."""
+    """Folder of the checkpoint of this step."""
     return Path(str(args.output_dir), f"checkpoint-{state.global_step}")

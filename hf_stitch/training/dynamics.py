@@ -1,4 +1,4 @@
-"""How the layers of a network develop: what it said at every epoch, compared with what it said at every other."""
+"""Training dynamics: similarity of each layer between all pairs of recorded points in training."""
 
 from __future__ import annotations
 
@@ -33,21 +33,34 @@ logger = logging.getLogger(__name__)
 
 INDEX = "recordings.json"
 THRESHOLDS = (0.8, 0.9, 0.95)
-"""Where layers that settle are shown."""
+"""Thresholds for which the table of :class:`Dynamics` shows when layers settle."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dynamics(Result):
-    """How alike each layer of a network is to itself at every two moments of training.
+    """Similarity of each layer of a network with itself between all pairs of moments of training.
+
+    A moment is a point in training at which activations were recorded.
 
     Attributes:
-        values: By layer ``(moments, moments)``, float64.
-        steps: Optimizer steps that had been taken at each moment.
-        epochs: Epochs that had passed; ``None`` where not known.
-        metric: What the values are.
+        values: Metric values by layer, each ``(moments, moments)`` float64.
+        steps: Number of optimizer steps taken at each moment.
+        epochs: Number of epochs completed at each moment, as floats; ``None`` if unknown.
+        metric: Name of the metric.
         higher_is_better: Whether a higher value means more similar.
         n: Number of samples.
-        pooling: The pooling.
+        pooling: Pooling of the activations.
+
+    Raises:
+        ValueError: If the shapes of the values do not fit the number of moments.
+
+    Example:
+        >>> values = np.array([[1, 0.5, 0.3], [0.5, 1, 0.95], [0.3, 0.95, 1]])
+        >>> dynamics = Dynamics({"conv": values}, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", True, 9, "mean")
+        >>> dynamics.to_final()["conv"]
+        array([0.3 , 0.95, 1.  ])
+        >>> dynamics.settled(threshold=0.9)
+        {'conv': 1.0}
     """
 
     values: Mapping[str, Array]
@@ -59,86 +72,114 @@ class Dynamics(Result):
     pooling: Pooling | None
 
     def __post_init__(self) -> None:
-        """Refuse values that do not fit the moments."""
+        """Raise an error if the shapes of the values do not fit the number of moments."""
         n = len(self.steps)
         if len(self.epochs) != n or any(values.shape != (n, n) for values in self.values.values()):
-            raise ValueError(f"dynamics must hold a value for each two of {n} moments, and an epoch for each")
+            shapes = ", ".join(str(values.shape) for values in self.values.values())
+            raise ValueError(
+                f"dynamics of {n} moments need {n} epochs and values of shape ({n}, {n}) for each layer, got "
+                f"{len(self.epochs)} epochs and values of shape {shapes}"
+            )
 
     @classmethod
     def of(cls, folder: str | Path, metric: str | Metric = "linear_cka") -> Dynamics:
-        """Compare what a :class:`DynamicsRecorder` has kept in a folder; in several processes, all must call it.
+        """Compare the recordings that a :class:`DynamicsRecorder` has saved in a folder.
+
+        With several processes, every process must call this method.
 
         Args:
-            folder: Where the recordings are.
-            metric: A name of ``hf_stitch.registries.metrics``, or a metric.
+            folder: Folder with the recordings.
+            metric: A metric, or its name in ``hf_stitch.registries.metrics``.
+
+        Returns:
+            The values of the metric for all layers and pairs of moments.
 
         Raises:
-            FileNotFoundError: If there are no recordings.
-            ValueError: If there is only one, or a layer's values are undefined (which).
+            FileNotFoundError: If the folder contains no recordings.
+            ValueError: If there is only one recording, or the values of a layer are undefined; the message names the
+                layer.
+
+        Example:
+            >>> import tempfile, torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter, folder = hf_stitch.load(net, example_inputs=torch.randn(2, 4)), tempfile.mkdtemp()
+            >>> recorder = DynamicsRecorder(torch.randn(50, 4), folder, layers=["0"])
+            >>> for step in range(3):
+            ...     _ = recorder.measure(adapter, step=step)
+            >>> Dynamics.of(folder, "procrustes").steps
+            (0, 1, 2)
         """
         index = _Index.read(Path(folder))
         if len(index.epochs) < 2:
-            raise ValueError(f"{folder} holds {len(index.epochs)} recordings, and dynamics take at least 2")
+            raise ValueError(f"{folder} contains {len(index.epochs)} recordings, but dynamics need at least 2")
         ((label, score),) = labelled([metric]).items()
         steps = sorted(index.epochs)
         kept = {str(step): Activations.load(index.path(step)) for step in steps}
         first = kept[str(steps[0])]
         values = {}
         for layer in first.layers:
-            grids = {step: said.grids[layer] for step, said in kept.items() if layer in said.grids}
-            own = Activations(
-                {step: said.values[layer] for step, said in kept.items()}, first.ids, first.pooling, first.mask, grids
-            )
+            grids = {step: recorded.grids[layer] for step, recorded in kept.items() if layer in recorded.grids}
+            by_step = {step: recorded.values[layer] for step, recorded in kept.items()}
+            moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)
             try:
-                values[layer] = Comparison([own], [score], pooling=first.pooling or "mean").run()[label]
+                values[layer] = Comparison([moments], [score], pooling=first.pooling or "mean").run()[label]
             except ValueError as error:
-                raise ValueError(f"dynamics of layer {layer!r}, its recordings named by step: {error}") from error
+                raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
         epochs = tuple(index.epochs[step] for step in steps)
         return cls(values, tuple(steps), epochs, label, score.higher_is_better, len(first.ids), first.pooling)
 
-    # -- what follows -----------------------------------------------------------------------------------------------
+    # -- derived values ---------------------------------------------------------------------------------------------
     @property
     def unit(self) -> str:
-        """What moments are counted in: ``epoch`` where all are known, else ``step``."""
+        """Unit of :attr:`times`: ``epoch`` if all epochs are known, otherwise ``step``."""
         return "step" if None in self.epochs else "epoch"
 
     @property
     def times(self) -> tuple[float, ...]:
-        """The moments in that unit."""
+        """The moments in the unit :attr:`unit`."""
         return self.steps if self.unit == "step" else tuple(epoch for epoch in self.epochs if epoch is not None)
 
     def to_final(self) -> dict[str, Array]:
-        """By layer ``(moments,)``: the value of each moment with the last."""
+        """Return the values between each moment and the last one.
+
+        Returns:
+            Array ``(moments,)`` float64 by layer.
+        """
         return {layer: values[:, -1] for layer, values in self.values.items()}
 
     def settled(self, threshold: float = 0.9) -> dict[str, float]:
-        """When each layer settles.
+        """Return the moment at which each layer settles.
 
-        It is the first of the recorded moments from which on, up to the last, every moment is at least as alike to the
-        last as the threshold says: the least t with s(t′, last) ≥ threshold for all t′ ≥ t (≤ where the metric is a
-        distance). The last moment is like itself, so that there is one always; a layer that still moves has the last.
+        A layer settles at the first moment from which its similarity to the last moment stays at or above the
+        threshold: the smallest t with s(t′, last) ≥ threshold for all t′ ≥ t (≤ if the metric is a distance). A layer
+        that still changes settles at the last moment, which always fulfils the condition.
 
         Args:
-            threshold: Of the metric.
+            threshold: Value of the metric.
 
         Returns:
-            By layer the moment, in :attr:`unit`.
+            The moment by layer, in the unit :attr:`unit`.
 
         Example:
             >>> values = np.array([[1, 0.5, 0.3], [0.5, 1, 0.95], [0.3, 0.95, 1]])
-            >>> d = Dynamics({"conv": values}, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", True, 9, "mean")
-            >>> d.settled(0.9), d.settled(0.99)
+            >>> dynamics = Dynamics({"conv": values}, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", True, 9, "mean")
+            >>> dynamics.settled(0.9), dynamics.settled(0.99)
             ({'conv': 1.0}, {'conv': 2.0})
         """
         found = {}
         for layer, curve in self.to_final().items():
-            alike = curve >= threshold if self.higher_is_better else curve <= threshold
-            moving = np.flatnonzero(~alike[:-1])
+            similar = curve >= threshold if self.higher_is_better else curve <= threshold
+            moving = np.flatnonzero(~similar[:-1])
             found[layer] = self.times[int(moving[-1]) + 1 if len(moving) else 0]
         return found
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each layer and two moments: ``layer``, ``step_a``, ``epoch_a``, ``step_b``, ``epoch_b``, value."""
+        """Return all values as a data frame.
+
+        Returns:
+            One row for each layer and ordered pair of moments, with the columns ``layer``, ``step_a``, ``epoch_a``,
+            ``step_b``, ``epoch_b`` and the name of the metric.
+        """
         import pandas
 
         moments = list(enumerate(zip(self.steps, self.epochs, strict=True)))
@@ -155,7 +196,11 @@ class Dynamics(Result):
         )  # fmt: skip
 
     def plot(self) -> Figure:
-        """A heat map of moments by moments for each layer; below, how alike each layer is to its last moment."""
+        """Plot a heat map of all pairs of moments for each layer, and below it the curve of :meth:`to_final`.
+
+        Returns:
+            The figure.
+        """
         from hf_stitch.plots import evolution
 
         return evolution(
@@ -167,12 +212,12 @@ class Dynamics(Result):
         )
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each layer."""
+        """Return the table that ``rich`` prints, with one row for each layer."""
         from rich.table import Table
         from rich.text import Text
 
         title = (
-            f"{self.metric} with the last of {len(self.times)} moments, and the {self.unit} at which a layer settles"
+            f"{self.metric} with the last of {len(self.times)} moments, and the {self.unit} at which each layer settles"
         )
         table = Table("layer", "first", "middle", title=title, title_justify="left")
         thresholds = THRESHOLDS if self.higher_is_better else ()
@@ -185,25 +230,27 @@ class Dynamics(Result):
 
 
 class DynamicsRecorder(ProbingCallback):
-    """Keeps what a network says of some samples at every epoch, to see afterwards how its layers developed.
+    """Callback that records activations during training, to analyse afterwards how the layers develop.
 
-    It logs nothing. :meth:`result` compares every epoch with every other, layer by layer.
+    It logs nothing. :meth:`result` compares each recorded moment with every other, layer by layer.
 
-    Recordings are files in a folder, one for each moment (layers × samples × width numbers in the network's dtype).
-    When training resumes from a checkpoint, those that came after it are dropped. A training that begins anew must
-    have an empty folder.
+    Recordings are files in a folder, one for each moment (layers × samples × width numbers in the dtype of the
+    network). If training resumes from a checkpoint, later recordings are deleted. A new training run needs an empty
+    folder.
 
     Args:
-        probe: Raw samples to look at: what :meth:`hf_stitch.Samples.of` takes.
-        folder: Where recordings are kept; one for each training.
-        layers: Names of modules of the network in training; default: its cuts.
-        metric: What :meth:`result` compares by: a name of ``hf_stitch.registries.metrics``, or a metric.
-        every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps; and before the first step.
-        pooling: The pooling.
-        batch_size: Samples per forward.
-        name: What errors call it.
+        probe: Raw samples to measure on, in a form that :meth:`hf_stitch.Samples.of` accepts; at least 2.
+        folder: Folder for the recordings, a separate one for each training run.
+        layers: Names of modules of the network in training. Default: its cuts.
+        metric: Metric that :meth:`result` uses, as a name in ``hf_stitch.registries.metrics`` or a metric.
+        every: When to record in addition to the start: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of
+            optimizer steps.
+        pooling: Pooling of the activations (:meth:`hf_stitch.Representation.rows`).
+        batch_size: Number of samples per forward pass.
+        name: Name of the callback in error messages and warnings.
 
     Raises:
+        TypeError: If ``layers`` is a string.
         ValueError: If the probe is too small, the metric is unknown or compares outputs, or ``every`` is none of the
             three.
 
@@ -239,27 +286,31 @@ class DynamicsRecorder(ProbingCallback):
         self._watched: tuple[str, ...] = ()
 
     def result(self) -> Dynamics:
-        """Compare every recorded moment with every other; in several processes, all must call it.
+        """Compare each recorded moment with every other; with several processes, every process must call this method.
+
+        Returns:
+            The values of the metric for all layers and pairs of moments.
 
         Raises:
-            ValueError: If there are less than two recordings, or a layer's values are undefined.
+            FileNotFoundError: If nothing has been recorded.
+            ValueError: If there is only one recording, or the values of a layer are undefined.
         """
         return Dynamics.of(self.folder, self._metric)
 
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
         self._watched = adapter.candidates if self._layers is None else self._layers
         if not self._watched:
-            raise ValueError("there are no layers to record: name at least one by layers=")
+            raise ValueError("there are no layers to record: pass at least one name in layers=")
         self.probe.rehearse(adapter, self._watched)
-        if self._trainer is None:  # a Trainer may go on from a checkpoint, which is known when it begins
+        if self._trainer is None:  # a Trainer may resume from a checkpoint, which is known only when training starts
             self._refuse_old()
 
     def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        said = self.probe.activations(adapter, self._watched, processes)
+        activations = self.probe.activations(adapter, self._watched, processes)
         if processes.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             index = _Index.read_or_new(self.folder)
-            said.save(index.path(step))
+            activations.save(index.path(step))
             index.epochs[step] = epoch
             index.write()
         return {}
@@ -270,31 +321,36 @@ class DynamicsRecorder(ProbingCallback):
 
     def _refuse_old(self) -> None:
         if Processes.of(None).rank == 0 and (self.folder / INDEX).exists():
-            raise ValueError(f"{self.folder} holds the recordings of another training: empty it, or use another folder")
+            raise ValueError(
+                f"{self.folder} contains the recordings of another training run: empty it, or use another folder"
+            )
 
     def _resume(self, folder: Path, step: int) -> None:
         index = _Index.read_or_new(self.folder)
         kept = [recorded for recorded in index.epochs if recorded <= step]
         if not kept:
-            logger.warning("%s: %s holds nothing of the %d steps before; it begins here", self.name, self.folder, step)
+            logger.warning(
+                "%s: %s contains no recordings up to step %d; recording starts here", self.name, self.folder, step
+            )
             return
-        said = Activations.load(index.path(kept[-1]))
-        check_same_order(self.probe.samples.ids, said.ids)
-        if tuple(said.layers) != self._watched or said.pooling != self.probe.pooling:
+        last = Activations.load(index.path(kept[-1]))
+        check_same_order(self.probe.samples.ids, last.ids)
+        if tuple(last.layers) != self._watched or last.pooling != self.probe.pooling:
             raise ValueError(
-                f"{self.folder} holds recordings of the layers {', '.join(said.layers)} with pooling={said.pooling!r}; to go "
-                f"on, record the same, not {', '.join(self._watched)} with pooling={self.probe.pooling!r}"
+                f"{self.folder} contains recordings of the layers {', '.join(last.layers)} with "
+                f"pooling={last.pooling!r}, but the callback records {', '.join(self._watched)} with "
+                f"pooling={self.probe.pooling!r}; to resume, use the same layers and pooling"
             )
         if self._attached.is_world_process_zero():
             index.drop_after(step)
 
 
 class _Index:
-    """Which recordings a folder holds: the epoch of each step; written last, so that what it names is there.
+    """Index of the recordings in a folder; written after the recordings, so that all files that it lists exist.
 
     Args:
-        folder: Where.
-        epochs: By step.
+        folder: The folder.
+        epochs: Epoch of each recording by step.
     """
 
     def __init__(self, folder: Path, epochs: dict[int, float | None]) -> None:
@@ -302,34 +358,34 @@ class _Index:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """That of a folder.
+        """Read the index of a folder.
 
         Raises:
-            FileNotFoundError: If it has none.
+            FileNotFoundError: If the folder has no index.
         """
         path = folder / INDEX
         if not path.is_file():
-            raise FileNotFoundError(f"there are no recordings in {folder}")
+            raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
         record = json.loads(path.read_text(encoding="utf-8"))
         return cls(folder, {int(step): epoch for step, epoch in record.items()})
 
     @classmethod
     def read_or_new(cls, folder: Path) -> Self:
-        """That of a folder, or an empty one."""
+        """Read the index of a folder, or make an empty one."""
         return cls.read(folder) if (folder / INDEX).is_file() else cls(folder, {})
 
     def path(self, step: int) -> Path:
-        """The file of a recording."""
+        """Return the file of a recording."""
         return self.folder / f"step-{step:09d}.safetensors"
 
     def write(self) -> None:
-        """Write it such that it is there whole or not at all."""
+        """Write the index atomically."""
         unfinished = self.folder / f"{INDEX}.unfinished"
         unfinished.write_text(json.dumps(dict(sorted(self.epochs.items())), indent=2) + "\n", encoding="utf-8")
         unfinished.replace(self.folder / INDEX)
 
     def drop_after(self, step: int) -> None:
-        """Forget what came after a step."""
+        """Delete the recordings after a step."""
         dropped = [recorded for recorded in self.epochs if recorded > step]
         for recorded in dropped:
             del self.epochs[recorded]

@@ -1,4 +1,4 @@
-"""The loop: any number of stitches into one frozen half, on accelerate, interruptible."""
+"""Training loop for several stitches into one frozen target half, with accelerate and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 
 StepCallback = Callable[[int, Sequence[StitchingLayer]], None]
-"""Is told the number of steps done and the layers, which go on being trained: it copies what it keeps."""
+"""Receives the number of completed steps and the stitching layers. Training changes the layers: copy to keep them."""
 
 
 class DivergedError(FloatingPointError):
-    """A loss is no finite number: training has stopped."""
+    """Raised if a loss is NaN or infinite, which stops training.
+
+    Example:
+        >>> issubclass(DivergedError, FloatingPointError)
+        True
+    """
 
 
 def train(
@@ -44,10 +49,26 @@ def train(
     callback: StepCallback | None,
     progress: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Train the stitches; they end as they were best, if there is a validation, and else as they were last.
+    """Train the stitches in place.
+
+    With validation samples, each stitch ends with the weights of its lowest validation loss, otherwise with those of
+    the last step.
+
+    Args:
+        stitches: The stitches and the frozen target half.
+        prepared: Training samples.
+        schedule: Number of steps, learning rate and order of the samples.
+        accelerator: Accelerator for mixed precision, gradient accumulation and trackers.
+        processes: The processes that train.
+        checkpoint: Where to save and resume, or ``None``.
+        save_every: Steps between two saved states.
+        validation: Held-out samples, or ``None``.
+        callback: Called with 0 before the first step and then after every step.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The loss of each, an exponential mean over about its last ten steps; and the number of its steps.
+        The loss of each stitch, an exponential moving average over about its last ten steps, ``(stitches,)`` float32;
+        and the number of its steps, ``(stitches,)`` int64.
 
     Raises:
         DivergedError: If a loss is NaN or infinite; the message names the step and the stitch.
@@ -62,7 +83,7 @@ def train(
         step = 0
         if checkpoint is not None and (saved := checkpoint.load(accelerator.device)) is not None:
             step = run.load(*saved)
-        accelerator.wait_for_everyone()  # before the first saves anew what the others read
+        accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
         with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
@@ -72,8 +93,8 @@ def train(
                 features = step < schedule.feature_steps
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
-                seen = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
-                found = _gradients(model, seen, parts, features, accelerator, processes)
+                batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
+                found = _gradients(model, batches, parts, features, accelerator, processes)
                 if not bool(found.isfinite().all()):
                     raise DivergedError(_diverged(stitches.names, found, step, checkpoint, schedule.lr, "loss"))
                 if schedule.max_grad_norm is not None:
@@ -82,7 +103,7 @@ def train(
                         nn.utils.clip_grad_norm_(layer.parameters(), schedule.max_grad_norm)
                 for layer, active in zip(stitches.layers, run.active.tolist(), strict=True):
                     if not active:
-                        layer.zero_grad()  # Adam leaves alone what has no gradient
+                        layer.zero_grad()  # without gradient, Adam does not change the weights
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1
@@ -108,7 +129,7 @@ def train(
 
 @contextmanager
 def _prepared(accelerator: Accelerator, stitches: Stitches, schedule: TrainingSchedule) -> Iterator[tuple[Any, Any]]:
-    """Model and optimizer as the accelerator makes them; it would keep them for as long as it lives."""
+    """Prepare model and optimizer; afterwards the accelerator drops its references, which would keep them alive."""
     optimizer = torch.optim.Adam(
         [p for p in stitches.layers.parameters() if p.requires_grad], lr=schedule.lr, weight_decay=schedule.weight_decay
     )
@@ -124,17 +145,17 @@ def _prepared(accelerator: Accelerator, stitches: Stitches, schedule: TrainingSc
 
 def _gradients(
     model: Any,
-    seen: Sequence[PreparedBatch],
+    batches: Sequence[PreparedBatch],
     parts: Sequence[tuple[Tensor, int]],
     features: bool,
     accelerator: Accelerator,
     processes: Processes,
 ) -> Tensor:
-    """Add up the gradients of a step over its parts and all processes; gives back the loss of each stitch."""
+    """Accumulate the gradients of a step over its parts and all processes; return the loss of each stitch."""
     samples = sum(count for _, count in parts)
-    total = float(samples) if features else _asked_of_all(seen, parts, accelerator)
+    total = float(samples) if features else _asked_of_all(batches, parts, accelerator)
     found = torch.zeros((), device=accelerator.device)
-    for number, (one, (places, _)) in enumerate(zip(seen, parts, strict=True)):
+    for number, (one, (places, _)) in enumerate(zip(batches, parts, strict=True)):
         with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
             share = len(places) * processes.count / samples
             losses = model(one, total / processes.count, share, features) * float(bool(len(places)))
@@ -144,17 +165,17 @@ def _gradients(
 
 
 def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerator) -> PreparedBatch:
-    """What is known of some samples; of one that does not count, where there are none."""
+    """Read the samples at some indices; without indices, one sample that the loss does not count."""
     return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
 
 
 def _asked_of_all(
-    seen: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator
+    batches: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator
 ) -> float:
-    """How many predictions a step asks for, over its parts and all processes."""
-    if _is_of_samples(seen[0]):
+    """Number of predictions of a step, over its parts and all processes."""
+    if _is_of_samples(batches[0]):
         return float(sum(count for _, count in parts))
-    own = [one for one, (places, _) in zip(seen, parts, strict=True) if len(places)]
+    own = [one for one, (places, _) in zip(batches, parts, strict=True) if len(places)]
     tokens = sum(((one.answers["hard"] != IGNORED).sum() for one in own), torch.zeros((), device=accelerator.device))
     return max(accelerator.reduce(tokens, reduction="sum").item(), 1)
 
@@ -163,39 +184,39 @@ def _asked_of_all(
 def _validate(
     stitches: Stitches, prepared: Prepared, schedule: TrainingSchedule, accelerator: Accelerator, processes: Processes
 ) -> tuple[Tensor, Tensor]:
-    """Loss and share of right answers of each stitch on held-out samples, which the processes share."""
+    """Loss and accuracy of each stitch on held-out samples, which are distributed over the processes."""
     sums = torch.zeros(3, len(stitches.names), dtype=torch.float64, device=accelerator.device)
     stitches.eval()
     batches = torch.arange(len(prepared.samples)).split(schedule.batch_size)
     for places in batches[processes.rank :: processes.count]:
-        seen = _read(prepared, places, 0, accelerator)
-        asked = _asked(seen)
-        sums[0] += asked * stitches(seen, asked).double()
-        sums[1] += stitches.right(seen)
+        batch = _read(prepared, places, 0, accelerator)
+        asked = _asked(batch)
+        sums[0] += asked * stitches(batch, asked).double()
+        sums[1] += stitches.right(batch)
         sums[2] += asked
     stitches.train()
     sums = accelerator.reduce(sums, reduction="sum")
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 
-def _asked(seen: PreparedBatch) -> float:
-    """How many predictions are asked for: one for each sample, or of texts the tokens that are followed by another."""
-    return seen.count if _is_of_samples(seen) else max((seen.answers["hard"] != IGNORED).sum().item(), 1)
+def _asked(batch: PreparedBatch) -> float:
+    """Number of predictions: one for each sample, or for language models one for each token with a next token."""
+    return batch.count if _is_of_samples(batch) else max((batch.answers["hard"] != IGNORED).sum().item(), 1)
 
 
-def _is_of_samples(seen: PreparedBatch) -> bool:
-    """Whether a prediction is made for each sample, not for each token."""
-    return "hard" not in seen.answers or seen.answers["hard"].dim() == 1
+def _is_of_samples(batch: PreparedBatch) -> bool:
+    """Whether there is one prediction for each sample, not one for each token."""
+    return "hard" not in batch.answers or batch.answers["hard"].dim() == 1
 
 
 def _diverged(
     names: Sequence[str], losses: Tensor, step: int, checkpoint: Checkpoint | None, lr: float, figure: str
 ) -> str:
     name = names[int((~losses.isfinite()).nonzero()[0])]
-    kept = "nothing was saved" if checkpoint is None else f"the last state saved is in {checkpoint.folder}"
+    kept = "nothing was saved" if checkpoint is None else f"the last saved state is in {checkpoint.folder}"
     return (
         f"the {figure} of stitch {name!r} is {losses[names.index(name)].item()} at step {step}; {kept}. Lower lr (now "
-        f"{lr}), set max_grad_norm, or look for inputs that are not finite"
+        f"{lr}), set max_grad_norm, or check the inputs for NaN and infinite values"
     )
 
 
@@ -208,7 +229,7 @@ def _log(
     active: Tensor,
     **more: float,
 ) -> None:
-    """Tell the trackers a figure of each stitch that is still trained."""
+    """Log a value of each stitch that is still being trained."""
     if accelerator.trackers:
         of_each = zip(names, values.tolist(), active.tolist(), strict=True)
         figures = {figure if len(names) == 1 else f"{figure}/{name}": value for name, value, on in of_each if on}

@@ -1,4 +1,4 @@
-"""Stitching layers made ready to be trained, and plain again."""
+"""Conversion of stitching layers to trainable copies and back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLa
 
 
 def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
-    """A copy of a layer whose maps can be trained; an identity becomes the affine map that is one.
+    """Copy a stitching layer such that its maps can be trained; identity maps become affine maps.
 
-    Maps of half precision are trained in float32: steps smaller than the last bit of a weight would be lost.
+    Maps in half precision are trained in float32, because updates smaller than the last bit of a weight would be lost.
 
     Args:
-        layer: The layer.
-        orthogonal: Keep the weight of affine maps orthogonal; to begin with, the nearest one that is (polar factor).
+        layer: The layer; it is not changed.
+        orthogonal: Whether to keep the weights of affine maps orthogonal. They start from the nearest orthogonal
+            matrix (polar factor).
+
+    Returns:
+        The copy, with weights in float32 or higher precision.
 
     Raises:
-        ValueError: If a map has no parameters, or is to be orthogonal and is no affine map.
+        ValueError: If a map has no parameters, or ``orthogonal`` is set and a map is not affine.
     """
     made = copy.deepcopy(layer)
     for part in made.parts:
@@ -29,8 +33,8 @@ def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
             stitch = _affine(stitch)
         if not any(parameter.is_floating_point() for parameter in stitch.parameters()):
             raise ValueError(
-                f"the {part} of the stitch, {stitch}, has no parameters to train; start from another map, for example "
-                "initial='lstsq'"
+                f"the {part} map of the stitch, {stitch}, has no parameters to train; start from another map, for "
+                "example initial='lstsq'"
             )
         stitch.to(torch.promote_types(_dtype(stitch), torch.float32))
         if orthogonal:
@@ -40,7 +44,15 @@ def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
 
 
 def plain(layer: StitchingLayer, first: StitchingLayer) -> StitchingLayer:
-    """A copy with plain weights, in the precision that the first one had."""
+    """Copy a trained layer to plain weights, without parametrizations.
+
+    Args:
+        layer: The trained layer.
+        first: The layer before training, whose dtypes the copy gets.
+
+    Returns:
+        The copy, in eval mode.
+    """
     made = copy.deepcopy(layer)
     for part in made.parts:
         stitch = getattr(made, part)
@@ -51,7 +63,7 @@ def plain(layer: StitchingLayer, first: StitchingLayer) -> StitchingLayer:
 
 
 def _dtype(stitch: Stitch) -> torch.dtype:
-    """Of the weights; an identity has none and is float32."""
+    """Dtype of the weights; float32 for an identity, which has none."""
     return next((p.dtype for p in stitch.parameters() if p.is_floating_point()), torch.float32)
 
 
@@ -64,7 +76,7 @@ def _affine(identity: IdentityStitch) -> LinearStitch:
 
 def _make_orthogonal(part: str, stitch: Stitch) -> None:
     if type(stitch) is not LinearStitch:
-        raise ValueError(f"only affine maps can be kept orthogonal, and the {part} is {stitch}; start from another map")
+        raise ValueError(f"only affine maps can be kept orthogonal, but the {part} map is {stitch}")
     with torch.no_grad():
         left, _, right = torch.linalg.svd(stitch.weight.double(), full_matrices=False)
         stitch.weight.copy_(left @ right)

@@ -1,4 +1,4 @@
-"""What is minimised: cross-entropy with labels of one's choice, and penalties."""
+"""Training objective of stitches: cross-entropy with hard or soft labels, plus penalties."""
 
 from __future__ import annotations
 
@@ -16,23 +16,32 @@ from hf_stitch.stitches import StitchingLayer
 
 ANSWERS = ("hard", "target", "source")
 IGNORED = -100
-"""Hard label of a token of which no prediction is asked."""
+"""Hard label of a token without a prediction."""
 
 
 @dataclass(frozen=True)
 class Objective:
     """Cross-entropy with a mixture of labels, plus penalties (Csiszárik et al. 2021, section 4.1 and equation 4).
 
-    ``Σ_l w_l · T² · CE(softmax(z / T), p_l)`` with soft labels ``p_l = softmax(z_l / T)`` (Hinton et al. 2015); of hard
-    labels T is 1.
+    The loss is ``Σ_l w_l · T² · CE(softmax(z / T), p_l)`` with soft labels ``p_l = softmax(z_l / T)`` (Hinton et al.
+    2015). For hard labels T is 1.
 
     Attributes:
-        labels: Weight of each kind: ``hard``, ``target`` and ``source`` (the answers of a whole parent).
-        temperature: T, above 0.
-        penalties: Weight of each: ``l1`` (the sum of the absolute entries of the maps, biases left out), or a
-            differentiable metric of the transformed rows with the target's: of a similarity, a weight above 0 pushes
-            them apart, and one below 0 together. A batch of fewer rows than a metric takes, as the last of an epoch may
-            be, goes without it.
+        labels: Weight of each kind of labels: ``hard`` (labels of the data), ``target`` and ``source`` (logits of the
+            whole parent network).
+        temperature: Temperature T, above 0.
+        penalties: Weight of each penalty: ``l1`` (sum of the absolute entries of the maps, without biases), or the name
+            of a differentiable metric between the transformed rows and the rows of the target. For a similarity, a
+            positive weight pushes them apart and a negative one pulls them together. A metric is left out of a batch
+            with fewer rows than it needs, for example the last batch of an epoch.
+
+    Raises:
+        ValueError: If a kind of labels or a penalty is unknown, or a weight or the temperature is out of its range.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> Objective({"hard": 1.0}).loss(logits, {"hard": torch.tensor([0, 0])})
+        tensor(2.2539)
     """
 
     labels: Mapping[str, float]
@@ -40,9 +49,9 @@ class Objective:
     penalties: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be minimised."""
+        """Validate labels, temperature and penalties."""
         if unknown := [name for name in self.labels if name not in ANSWERS]:
-            raise ValueError(f"labels must be of {', '.join(ANSWERS)}, got {unknown[0]!r}")
+            raise ValueError(f"labels must be one of {', '.join(ANSWERS)}, got {unknown[0]!r}")
         if not self.labels or not all(_is_number(weight) and weight > 0 for weight in self.labels.values()):
             raise ValueError(f"labels must have weights above 0, got {dict(self.labels)}")
         if not (_is_number(self.temperature) and self.temperature > 0):
@@ -56,21 +65,26 @@ class Objective:
             metric = registries.metrics.build(name)
             if not metric.differentiable or metric.statistic == "outputs":
                 raise ValueError(
-                    f"penalty {name!r} must be 'l1' or a differentiable metric of representations, and {metric} is not "
+                    f"penalty {name!r} must be 'l1' or a differentiable metric of representations, but {metric} is not "
                     "one"
                 )
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """The metrics among the penalties."""
+        """The penalties that are metrics, by name."""
         return {name: registries.metrics.build(name) for name in self.penalties if name != "l1"}
 
     def loss(self, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
-        """The cross-entropies summed over the samples; of texts over the tokens that are asked for.
+        """Compute the weighted cross-entropies, summed over samples, or over tokens for language models.
 
         Args:
-            logits: ``(batch, classes)``, or ``(batch, tokens, vocabulary)`` of the tokens that come next.
-            answers: For each kind of labels: classes (``IGNORED``: not asked for), or logits.
+            logits: ``(batch, classes)``, or ``(batch, tokens, vocabulary)`` for the next tokens.
+            answers: Labels by kind: for ``hard`` class indices ``(batch,)`` or token indices ``(batch, tokens)``,
+                where :data:`IGNORED` marks tokens without a prediction; for ``target`` and ``source`` logits of the
+                same shape as ``logits``.
+
+        Returns:
+            A scalar tensor in the dtype of the logits.
         """
         total = logits.new_zeros(())
         asked = answers["hard"] != IGNORED if "hard" in answers else None
@@ -87,7 +101,15 @@ class Objective:
         return total
 
     def penalty(self, layer: StitchingLayer, rows: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The penalties together; ``rows`` are the transformed ones and the target's, if a metric asks for them."""
+        """Compute the weighted sum of the penalties.
+
+        Args:
+            layer: The stitching layer.
+            rows: Transformed rows ``(n, d)`` and rows of the target ``(n, d)``; ``None`` if no penalty is a metric.
+
+        Returns:
+            A scalar tensor.
+        """
         total = next(layer.parameters()).new_zeros(())
         missing = {} if rows is None else self.missing_rows(*rows)
         for name, weight in self.penalties.items():
@@ -99,7 +121,15 @@ class Objective:
         return total
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
-        """The metrics among the penalties that take more rows than these, and how many each takes."""
+        """Find the metrics among the penalties that need more rows than given.
+
+        Args:
+            x: Transformed rows, ``(n, d)``.
+            y: Rows of the target, ``(n, d)``.
+
+        Returns:
+            The required number of rows by metric, for the metrics that need more than n.
+        """
         least = {
             name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
             for name, metric in self.metrics.items()
@@ -112,7 +142,7 @@ def _is_number(value: object) -> bool:
 
 
 def _weights(layer: StitchingLayer) -> list[Tensor]:
-    """The summed absolute entries of each map; of maps that have no matrix, of all that is trained but biases."""
+    """Sum of the absolute entries of each map; without a matrix, of all its parameters except biases."""
     sums: list[Tensor] = []
     for part in layer.parts:
         stitch = getattr(layer, part)
@@ -125,7 +155,19 @@ def _weights(layer: StitchingLayer) -> list[Tensor]:
 
 
 def next_tokens(inputs: Mapping[str, Tensor]) -> Tensor:
-    """For each token the one that comes next, ``(batch, tokens)``; ``IGNORED`` where none is to be predicted."""
+    """Compute the next token of each token as hard labels for language modelling.
+
+    Args:
+        inputs: Model inputs with ``input_ids`` and optionally ``attention_mask``, both ``(batch, tokens)``.
+
+    Returns:
+        ``(batch, tokens)`` int64; :data:`IGNORED` at padding and at the last token of each text.
+
+    Example:
+        >>> ids, mask = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
+        >>> next_tokens({"input_ids": ids, "attention_mask": mask}).tolist()
+        [[6, 7, -100, -100]]
+    """
     ids = inputs["input_ids"]
     real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(ids, dtype=torch.bool)
     following = torch.full_like(ids, IGNORED)

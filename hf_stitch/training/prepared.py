@@ -1,4 +1,4 @@
-"""What training sees of samples: representations and answers of networks that do not change, computed once."""
+"""Training inputs of stitches: activations, logits and labels of the frozen networks, computed once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from hf_stitch.storage.rows import RowStore
 from hf_stitch.training.objective import IGNORED, next_tokens
 
 Augment = Callable[[list[Any], torch.Generator], list[Any]]
-"""Raw samples and a generator to changed samples, anew in every epoch."""
+"""Function from raw samples and a generator to augmented samples, called again for every batch."""
 
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """What is known of some samples.
+    """A batch of samples as the training loop uses it.
 
     Attributes:
-        sources: At the source's cut, by place.
-        answers: By kind of labels: classes ``(batch,)``, next tokens ``(batch, tokens)``, or a parent's logits.
-        there: What the target itself says at its cut.
-        features: What it says at its last cut.
+        sources: Activations at the source cut, by name of the stitch.
+        answers: Labels by kind: class indices ``(batch,)``, next tokens ``(batch, tokens)``, or logits of a parent
+            network.
+        there: Activations of the target at its cut, if a penalty needs them.
+        features: Activations of the target at its last cut, if final features are matched.
     """
 
     sources: Mapping[str, Representation]
@@ -46,7 +47,7 @@ class PreparedBatch:
         return next(iter(self.sources.values())).batch
 
     def to(self, device: torch.device) -> PreparedBatch:
-        """The same on a device."""
+        """Return the batch on a device."""
 
         def moved(representation: Representation) -> Representation:
             mask = None if representation.mask is None else representation.mask.to(device)
@@ -61,13 +62,14 @@ class PreparedBatch:
 
 
 class Networks:
-    """The frozen networks around the stitches, and what they say of samples.
+    """The frozen networks around the stitches, which compute activations and labels of samples.
 
     Args:
-        places: By name a stitched model whose source is shown the samples; they share one target.
-        target: The whole target; ``None`` if nothing of what it says is asked for.
-        wanted: Of ``hard``, ``target``, ``source``, ``there`` and ``features``.
-        last: The target's last cut, if features are wanted.
+        places: Stitched models by name; all have the same target.
+        target: The whole target; ``None`` if neither its logits nor its activations are needed.
+        source: The whole source; ``None`` if its logits are not needed.
+        wanted: What to compute: any of ``hard``, ``target``, ``source``, ``there`` and ``features``.
+        last: The last cut of the target, used for ``features``.
     """
 
     def __init__(
@@ -80,20 +82,29 @@ class Networks:
     ) -> None:
         self.places, self.target, self.source, self.wanted, self.last = places, target, source, wanted, last
         self.first = next(iter(places.values()))
-        self.speaks = self.first.task == "text-generation"
+        self.is_language_model = self.first.task == "text-generation"
 
     @torch.no_grad()
     def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> PreparedBatch:
-        """What they say of raw samples, of which the target is shown ``others``."""
+        """Compute activations and labels of raw samples.
+
+        Args:
+            samples: Raw samples for the source.
+            others: Raw samples for the target, in the same order.
+            labels: Class indices, if hard labels are needed.
+
+        Returns:
+            The batch, with the quantities in ``wanted``.
+        """
         sources: dict[str, Representation] = {}
         for name, stitched in self.places.items():
             inputs = stitched.preprocess(samples)
             sources[name] = stitched.source(**stitched.source_inputs(inputs)).replace(context={})
         answers: dict[str, Tensor] = {}
         there = features = None
-        if "hard" in self.wanted and not self.speaks:
+        if "hard" in self.wanted and not self.is_language_model:
             answers["hard"] = torch.as_tensor(labels)
-        elif self.speaks:
+        elif self.is_language_model:
             answers["hard"] = next_tokens(self.first.preprocess(samples))
         if "source" in self.wanted:
             assert self.source is not None
@@ -112,22 +123,22 @@ class Networks:
 
 
 class Prepared:
-    """Samples as training sees them: from files where that fits, anew for each batch otherwise.
+    """Prepared samples, read from files if they fit and recomputed for each batch otherwise.
 
-    What networks say of samples that do not change is computed once, each process doing a part, and read from files
-    mapped into memory. It is computed anew where samples are augmented, or where it would take more than ``limit``
-    bytes (a warning says so).
+    Activations and labels of the frozen networks are computed once and read from memory-mapped files; each process
+    computes a part. They are recomputed for each batch if samples are augmented, or if the files would take more than
+    ``limit`` bytes (with a warning).
 
     Args:
-        networks: The networks.
-        samples: What the source is shown.
-        others: What the target is shown.
-        folder: Of the files; the same for all processes.
-        augment: Changes samples, if given.
-        limit: Bytes that files may take; of several processes, each may write its share.
-        batch_size: Samples per forward.
-        processes: Who shares the work.
-        progress: What the progress bar says; ``None``: no bar.
+        networks: The frozen networks.
+        samples: Samples for the source.
+        others: Samples for the target, in the same order.
+        folder: Folder of the files, the same for all processes.
+        augment: Augmentation of raw samples, or ``None``.
+        limit: Maximal size of the files in bytes; each of several processes may write an equal share.
+        batch_size: Number of samples per forward pass.
+        processes: The processes that share the work.
+        progress: Label of the progress bar; ``None`` for no bar.
     """
 
     def __init__(
@@ -157,7 +168,15 @@ class Prepared:
         return bool(self._parts)
 
     def read(self, places: Tensor, seed: int) -> PreparedBatch:
-        """What is known of the samples at some places; ``seed`` is that of augmentation."""
+        """Read a batch.
+
+        Args:
+            places: Indices of the samples, ``(n,)`` int64.
+            seed: Seed of the augmentation.
+
+        Returns:
+            The batch of n samples.
+        """
         if self.kept:
             return self._from_files(places)
         batch, other = self._raw(places)
@@ -175,21 +194,21 @@ class Prepared:
         return next(iter(pairs))
 
     def _keep(self, folder: Path, limit: int, batch_size: int, processes: Processes, progress: str | None) -> None:
-        """Write this process's part of the files, and read those of all; or none, where they would be too large."""
+        """Write the part of this process and open the files of all; delete them if they would be too large."""
         start, stop = processes.part(len(self.samples))
         own = self.samples.select(range(start, stop))
         twin = own if self.others is self.samples else self.others.select(range(start, stop))
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
         for batch, other in paired_batches(own, twin, batch_size, progress=progress):
-            seen = self.networks.prepare(batch.samples, other.samples, batch.labels)
-            tensors = _tensors(seen, self.networks.speaks)
-            count, bytes_ = count + seen.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
-            each = sum(values.nbytes // seen.count for values, mask in tensors.values() if mask is None)
-            least = bytes_ + each * (len(own) - count)  # texts to come may be short
+            part = self.networks.prepare(batch.samples, other.samples, batch.labels)
+            tensors = _tensors(part, self.networks.is_language_model)
+            count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
+            each = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
+            least = bytes_ + each * (len(own) - count)  # a lower bound: the remaining texts may be short
             if least > limit:
                 break
-            self._like = seen if self._like is None else self._like
+            self._like = part if self._like is None else self._like
             for name, pair in tensors.items():
                 if name not in stores:
                     stores[name] = RowStore(folder / f"{name.replace('/', '-')}-{processes.rank}")
@@ -203,9 +222,10 @@ class Prepared:
         for store in stores.values():
             store.path.unlink()
         warnings.warn(
-            f"what the networks say of {len(self.samples)} samples takes about "
-            f"{bytes_ / count * len(self.samples) / 1e9:.2f} GB, more than the {limit * processes.count / 1e9:.2f} GB "
-            "that may be kept: it is computed anew for each batch; raise cache_size to keep it",
+            f"the activations of {len(self.samples)} samples take about "
+            f"{bytes_ / count * len(self.samples) / 1e9:.2f} GB, more than the limit of "
+            f"{limit * processes.count / 1e9:.2f} GB: they are recomputed for each batch; raise cache_size to store "
+            "them",
             stacklevel=5,
         )
 
@@ -223,7 +243,7 @@ class Prepared:
         like = self._like
         sources = {name: representation(f"source/{name}", source) for name, source in like.sources.items()}
         answers = {name: read[f"answers/{name}"][0] for name in like.answers}
-        if self.networks.speaks:  # files are filled up with zeros
+        if self.networks.is_language_model:  # the files are padded with zeros
             real = read["answers/hard"][1]
             answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
         there = None if like.there is None else representation("there", like.there)
@@ -232,7 +252,7 @@ class Prepared:
         )
 
     def _from_parts(self, places: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Read from the files of several processes, and put in order."""
+        """Read from the files of several processes and restore the order of the samples."""
         owners = torch.bucketize(places.contiguous(), self._starts, right=True)
         first = [0, *self._starts.tolist()]
         order = torch.argsort(owners, stable=True)
@@ -249,16 +269,16 @@ class Prepared:
         return found
 
 
-def _tensors(seen: PreparedBatch, speaks: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Every tensor by name, with the mask of those that differ in length from sample to sample."""
-    kept = {f"source/{name}": source for name, source in seen.sources.items()}
-    kept |= {} if seen.there is None else {"there": seen.there}
-    kept |= {} if seen.features is None else {"features": seen.features}
+def _tensors(batch: PreparedBatch, is_language_model: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """All tensors by name, with a mask for those whose samples differ in length."""
+    kept = {f"source/{name}": source for name, source in batch.sources.items()}
+    kept |= {} if batch.there is None else {"there": batch.there}
+    kept |= {} if batch.features is None else {"features": batch.features}
     tensors = {name: (one.values, one.mask) for name, one in kept.items()}
-    real = next(iter(seen.sources.values())).mask if speaks else None  # then there is an answer for each token
-    return tensors | {f"answers/{name}": (values, real) for name, values in seen.answers.items()}
+    real = next(iter(batch.sources.values())).mask if is_language_model else None  # one label for each token
+    return tensors | {f"answers/{name}": (values, real) for name, values in batch.answers.items()}
 
 
 def _bytes(values: Tensor, mask: Tensor | None) -> int:
-    """What a tensor takes in a file, where only what is real is kept."""
+    """Size of a tensor in a file, which contains only the real positions."""
     return values.nbytes if mask is None else int(mask.sum()) * values[0, 0].nbytes

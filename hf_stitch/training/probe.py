@@ -1,4 +1,4 @@
-"""Looking at a network in training without its noticing: the same samples each time, everything left as it was."""
+"""Measuring a network during training on fixed samples, without side effects on training."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hf_stitch.representation import POOLINGS, Pooling, Representation
 
 
 class Probe:
-    """The samples that a network is shown again and again while it learns, and what is taken of them.
+    """The fixed samples on which a network is measured during training.
 
     Attributes:
         samples: Raw samples.
-        pooling: The pooling.
-        batch_size: Samples per forward.
+        pooling: Pooling of the activations.
+        batch_size: Number of samples per forward pass.
 
     Args:
-        data: What :meth:`hf_stitch.Samples.of` takes; never the loader that training reads from.
-        pooling: The pooling.
-        batch_size: Samples per forward.
+        data: Raw samples in a form that :meth:`hf_stitch.Samples.of` accepts; not the data loader used for training.
+        pooling: Pooling of the activations.
+        batch_size: Number of samples per forward pass.
 
     Raises:
-        ValueError: If there are less than two samples, or the policy is unknown.
+        ValueError: If there are fewer than two samples, the pooling is unknown, or ``batch_size`` is below 1.
     """
 
     def __init__(self, data: Any, pooling: Pooling, batch_size: int) -> None:
         self.samples = Samples.of(data)
         if len(self.samples) < 2:
-            raise ValueError(f"a probe takes at least 2 samples, got {len(self.samples)}")
+            raise ValueError(f"a probe needs at least 2 samples, got {len(self.samples)}")
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         if batch_size < 1:
@@ -49,18 +49,31 @@ class Probe:
         self.pooling, self.batch_size = pooling, batch_size
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:
-        """What a network says of the samples; processes share them, and all get everything."""
+        """Compute activations of the samples, distributed over the processes.
+
+        Args:
+            adapter: Adapter of the network.
+            layers: Names of the layers.
+            processes: The processes that share the samples.
+
+        Returns:
+            Activations of all samples, on every process.
+        """
         return extract_activations(
             adapter, self.samples, layers=layers, pooling=self.pooling,
             batch_size=self.batch_size, accelerator=processes.accelerator, progress=False,
         )  # fmt: skip
 
     def rehearse(self, adapter: Adapter, layers: Iterable[str]) -> None:
-        """Take one sample to every layer, so that what cannot work fails before training begins.
+        """Run one sample to every layer, so that errors occur before training starts.
+
+        Args:
+            adapter: Adapter of the network.
+            layers: Names of the layers.
 
         Raises:
             NotACutError: If a layer does not exist, does not run, or runs several times.
-            ValueError: If the network does not take such samples, or a layer has no rows by the policy.
+            ValueError: If the network does not accept such samples, or the pooling does not apply to a layer.
         """
         batch = next(self.samples.batches(1))
         for name, representation in representations(adapter, batch, layers).items():
@@ -72,7 +85,16 @@ class Probe:
 
 @torch.no_grad()
 def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> dict[str, Representation]:
-    """What a network says of a batch at some layers, which need not be cuts; the context is left out."""
+    """Compute activations of a batch at layers that need not be cuts.
+
+    Args:
+        adapter: Adapter of the network.
+        batch: Raw samples.
+        layers: Names of the layers.
+
+    Returns:
+        Activations by layer, without context.
+    """
     found: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:
@@ -83,36 +105,46 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a network whose weights no process has to itself.
+    """Raise an error if this process does not have all weights of a network.
+
+    Args:
+        model: The network, unwrapped.
 
     Raises:
-        ValueError: If the weights are sharded (FSDP, DeepSpeed's ZeRO-3) or not loaded.
+        ValueError: If the weights are sharded (FSDP, DeepSpeed's ZeRO-3) or on the meta device.
     """
     sharded = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
     if sharded or any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.is_meta for p in model.parameters()):
         raise ValueError(
-            f"the weights of {type(model).__name__} are sharded over the processes (FSDP, ZeRO-3) or offloaded, and to "
-            "be watched a network must be whole in every process: train it by DDP or in one process, or compare its "
-            "checkpoints afterwards by hf_stitch.compare"
+            f"the weights of {type(model).__name__} are sharded over the processes (FSDP, ZeRO-3) or offloaded, but "
+            "every process needs all weights: train with DDP or in one process, or compare checkpoints after training "
+            "with hf_stitch.compare"
         )
 
 
 @contextmanager
 def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
-    """Whatever runs inside leaves no trace in training.
+    """Context in which a network runs without side effects on training.
 
-    Random states of Python, NumPy and torch (CPU and CUDA) are put back. Gradients are off. Modules compiled in place
-    run as they were written. Where several processes train, each has seen other batches and has other buffers
-    (BatchNorm's statistics); inside, all have those of the first, whose are saved, so that one network is looked at.
+    Random states of Python, NumPy and torch (CPU and CUDA) are restored afterwards. Gradients are disabled. Modules
+    compiled in place run uncompiled. With several processes, the buffers (BatchNorm statistics) differ between
+    processes because each has trained on other batches; inside the context, all processes use the buffers of rank 0,
+    which are the ones saved in checkpoints, so that all measure the same network.
 
     Args:
         model: The network in training, unwrapped.
-        processes: Those that train it.
+        processes: The processes that train it.
+
+    Example:
+        >>> from torch import nn
+        >>> with unnoticed(nn.Linear(2, 2), Processes.of(None)):
+        ...     torch.is_grad_enabled()
+        False
     """
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
-        stack.callback(torch.clear_autocast_cache)  # casts made without gradients must not serve training
+        stack.callback(torch.clear_autocast_cache)  # casts cached without gradients must not be reused in training
         stack.callback(np.random.set_state, numpy)
         stack.callback(random.setstate, python)
         stack.enter_context(torch.random.fork_rng(devices))
@@ -125,7 +157,7 @@ def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
 
 @contextmanager
 def _as_written(model: nn.Module) -> Iterator[None]:
-    """Without what ``module.compile()`` has put in the place of calls."""
+    """Run modules uncompiled that ``module.compile()`` has compiled in place."""
     compiled = {module: module._compiled_call_impl for module in model.modules() if module._compiled_call_impl}
     try:
         for module in compiled:
@@ -138,7 +170,7 @@ def _as_written(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _buffers_of_first(model: nn.Module) -> Iterator[None]:
-    """Copies of the first process's buffers in the place of this one's, which a graph may still refer to."""
+    """Replace the buffers with copies of those of rank 0; the originals stay intact, as a graph may refer to them."""
     from accelerate.utils import broadcast
 
     own = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]

@@ -1,4 +1,4 @@
-"""What training has reached, so that it can be saved and taken up again."""
+"""State of a training run that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from hf_stitch.training.stitches import Stitches
 
 
 class Progress:
-    """What training has reached: layers, optimizer, and of each stitch the best layer so far, steps and loss."""
+    """State of a training run: layers, optimizer, gradient scaler, and best weights, steps and loss of each stitch.
+
+    Attributes:
+        steps: Number of steps of each stitch, ``(stitches,)`` int64.
+        loss: Exponential moving average of the loss of each stitch, ``(stitches,)`` float32.
+
+    Args:
+        stitches: The stitches.
+        optimizer: Optimizer of their weights.
+        scaler: Gradient scaler of mixed precision, or ``None``.
+        patience: Number of evaluations without improvement after which a stitch stops; ``None`` for no limit.
+    """
 
     def __init__(self, stitches: Stitches, optimizer: Any, scaler: Any, patience: int | None) -> None:
         self._stitches, self._optimizer, self._scaler, self._patience = stitches, optimizer, scaler, patience
@@ -27,19 +38,29 @@ class Progress:
 
     @property
     def active(self) -> Tensor:
-        """Which stitches are still trained: of those with patience the ones that have improved of late."""
+        """Which stitches are still being trained, ``(stitches,)`` bool."""
         return (
             torch.ones_like(self._since, dtype=torch.bool) if self._patience is None else self._since < self._patience
         )
 
     def note(self, losses: Tensor, step: int, first: bool) -> None:
-        """Take a step's losses into the running mean, which the first of their kind begins."""
+        """Update the moving average of the losses after a step.
+
+        Args:
+            losses: Loss of each stitch, ``(stitches,)``.
+            step: Number of completed steps.
+            first: Whether to start a new average, as at the first step with an objective.
+        """
         losses, active = losses.float().cpu(), self.active
         self.loss = torch.where(active, losses if first else torch.lerp(self.loss, losses, 0.1), self.loss)
         self.steps[active] = step
 
     def judge(self, losses: Tensor) -> None:
-        """Keep the layers that are better than ever."""
+        """Store the weights of stitches with a new lowest validation loss.
+
+        Args:
+            losses: Validation loss of each stitch, ``(stitches,)``.
+        """
         states = [copy.deepcopy(layer.state_dict()) for layer in self._stitches.layers]
         losses, active = losses.cpu(), self.active
         better = active & (losses < self._best)
@@ -48,12 +69,12 @@ class Progress:
         self._since = torch.where(better, 0, self._since + active)
 
     def restore_best(self) -> None:
-        """Leave the best layers, where they were judged."""
+        """Load the best weights into the stitches, if they were evaluated."""
         for layer, state in zip(self._stitches.layers, self._states, strict=False):
             layer.load_state_dict(state)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything as tensors."""
+        """Return the whole state as tensors by name."""
         tensors = {f"layers/{key}": value for key, value in self._stitches.layers.state_dict().items()}
         for number, state in self._optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items()}
@@ -66,7 +87,15 @@ class Progress:
         return tensors | {"loss": self.loss, "steps": self.steps, "judged": self._best, "since": self._since}
 
     def load(self, step: int, tensors: Mapping[str, Tensor]) -> int:
-        """Take up :meth:`state`; gives back the step."""
+        """Restore the output of :meth:`state`.
+
+        Args:
+            step: Number of completed steps.
+            tensors: The state.
+
+        Returns:
+            ``step``.
+        """
         held: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, _, key = name.partition("/")
@@ -84,7 +113,7 @@ class Progress:
 
 
 def _numbered(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """``number/key`` taken apart."""
+    """Group tensors with names ``number/key`` by number."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         number, _, key = name.partition("/")

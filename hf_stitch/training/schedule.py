@@ -1,4 +1,4 @@
-"""How long and how fast a stitch is trained, and in which order it sees the samples."""
+"""Training schedule: number of steps, learning rate and order of the samples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ Schedule = Literal["step", "constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """How long and how fast.
+    """Number of steps, learning rate and order of the samples of a training run.
 
     Attributes:
-        max_steps: Optimizer steps.
-        feature_steps: Those before them that match final features.
-        batch_size: Samples of a step over all processes; with gradient accumulation, of each of its parts.
-        lr: Learning rate of Adam.
-        weight_decay: Its L2 penalty.
-        schedule: What becomes of the learning rate.
-        max_grad_norm: Norm that the gradient of a stitch is cut to, if any.
-        seed: Of the order of the samples and of augmentation.
-        shuffle: Whether the order changes from epoch to epoch.
-        patience: Evaluations without improvement before a stitch is done.
+        max_steps: Number of optimizer steps on the objective.
+        feature_steps: Number of additional steps before them, which match final features.
+        batch_size: Number of samples of a step over all processes; with gradient accumulation, of each part of a step.
+        lr: Initial learning rate of Adam.
+        weight_decay: L2 penalty of Adam.
+        schedule: Learning rate schedule: ``step``, ``constant``, ``linear`` or ``cosine``.
+        max_grad_norm: Maximal gradient norm of each stitch; ``None`` for no clipping.
+        seed: Seed of the sample order and of augmentation.
+        shuffle: Whether to shuffle the samples in every epoch.
+        patience: Number of evaluations without improvement after which a stitch stops; ``None`` for no limit.
+
+    Example:
+        >>> schedule = TrainingSchedule(30, 0, 8, 0.1, 0.0, "cosine", None, 0, True, None)
+        >>> [round(schedule.rate(step), 3) for step in (0, 15, 30)]
+        [0.1, 0.05, 0.0]
     """
 
     max_steps: int
@@ -45,7 +50,14 @@ class TrainingSchedule:
     patience: int | None
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Compute the learning rate of a step.
+
+        Args:
+            step: Number of completed steps.
+
+        Returns:
+            The learning rate; during the feature steps, the initial one.
+        """
         done = max(step - self.feature_steps, 0) / self.max_steps
         factor = {
             "step": 0.1 ** ((done >= 1 / 3) + (done >= 2 / 3)),
@@ -56,9 +68,17 @@ class TrainingSchedule:
         return self.lr * factor
 
     def batches(self, n: int, start: int, every: int, processes: Processes) -> Iterator[list[tuple[Tensor, int]]]:
-        """From step ``start`` on, without end: this process's places in each part of it, and how many all have.
+        """Iterate endlessly over the sample indices of each step.
 
-        A process that a part is too small for gets none.
+        Args:
+            n: Number of samples.
+            start: First step.
+            every: Number of gradient accumulation parts of a step.
+            processes: The processes that share the samples.
+
+        Yields:
+            For each part of a step, the indices of this process, ``(m,)`` int64, and the number of samples over all
+            processes. If a part has fewer samples than there are processes, some processes get no indices.
         """
         size = self.batch_size * every
         per_epoch = math.ceil(n / size)

@@ -1,4 +1,4 @@
-"""How alike a network in training is, layer by layer, to another, to its own start, or to what it just was."""
+"""Callback that measures the similarity of a network in training with a reference, layer by layer."""
 
 from __future__ import annotations
 
@@ -22,38 +22,41 @@ from hf_stitch.training.probe import Probe
 logger = logging.getLogger(__name__)
 
 OWN = ("start", "previous")
-"""What a network is compared with in itself."""
+"""References that are earlier states of the network itself."""
 
 
 class SimilarityCallback(ProbingCallback):
-    """Similarity, per layer, of a network in training with a reference, watched while it learns.
+    """Callback that measures the similarity of each layer of a network in training with a reference.
 
-    Where the reference has all the layers by name, each is compared with its namesake. Otherwise (another
-    architecture) each is compared with the layer of the reference that is most alike at that time; a warning says so
-    once, and ``matches`` which. The activations of a reference are recorded once and the network is let go.
+    If the reference has layers of the same names, each layer is compared with the layer of the same name. Otherwise
+    (another architecture), each layer is compared with the currently most similar layer of the reference; a warning is
+    logged once, and :attr:`matches` contains the pairs. The activations of a reference network are recorded once, and
+    the network is released afterwards.
 
-    Figures are called ``<name>/<metric>/<layer>``.
+    Values are named ``<name>/<metric>/<layer>``.
 
     Attributes:
-        matches: By metric, for each layer the layer of the reference that it was last compared with.
+        matches: By metric and layer, the layer of the reference at the last measurement.
+        probe: The samples.
 
     Args:
-        reference: A frozen network (an adapter, a live module, or a name for :func:`hf_stitch.load`); ``"start"``: the
-            network itself when it was first looked at; ``"previous"``: itself when it was last looked at (the first
-            time there is no figure); or :class:`hf_stitch.Activations` of another run on the same samples.
-        probe: Raw samples to look at, some hundred or more: what :meth:`hf_stitch.Samples.of` takes.
-        layers: Names of modules of the network in training; default: its cuts.
-        metrics: Names of ``hf_stitch.registries.metrics``, or metrics; of layers, not of outputs.
-        every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps.
-        pooling: The pooling (:meth:`hf_stitch.Representation.rows`).
-        batch_size: Samples per forward.
-        name: The first part of every figure's name; default: ``similarity_to_start``, ``similarity_to_previous`` or
+        reference: A frozen network (an adapter, a module, or a name for :func:`hf_stitch.load`); ``"start"`` for the
+            network itself at the first measurement; ``"previous"`` for the network itself at the previous measurement
+            (the first measurement then has no values); or :class:`hf_stitch.Activations` of another run on the same
+            samples.
+        probe: Raw samples to measure on, a hundred or more, in a form that :meth:`hf_stitch.Samples.of` accepts.
+        layers: Names of modules of the network in training. Default: its cuts.
+        metrics: Metrics, or their names in ``hf_stitch.registries.metrics``; metrics of outputs are not allowed.
+        every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
+        pooling: Pooling of the activations (:meth:`hf_stitch.Representation.rows`).
+        batch_size: Number of samples per forward pass.
+        name: First part of the name of every value. Default: ``similarity_to_start``, ``similarity_to_previous`` or
             ``similarity_to_reference``.
 
     Raises:
-        TypeError: If metrics are no list.
+        TypeError: If ``layers`` is a string, or ``metrics`` is a single metric.
         ValueError: If the probe is too small, a metric is unknown or compares outputs, ``every`` is none of the three,
-            or activations are of other samples, of the same in another order, or by another pooling.
+            or the activations have other samples, another order of the samples or another pooling.
 
     Example:
         >>> import torch, hf_stitch
@@ -85,7 +88,7 @@ class SimilarityCallback(ProbingCallback):
         if isinstance(reference, Activations):
             check_same_order(self.probe.samples.ids, reference.ids)
             if reference.pooling not in (None, pooling):
-                raise ValueError(f"the activations were recorded with pooling={reference.pooling!r}, not {pooling!r}")
+                raise ValueError(f"the reference activations have pooling={reference.pooling!r}, not {pooling!r}")
         self.matches: dict[str, dict[str, str]] = {}
         self._own = own
         self._given = reference
@@ -96,7 +99,7 @@ class SimilarityCallback(ProbingCallback):
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
         self._watched = adapter.candidates if self._layers is None else self._layers
         if not self._watched:
-            raise ValueError("there are no layers to watch: name at least one by layers=")
+            raise ValueError("there are no layers to measure: pass at least one name in layers=")
         self.probe.rehearse(adapter, self._watched)
         if self._own or self._reference is not None:
             return
@@ -105,7 +108,7 @@ class SimilarityCallback(ProbingCallback):
         if not isinstance(given, Activations):
             other = load_on(given, processes.device)
             if other.model is adapter.model:
-                raise ValueError("the reference is the network in training itself: say reference='start'")
+                raise ValueError("the reference is the network in training itself: use reference='start'")
             check_meet(adapter, other, self.probe.pooling)
             modules = dict(other.model.named_modules())
             layers = self._watched if modules.keys() >= set(self._watched) else other.layers
@@ -113,8 +116,8 @@ class SimilarityCallback(ProbingCallback):
         self._reference = self._given = given
         if not self._by_name:
             logger.warning(
-                "%s: the layers of the reference have other names; each layer is compared with the one that is most "
-                "alike at that time (see .matches)",
+                "%s: the layers of the reference have other names; each layer is compared with the currently most "
+                "similar layer of the reference (see .matches)",
                 self.name,
             )
 
@@ -127,13 +130,13 @@ class SimilarityCallback(ProbingCallback):
         first = self._reference is None
         if first:
             self._reference = current
-        figures = self._by_namesake(current, processes) if self._by_name else self._by_likeness(current, processes)
+        figures = self._by_equal_name(current, processes) if self._by_name else self._by_similarity(current, processes)
         if self._own == "previous":
             self._reference = current
             return {} if first else figures
         return figures
 
-    def _by_namesake(self, current: Activations, processes: Processes) -> dict[str, float]:
+    def _by_equal_name(self, current: Activations, processes: Processes) -> dict[str, float]:
         self.matches = {label: {layer: layer for layer in self._watched} for label in self._metrics}
         found: dict[str, dict[str, float]] = {label: {} for label in self._metrics}
         for layer in self._watched:
@@ -141,7 +144,7 @@ class SimilarityCallback(ProbingCallback):
                 found[label][layer] = values[layer][1]
         return {f"{label}/{layer}": value for label, row in found.items() for layer, value in row.items()}
 
-    def _by_likeness(self, current: Activations, processes: Processes) -> dict[str, float]:
+    def _by_similarity(self, current: Activations, processes: Processes) -> dict[str, float]:
         assert self._reference is not None
         found = self._compared(current, self._watched, self._reference.layers, processes)
         self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in found.items()}
@@ -150,11 +153,11 @@ class SimilarityCallback(ProbingCallback):
     def _compared(
         self, current: Activations, layers: Iterable[str], others: Iterable[str], processes: Processes
     ) -> Mapping[str, Mapping[str, tuple[str, float]]]:
-        """By metric and layer: the most alike of the others, and the value."""
+        """Find the most similar layer of the reference and its value, by metric and layer."""
         layers, others = list(layers), list(others)
         assert self._reference is not None
         try:
-            for layer in layers:  # every process has all activations, so that all stop here or none does
+            for layer in layers:  # all processes have all activations, so either all raise here or none
                 if not bool(current.values[layer].isfinite().all()):
                     raise ValueError(f"activations of layer {layer!r} are NaN or infinite")
             sides = (current, self._reference)
@@ -192,14 +195,16 @@ class SimilarityCallback(ProbingCallback):
         path = folder / self._file
         if not path.is_file():
             raise ValueError(
-                f"{self.name}: training goes on from step {step}, and the activations of its {self._own} are not in "
-                f"the checkpoint, at {path}; was the callback attached when it was saved? If the checkpoint lies "
-                "elsewhere, name it by TrainingArguments(resume_from_checkpoint=…) too"
+                f"{self.name}: training resumes from step {step}, but the activations of the {self._own} are not in "
+                f"the checkpoint (expected {path}). Was the callback attached when the checkpoint was saved? If the "
+                "checkpoint is in another folder, also set TrainingArguments(resume_from_checkpoint=…)"
             )
         saved = Activations.load(path)
         check_same_order(self.probe.samples.ids, saved.ids)
         if missing := [layer for layer in self._watched if layer not in saved.values]:
-            raise ValueError(f"{path} lacks layer {missing[0]!r}; it has {', '.join(saved.layers)}: watch these")
+            raise ValueError(
+                f"{path} lacks layer {missing[0]!r}; to resume, use layers among {', '.join(saved.layers)}"
+            )
         self._reference = saved
 
     @property

@@ -1,4 +1,4 @@
-"""How well a network in training can be stitched into another: relative accuracy per pair of layers."""
+"""Callback that stitches a network in training into a frozen one and measures relative accuracy."""
 
 from __future__ import annotations
 
@@ -28,33 +28,35 @@ Pair = tuple[str, str]
 
 
 class StitchabilityCallback(ProbingCallback):
-    """Relative accuracy of a network in training, stitched into a frozen one by closed form, watched while it learns.
+    """Callback that measures the relative accuracy of a network in training, stitched into a frozen network.
 
-    For each pair of layers a stitch is fitted on one part of the samples: the network in training up to its layer, the
-    stitch, the reference from its layer on. It is scored on the other part: its accuracy over the reference's own
-    (Csiszárik et al. 2021, section 4). Unlike :func:`hf_stitch.stitch` it makes no model, intervals or baselines. What
-    the reference says at its layers is computed once, and its back halves are copied once.
+    For each pair of layers, a stitching layer is fitted in closed form on one part of the samples. It connects the
+    network in training up to its layer with the reference from its layer on. On the other part, the callback computes
+    the accuracy divided by the accuracy of the reference (Csiszárik et al. 2021, section 4). Unlike
+    :func:`hf_stitch.stitch`, it makes no model, confidence intervals or baselines. The activations of the reference are
+    computed once, and its back halves are copied once.
 
-    Figures are called ``<name>/relative_accuracy/<layer>``, or ``<layer>-><layer of the reference>`` where names
-    differ.
+    Values are named ``<name>/relative_accuracy/<layer>``, or ``<name>/relative_accuracy/<layer>-><layer of the
+    reference>`` if the names differ.
 
     Args:
-        reference: A frozen classifier: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-        data: Raw samples with labels: what :meth:`hf_stitch.Samples.of` takes.
-        layers: Names of layers that both have, or pairs (of the network in training, of the reference); those of the
-            reference must be cuts. Default: the cuts that both have.
-        matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` that fits in closed form, or a matcher.
-        every: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of steps.
-        pooling: The pooling: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
-        test_size: Share or number of samples to score on; the others are fitted on.
-        batch_size: Samples per forward.
-        seed: Of the split.
-        name: The first part of every figure's name.
-        **options: The matcher's, where it is given by name (``ridge=1.0``).
+        reference: A frozen classifier: an adapter, a module, or a name for :func:`hf_stitch.load`.
+        data: Raw samples with labels, in a form that :meth:`hf_stitch.Samples.of` accepts.
+        layers: Names of layers of both networks, or pairs (layer of the network in training, layer of the reference);
+            layers of the reference must be cuts. Default: the cuts whose names occur in both networks.
+        matcher: Matcher that fits the map in closed form, or its name in ``hf_stitch.registries.matchers``.
+        every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
+        pooling: Pooling, which determines the vectors to map (:meth:`hf_stitch.Representation.rows`).
+        test_size: Share (float) or number (int) of held-out samples for the accuracy; the map is fitted on the others.
+        batch_size: Number of samples per forward pass.
+        seed: Seed of the split.
+        name: First part of the name of every value.
+        **options: Options of the matcher if it is given by name, for example ``ridge=1.0``.
 
     Raises:
-        ValueError: If samples have no labels or are too few to split, the matcher is unknown or is trained, or
-            ``every`` is none of the three.
+        TypeError: If ``layers`` is a string, or an option of the matcher is unknown.
+        ValueError: If the samples have no labels or are too few to split, the matcher is unknown or not fitted in
+            closed form, or ``every`` is none of the three.
 
     Example:
         >>> import hf_stitch
@@ -86,13 +88,15 @@ class StitchabilityCallback(ProbingCallback):
         super().__init__(name, every)
         self._matcher = registries.matchers.build(matcher, **options)
         if self._matcher.fits != "moments":
-            raise ValueError(f"matcher {self._matcher.name!r} is trained, and training would not wait for it")
+            raise ValueError(
+                f"matcher {self._matcher.name!r} is not fitted in closed form; use for example matcher='lstsq'"
+            )
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of names or pairs, got {layers!r}; write [{layers!r}]")
         self._probe = Probe(data, pooling, batch_size)
         self._fit, self._test = self._probe.samples.split(test_size, seed)
         if self._probe.samples.labels is None:
-            raise ValueError("accuracy needs labels, and these samples have none: Samples.of(data, label=…)")
+            raise ValueError("accuracy needs labels, but the samples have none; pass Samples.of(data, label=…)")
         self._layers = None if layers is None else [(pair, pair) if isinstance(pair, str) else pair for pair in layers]
         self._given = reference
         self._pairs: list[Pair] = []
@@ -100,11 +104,11 @@ class StitchabilityCallback(ProbingCallback):
         self._targets: list[dict[str, Representation]] = []
         self._right = 0
 
-    # -- once -------------------------------------------------------------------------------------------------------
+    # -- preparation ------------------------------------------------------------------------------------------------
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
         reference = load_on(self._given, processes.device)
         if reference.model is adapter.model:
-            raise ValueError("the reference is the network in training itself: pass a frozen copy of it")
+            raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
@@ -113,23 +117,26 @@ class StitchabilityCallback(ProbingCallback):
         self._targets, right = [], 0
         for batch in self._share(self._fit, processes):
             found = reference.encode(reference.preprocess(batch.samples), targets)
-            self._targets.append({name: _at_rest(said) for name, said in found.items()})
-        for name, said in self._targets[0].items():
-            if said.spec != reference.spec(name):
+            self._targets.append({name: _stored(activations) for name, activations in found.items()})
+        for name, activations in self._targets[0].items():
+            if activations.spec != reference.spec(name):
                 raise ValueError(
-                    f"the samples give layer {name!r} of the reference the form {said.spec}, and it is cut for "
-                    f"{reference.spec(name)}: load it with example_inputs of the size of the samples"
+                    f"layer {name!r} of the reference has the spec {activations.spec} with these samples, expected "
+                    f"{reference.spec(name)}; load the reference with example_inputs of the same size as the samples"
                 )
         for batch in self._share(self._test, processes):
             logits = logits_of(reference.forward(reference.preprocess(batch.samples)))
             if logits.dim() != 2:
-                raise ValueError(f"the reference must be a classifier; for a batch it returns {tuple(logits.shape)}")
+                raise ValueError(
+                    "the reference must be a classifier with logits (batch, classes), got logits of shape "
+                    f"{tuple(logits.shape)}"
+                )
             check_labels(batch, logits.shape[-1])
             right += _right(logits, batch)
         self._right = sum(processes.gather(right))
         if not self._right:
             raise ValueError(
-                f"the reference has none of {len(self._test)} samples right, so that nothing can be said relative to it"
+                f"relative accuracy is undefined: the reference classifies none of {len(self._test)} samples correctly"
             )
 
     def _paired(self, adapter: Adapter, reference: Adapter) -> list[Pair]:
@@ -138,25 +145,25 @@ class StitchabilityCallback(ProbingCallback):
         pairs = [(layer, layer) for layer in adapter.layers if layer in reference.layers]
         if not pairs:
             raise ValueError(
-                "the two networks have no layer of one name: pass layers=[(of the network in training, of the "
-                f"reference), …]; there are {', '.join(adapter.layers)} and {', '.join(reference.layers)}"
+                "no cuts of the two networks have the same name: pass layers=[(layer of the network in training, layer "
+                f"of the reference), …]. Cuts: {', '.join(adapter.layers)} and {', '.join(reference.layers)}"
             )
         return pairs
 
     def _share(self, samples: Samples, processes: Processes) -> Iterator[Batch]:
-        """This process's batches."""
+        """Iterate over the batches of this process."""
         return samples.select(range(*processes.part(len(samples)))).batches(self._probe.batch_size)
 
-    # -- each time --------------------------------------------------------------------------------------------------
+    # -- measurement ------------------------------------------------------------------------------------------------
     def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
         sources = list(dict.fromkeys(source for source, _ in self._pairs))
         layers = self._fitted(adapter, sources, processes)
         right = dict.fromkeys(layers, 0)
         for batch in self._share(self._test, processes):
-            said = representations(adapter, batch, sources)
+            activations = representations(adapter, batch, sources)
             for (source, target), layer in layers.items():
                 if isinstance(layer, StitchingLayer):
-                    right[source, target] += _right(self._finished(layer(said[source]), target), batch)
+                    right[source, target] += _right(self._finished(layer(activations[source]), target), batch)
         totals = processes.gather(right)
         found = {}
         for (source, target), layer in layers.items():
@@ -170,22 +177,22 @@ class StitchabilityCallback(ProbingCallback):
     def _fitted(
         self, adapter: Adapter, sources: list[str], processes: Processes
     ) -> dict[Pair, StitchingLayer | ValueError]:
-        """By pair its stitching layer, or why there is none."""
+        """Fit the stitching layer of each pair; the error where this fails."""
         statistics: dict[Pair, Statistics] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
         specs: dict[str, Any] = {}
         for batch, targets in zip(self._share(self._fit, processes), self._targets, strict=True):
-            said = representations(adapter, batch, sources)
-            specs = {name: representation.spec for name, representation in said.items()}
+            activations = representations(adapter, batch, sources)
+            specs = {name: representation.spec for name, representation in activations.items()}
             for pair in self._pairs:
-                source = said[pair[0]]
+                source = activations[pair[0]]
                 target = _at(targets[pair[1]], source.values.device)
                 try:
                     for part, (x, y) in paired_rows(source, target, self._probe.pooling).items():
                         if part not in statistics[pair]:
                             statistics[pair][part] = Moments(x.shape[1], y.shape[1], device=x.device)
                         statistics[pair][part].update(x, y)
-                except ValueError as error:  # told to all processes first, which would wait for this one
+                except ValueError as error:  # raised after the processes have exchanged failures: else the others wait
                     failures[pair] = str(error)
         failures = {pair: why for part in processes.gather(failures) for pair, why in part.items()}
         found: dict[Pair, StitchingLayer | ValueError] = {}
@@ -196,32 +203,31 @@ class StitchabilityCallback(ProbingCallback):
                 if processes.accelerator is not None:
                     for moments in statistics[pair].values():
                         moments.all_reduce(processes.accelerator)
-                target_form = self._targets[0][pair[1]].spec
+                target_spec = self._targets[0][pair[1]].spec
                 found[pair] = fit_layer(
-                    self._matcher, statistics[pair], specs[pair[0]], target_form, self._probe.pooling
+                    self._matcher, statistics[pair], specs[pair[0]], target_spec, self._probe.pooling
                 )
             except ValueError as error:
                 found[pair] = error
         return found
 
-    def _finished(self, said: Representation, target: str) -> torch.Tensor:
-        """The logits of the reference from a layer on."""
+    def _finished(self, mapped: Representation, target: str) -> torch.Tensor:
+        """Run the back half of the reference on activations at a layer; return the logits."""
         back = self._backs[target]
-        weight = next((p for p in back.parameters() if p.is_floating_point()), said.values)
-        return logits_of(back(_at(said.replace(values=said.values.to(weight.dtype)), weight.device)))
+        weight = next((p for p in back.parameters() if p.is_floating_point()), mapped.values)
+        return logits_of(back(_at(mapped.replace(values=mapped.values.to(weight.dtype)), weight.device)))
 
 
-def _at_rest(said: Representation) -> Representation:
-    """A representation to be kept: on the CPU, its own memory, without context."""
-    return _at(said.replace(values=said.values.clone(), context={}), torch.device("cpu"))
+def _stored(activations: Representation) -> Representation:
+    """Copy of a representation for storage, on the CPU and without context."""
+    return _at(activations.replace(values=activations.values.clone(), context={}), torch.device("cpu"))
 
 
-def _at(said: Representation, device: torch.device) -> Representation:
-    return said.replace(
-        values=said.values.to(device), mask=None if said.mask is None else said.mask.to(device), context={}
-    )
+def _at(activations: Representation, device: torch.device) -> Representation:
+    mask = None if activations.mask is None else activations.mask.to(device)
+    return activations.replace(values=activations.values.to(device), mask=mask, context={})
 
 
 def _right(logits: torch.Tensor, batch: Batch) -> int:
-    """How many samples a classifier has right."""
+    """Number of samples classified correctly."""
     return int((logits.argmax(-1).cpu() == torch.as_tensor(batch.labels)).sum())

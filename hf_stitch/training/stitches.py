@@ -1,4 +1,4 @@
-"""Stitches into one frozen half as one module, and the loss of each."""
+"""Several stitches into one frozen target half as one module, with the loss of each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ from hf_stitch.training.prepared import PreparedBatch
 
 
 class Stitches(nn.Module):
-    """Stitches of one target cut, and the frozen half behind it, through which all of them go in one batch.
+    """Stitching layers at the same target cut, and the frozen target half, which runs all of them in one batch.
+
+    Attributes:
+        names: Names of the stitches.
+        layers: The stitching layers in the same order.
+        back: The frozen target half.
 
     Args:
-        layers: By name.
+        layers: Stitching layers by name.
         back: The target from the cut on.
-        objective: What is minimised.
-        last: The target's last cut.
+        objective: The training objective.
+        last: The last cut of the target, used to match final features.
     """
 
     def __init__(self, layers: Mapping[str, StitchingLayer], back: Back, objective: Objective, last: str) -> None:
@@ -37,29 +42,39 @@ class Stitches(nn.Module):
 
     @property
     def trained(self) -> list[StitchingLayer]:
-        """The layers, in the order of the names."""
+        """The stitching layers in the order of the names."""
         return [layer for layer in self.layers if isinstance(layer, StitchingLayer)]
 
     def train(self, mode: bool = True) -> Stitches:
-        """The frozen half stays in eval mode."""
+        """Set the mode of the stitching layers; the frozen half stays in eval mode.
+
+        Args:
+            mode: Whether to set training mode.
+
+        Returns:
+            This module.
+        """
         super().train(mode)
         self.back.eval()
         return self
 
     def forward(self, seen: PreparedBatch, total: float, share: float = 1.0, features: bool = False) -> Tensor:
-        """The loss of each stitch ``(stitches,)``.
+        """Compute the loss of each stitch.
 
         Args:
-            seen: Samples.
-            total: What a sum over samples is divided by: how many samples (of language models, tokens) there are.
-            share: Weight of the penalties, which are no sums over samples: the share of a step that these samples are.
-            features: The squared distance of final features instead of the objective.
+            seen: The samples.
+            total: Divisor of sums over samples: the number of samples of a step (for language models, of tokens).
+            share: Weight of the penalties, which are not sums over samples: the share of these samples in a step.
+            features: Whether to compute the squared distance of final features instead of the objective.
+
+        Returns:
+            The losses, ``(stitches,)``, in float32 or higher precision.
         """
         mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
         if features:
             assert seen.features is not None
-            said = self._features(mapped)
-            return torch.stack([_distance(one, seen.features, total) for one in said])
+            outputs = self._features(mapped)
+            return torch.stack([_distance(values, seen.features, total) for values in outputs])
         losses = []
         for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
             loss = self._objective.loss(logits.to(_at_least_float32(logits.dtype)), seen.answers) / total
@@ -70,42 +85,52 @@ class Stitches(nn.Module):
 
     @torch.no_grad()
     def check(self, seen: PreparedBatch) -> int:
-        """Refuse what cannot be minimised, by a batch.
+        """Check with one batch that the objective can be computed.
+
+        Args:
+            seen: A batch of training samples.
 
         Returns:
-            Number of classes that the target predicts (of language models, tokens).
+            Number of classes of the target (for language models, size of the vocabulary).
 
         Raises:
-            ValueError: If a parent answers with other classes, a penalty takes more rows than a batch has, or final
-                features have another shape through the stitch.
+            ValueError: If the logits of a parent have another shape, a penalty needs more rows than the batch has, or
+                final features have another shape through the stitch.
         """
         mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
         for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
             for kind, answers in seen.answers.items():
                 if kind != "hard" and answers.shape != logits.shape:
                     raise ValueError(
-                        f"labels={kind!r}: the {kind} answers a batch with {tuple(answers.shape)} and the target with "
-                        f"{tuple(logits.shape)}; soft labels need the same classes"
+                        f"labels={kind!r}: the {kind} outputs logits of shape {tuple(answers.shape)} and the target of "
+                        f"shape {tuple(logits.shape)}; soft labels need the same classes"
                     )
             if (rows := self._rows(layer, one, seen)) is not None:
                 for name, least in self._objective.missing_rows(*rows).items():
                     raise ValueError(
-                        f"the penalty {name!r} takes at least {least} rows, and a process has {len(rows[0])} of a "
-                        "batch; raise batch_size"
+                        f"the penalty {name!r} needs at least {least} rows, but the batch of a process has "
+                        f"{len(rows[0])}; raise batch_size"
                     )
         if (wanted := seen.features) is not None:
-            for said in self._features(mapped):
-                if said.shape != wanted.values.shape:
+            for outputs in self._features(mapped):
+                if outputs.shape != wanted.values.shape:
                     raise ValueError(
-                        f"final features are {tuple(said.shape)} through the stitch and {tuple(wanted.values.shape)} "
-                        "in the target: they can be matched with pooling='none' or 'flatten' only; set "
-                        "feature_steps=0"
+                        f"final features have shape {tuple(outputs.shape)} through the stitch and "
+                        f"{tuple(wanted.values.shape)} in the target; they can be matched only with pooling='none' or "
+                        "'flatten': change the pooling or set feature_steps=0"
                     )
         return logits.shape[-1]
 
     @torch.no_grad()
     def right(self, seen: PreparedBatch) -> Tensor:
-        """How many samples (tokens) each stitch predicts as the first kind of labels would have it ``(stitches,)``."""
+        """Count the correct predictions of each stitch.
+
+        Args:
+            seen: The samples. Predictions are compared with hard labels, or otherwise with the argmax of soft labels.
+
+        Returns:
+            Number of correctly predicted samples (for language models, tokens), ``(stitches,)`` int64.
+        """
         mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
         answers = next(iter(seen.answers[name] for name in ("hard", *seen.answers) if name in seen.answers))
         wanted = answers if not answers.is_floating_point() else answers.argmax(-1)
@@ -121,7 +146,7 @@ class Stitches(nn.Module):
         return self.back(representation.replace(values=representation.values.to(parameter.dtype)))
 
     def _features(self, mapped: Sequence[Representation]) -> list[Tensor]:
-        """What the target says at its last cut, of each."""
+        """Activations at the last cut of the target for each stitch."""
         if self._last == self.back.cut.layer:
             return [one.values for one in mapped]
         found: list[Tensor] = []
@@ -139,14 +164,14 @@ class Stitches(nn.Module):
 
 
 def _one_batch(representations: Sequence[Representation]) -> Representation:
-    """Several batches as one."""
+    """Concatenate several batches to one."""
     masks = [one.mask for one in representations]
     mask = torch.cat([m for m in masks if m is not None]) if masks[0] is not None else None
     return representations[0].replace(values=torch.cat([one.values for one in representations]), mask=mask)
 
 
 def _distance(values: Tensor, features: Representation, total: float) -> Tensor:
-    """The squared distance for each number, its mean over each sample's real positions, summed over the samples."""
+    """Mean squared distance over real positions and features of a sample, summed over samples, divided by ``total``."""
     wide = _at_least_float32(values.dtype)
     each = functional.mse_loss(values.to(wide), features.values.to(wide), reduction="none")
     if features.mask is None:

@@ -1,4 +1,4 @@
-"""Task-loss matching: a stitch trained on the task, both networks frozen."""
+"""Task-loss matching: stitching layers trained on the task, with both networks frozen."""
 
 from __future__ import annotations
 
@@ -53,47 +53,55 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TaskLoss(TrainedMatcher):
-    """Train the stitch on the task's loss, from a start of one's choice; both networks stay as they are.
+    """Matcher that trains the stitching layer on the task loss, from an initial map; both networks stay frozen.
 
-    ``T ∘ stitch ∘ R`` is trained with Adam (Csiszárik et al. 2021, section 4.1). What the source says is computed once
-    where samples are not augmented; the target's half before the cut never runs for it, and takes no part in a
-    gradient. Of BatchNorm running statistics are used and left as they are.
+    ``T ∘ stitch ∘ R`` is trained with Adam (Csiszárik et al. 2021, section 4.1). Activations of the source are computed
+    once, unless samples are augmented. The half of the target before the cut does not run in the training steps, and no
+    gradients are computed for it. BatchNorm uses its running statistics, which stay unchanged.
 
-    Which maps are trained follows from the start: ``lstsq`` gives an affine map, ``lstsq`` without intercept a linear
-    one, ``low_rank`` (or ``random`` with a rank) a bottleneck, a stitch that is masked stays so.
+    The initial map determines the kind of map: ``lstsq`` gives an affine map, ``lstsq`` without intercept a linear map,
+    ``low_rank`` (or ``random`` with a rank) a bottleneck. A masked map stays masked.
 
-    ``fitted`` of a map holds ``steps``, ``n`` and the ``loss`` at the end.
+    ``fitted`` of each map contains ``steps``, ``n`` (number of samples) and the final ``loss``.
 
     Attributes:
-        initial: The matcher of the start, by name, as a dict of name and options, or built.
-        orthogonal: Whether affine maps are kept orthogonal (plain weights afterwards); they start from the orthogonal
-            map nearest to the initial one.
-        labels: What predictions are held against: ``"hard"`` labels of the data, or soft ones, the answers of the whole
-            ``"target"`` or ``"source"``; a mixture as a dict of weights.
-        temperature: Of soft labels, above 0 (Hinton et al. 2015; gradients are scaled back by its square).
-        penalties: What is added to the loss, by weight: ``"l1"``, the sum of the absolute weights, and differentiable
-            metrics of the transformed rows of a batch with the target's (``{"linear_cka": 0.5}``); a batch of fewer
-            rows than a metric takes, as the last of an epoch may be, goes without it.
-        feature_steps: Steps before all others that bring the target's final features (its last cut) close to its own:
-            the squared distance, its mean over the positions of a sample, then over samples.
-        epochs: Passes over the samples.
-        max_steps: Optimizer steps, instead of epochs.
-        batch_size: Samples of a step, over all processes.
-        lr: Learning rate.
+        initial: Closed-form matcher of the initial map: its name, a dict of name and options, or a matcher.
+        orthogonal: Whether affine maps are kept orthogonal during training (plain weights afterwards). They start from
+            the orthogonal map nearest to the initial one.
+        labels: Labels of the cross-entropy: ``"hard"`` for the labels of the data, ``"target"`` or ``"source"`` for the
+            soft labels of the whole parent network, or a mixture as a dict of weights above 0.
+        temperature: Temperature of soft labels, above 0 (Hinton et al. 2015; the loss is multiplied by its square).
+        penalties: Weights of penalties added to the loss: ``"l1"``, the sum of the absolute weights without biases, and
+            differentiable metrics between the transformed rows and the rows of the target in a batch, for example
+            ``{"linear_cka": 0.5}``. A metric is left out of a batch with fewer rows than it needs, for example the last
+            batch of an epoch.
+        feature_steps: Number of initial steps that match final features: they minimise the squared distance between the
+            activations at the last cut of the target, through the stitch and without it, averaged over the features and
+            positions of a sample and then over samples.
+        epochs: Number of passes over the samples.
+        max_steps: Number of optimizer steps; replaces ``epochs`` if given.
+        batch_size: Number of samples of a step over all processes; with gradient accumulation, of each part of a step.
+        lr: Initial learning rate.
         weight_decay: L2 penalty of Adam.
-        schedule: ``step`` (a tenth after one third and again after two), ``constant``, ``linear`` or ``cosine``.
-        max_grad_norm: Norm that the gradient of each stitch is cut to.
-        shuffle: Whether samples come in another order in every epoch.
-        patience: With a validation: a stitch is done after so many epochs without improvement.
-        seed: Of the order and of augmentation.
+        schedule: Learning rate schedule: ``step`` (divided by 10 after one third and again after two thirds of the
+            steps), ``constant``, ``linear`` or ``cosine``.
+        max_grad_norm: Maximal gradient norm of each stitch; ``None`` for no clipping.
+        shuffle: Whether to shuffle the samples in every epoch.
+        patience: Number of epochs without improvement on the validation samples after which a stitch stops; ``None``
+            for no limit.
+        seed: Seed of the sample order and of augmentation.
+
+    Raises:
+        ValueError: If an option is out of its range, or ``orthogonal`` is combined with a bottleneck, weight decay or
+            the penalty ``l1``.
 
     Example:
         >>> import hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
         >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-        >>> stitched = hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1", matcher=TaskLoss(epochs=2),
-        ...                             task="image-classification", progress=False)
+        >>> stitched = hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1",
+        ...                             matcher=TaskLoss(epochs=2), task="image-classification", progress=False)
         >>> stitched.stitch.body.fitted["steps"]
         4
     """
@@ -122,10 +130,10 @@ class TaskLoss(TrainedMatcher):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Build what was named, and refuse what is out of range."""
+        """Build the initial matcher and validate the options."""
         initial = registries.matchers.build(self.initial)
         if not isinstance(initial, ClosedFormMatcher):
-            raise ValueError(f"initial must be a matcher that is fitted in closed form, got {initial.name!r}")
+            raise ValueError(f"initial must be a closed-form matcher, got {initial.name!r}; use for example 'lstsq'")
         object.__setattr__(self, "initial", initial)
         for name, least in (("epochs", 1), ("batch_size", 1), ("feature_steps", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)
@@ -142,65 +150,89 @@ class TaskLoss(TrainedMatcher):
             raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
         _ = self.objective  # checks labels and penalties
         if self.orthogonal and getattr(initial, "rank", None) is not None:
-            raise ValueError(f"an orthogonal map has full rank, and initial={initial} goes through a bottleneck")
+            raise ValueError(f"an orthogonal map has full rank, but initial={initial} is a bottleneck")
         if self.orthogonal and (self.weight_decay or "l1" in self.penalties):
-            raise ValueError("an orthogonal map has weights of fixed size: leave weight_decay and the penalty 'l1' out")
+            raise ValueError("orthogonal maps have weights of fixed norm: remove weight_decay and the penalty 'l1'")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """The options of a published experiment, some changed.
+        """Make a matcher with the options of a published experiment.
+
+        Args:
+            name: Name of the preset in :data:`PRESETS`: ``csiszarik2021`` or ``balogh2025``.
+            **changes: Options that replace those of the preset.
+
+        Returns:
+            The matcher.
 
         Raises:
-            ValueError: If there is no such preset.
+            ValueError: If there is no such preset, or an option is out of its range.
 
         Example:
             >>> TaskLoss.preset("balogh2025", epochs=1).batch_size
             256
         """
         if name not in PRESETS:
-            raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+            raise ValueError(f"there is no preset {name!r}. Available: {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **changes})
 
     @property
     def objective(self) -> Objective:
-        """What is minimised."""
+        """The training objective."""
         labels = {self.labels: 1.0} if isinstance(self.labels, str) else dict(self.labels)
         return Objective(labels, self.temperature, dict(self.penalties))
 
     def to_dict(self) -> dict[str, Any]:
-        """The name and every option as JSON values."""
+        """Return the name and all options as JSON values.
+
+        Returns:
+            A record for ``registries.matchers.build``.
+        """
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "initial"}
         plain_values = {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()}
         return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
 
     def check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
-        """Refuse samples and tasks that cannot be trained on.
+        """Check that the samples and the task fit the options.
+
+        Args:
+            samples: Training samples.
+            task: The task of the stitched model.
+            validation_data: Held-out samples, or ``None``.
 
         Raises:
-            ValueError: If there is no head, hard labels are missing, or patience has no validation.
+            ValueError: If the task is ``None``, hard labels are missing, or ``patience`` is set without validation
+                samples.
         """
         if task is None:
-            raise ValueError("task_loss needs a head whose predictions can be scored; stitch with a task")
+            raise ValueError("task_loss needs a task with logits; pass task= when you stitch")
         for shown in (samples, validation_data):
             if shown is not None and self._asks_labels(task) and shown.labels is None:
                 raise ValueError(
-                    "labels='hard' needs labelled samples, and these have none; name the column, as in "
-                    "Samples.of(data, label=…), or train on labels='target'"
+                    "labels='hard' needs labelled samples, but these have no labels; pass Samples.of(data, label=…), "
+                    "or use labels='target'"
                 )
         if self.patience is not None and validation_data is None:
             raise ValueError(
-                "patience needs a validation: train by TaskLoss(…).fit(stitched, data, validation=…), or leave it out"
+                "patience needs validation samples: call TaskLoss(…).fit(stitched, data, validation_data=…), or remove "
+                "patience"
             )
 
     def _asks_labels(self, task: str | None) -> bool:
         return "hard" in self.objective.labels and task != "text-generation"
 
     def rehearse(self, stitched: StitchedModel, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
-        """Take one batch all the way through a model with whatever stitch, for :func:`hf_stitch.stitch`.
+        """Run one batch through a stitched model with any stitching layer, so that errors occur before fitting.
+
+        Args:
+            stitched: The stitched model.
+            data: Raw samples in a form that :meth:`hf_stitch.Samples.of` accepts.
+            target: The whole target. Default: the network from which the model was made.
+            paired_data: Raw samples for the target, with the same ids in the same order. Default: ``data``.
 
         Raises:
-            ValueError: If labels are no classes of the target, a parent answers with other classes, penalties take more
-                rows than a batch has, or final features cannot be matched.
+            ValueError: If labels are not classes of the target, the logits of a parent have another shape, penalties
+                need more rows than a batch has, or final features cannot be matched.
         """
         samples = Samples.of(data)
         others = samples if paired_data is None else Samples.of(paired_data)
@@ -221,8 +253,8 @@ class TaskLoss(TrainedMatcher):
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
         one, other = (next(iter(side.batches(count))) for side in (samples, others))
-        seen = networks.prepare(one.samples, other.samples, one.labels)
-        classes = stitches.check(seen.to(_device(networks.first)))
+        batch = networks.prepare(one.samples, other.samples, one.labels)
+        classes = stitches.check(batch.to(_device(networks.first)))
         if self._asks_labels(networks.first.task):
             for shown in (samples, validation_data):
                 if shown is not None:
@@ -238,41 +270,46 @@ class TaskLoss(TrainedMatcher):
         accelerator: Accelerator | None = None, checkpoint_dir: str | Path | None = None, save_every: int = 500,
         cache_size: float = 8e9, callback: StepCallback | None = None, progress: bool = True,
     ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
-        """Train from the stitch that the model has (``initial`` is for :func:`hf_stitch.stitch`, which fits it first).
+        """Train the stitching layer of a stitched model, starting from its current maps.
 
-        Several stitched models that end in the same cut of the same target are trained at once, in one batch through
-        that target; each ends as it would alone. Maps of half precision are trained in float32.
+        The option ``initial`` is not used here: :func:`hf_stitch.stitch` fits the initial map before it calls this
+        method. Several stitched models that end in the same cut of the same target can be trained together, in one
+        batch through the target; the results are those of separate training. Maps in half precision are trained in
+        float32.
 
         Args:
-            stitched: The model with its first stitch, or several; they are not changed.
-            data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-            target: The whole target; default: the live one that the model was made of, or the one that it names.
-            source: The whole source, if its answers are labels.
-            paired_data: Where the target is to see other samples, with the same ids in the same order.
-            validation_data: Held-out samples; their loss and accuracy are logged after every epoch, and the best layers are
-                kept.
-            augment: From raw samples and a ``torch.Generator`` to changed samples, anew in every step; both networks
-                see the same, but for ``paired_data``, which stay. Nothing is kept in files then. Several processes
-                draw other changes than one.
-            accelerator: For several processes, mixed precision, gradient accumulation and trackers (``accelerator.log``
-                is called with the loss of every step). The result is that of one process, but for penalties that are
-                metrics: each process takes them of its part of a batch.
-            checkpoint_dir: A folder for the state; training that was interrupted goes on from there, to the same bits.
-            save_every: Steps between two states.
-            cache_size: Bytes of disk that what the networks say may take, of the samples and of the validation each;
-                where it takes more, it is computed anew for each batch, and a warning says so.
-            callback: Called with 0 and after every step with the number of steps done and the layers.
-            progress: Show a progress bar.
+            stitched: The stitched model, or several; they are not changed.
+            data: Raw samples in a form that :meth:`hf_stitch.Samples.of` accepts.
+            target: The whole target. Default: the network from which the model was made, or the one that its config
+                refers to.
+            source: The whole source, used for ``labels="source"``. Default: as for ``target``.
+            paired_data: Raw samples for the target, with the same ids in the same order. Default: ``data``.
+            validation_data: Held-out samples. Loss and accuracy on them are logged after every epoch, and each
+                stitching layer ends with the weights of its lowest validation loss.
+            augment: Function from raw samples and a ``torch.Generator`` to augmented samples, called for every batch.
+                Both networks receive the same augmented samples; ``paired_data`` are not augmented. Activations are
+                then not stored in files. The random changes depend on the number of processes.
+            accelerator: Accelerator for several processes, mixed precision, gradient accumulation and trackers
+                (``accelerator.log`` is called with the loss of every step). The result is that of one process, except
+                for penalties that are metrics, which each process computes on its part of a batch.
+            checkpoint_dir: Folder for the training state, from which interrupted training resumes with bit-identical
+                results.
+            save_every: Number of steps between two saved states.
+            cache_size: Maximal disk space in bytes for the stored activations, separately for training and validation
+                samples. If they need more, they are recomputed for each batch, with a warning.
+            callback: Function called before the first step and after every step with the number of completed steps and
+                the list of stitching layers.
+            progress: Whether to show a progress bar.
 
         Returns:
-            The trained stitching layer, or a list of them.
+            The trained stitching layer, or a list of them for several models.
 
         Raises:
-            ValueError: If the task has no head, labels are missing or no classes of the target, a parent whose answers
-                are labels has other classes, a map has nothing to train, models end in different cuts, samples do not
-                correspond, or the folder holds another training (what differs is said). All of it is found out with
-                one batch, before the data are read.
-            DivergedError: If a loss is not finite; the message names the step. The last state saved is kept.
+            ValueError: If the task has no head, labels are missing or not classes of the target, the logits of a parent
+                have another shape, a map has no parameters to train, the models end in different cuts, the samples do
+                not correspond, or ``checkpoint_dir`` contains the state of another job (the message lists the
+                differences). These checks run with one batch, before training starts.
+            DivergedError: If a loss is NaN or infinite; the message names the step. The last saved state is kept.
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         samples = Samples.of(data)
@@ -282,7 +319,7 @@ class TaskLoss(TrainedMatcher):
             raise ValueError(f"save_every must be at least 1, got {save_every}")
         held_out = None if validation_data is None else Samples.of(validation_data)
         if paired_data is not None and held_out is not None:
-            raise ValueError("paired_data and validation do not go together yet: leave one of them out")
+            raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
         _check_models(models)
         self.check(samples, models[0].task, held_out)
         names = [str(i) for i in range(len(models))]
@@ -320,11 +357,11 @@ class TaskLoss(TrainedMatcher):
                     batch_size=max(self.batch_size, 64), processes=processes, progress=name if progress else None,
                 )  # fmt: skip
 
-            seen = prepared(samples, others, "preparing", augment)
-            judged = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
+            inputs = prepared(samples, others, "preparing", augment)
+            validation = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
             losses, done = train(
-                stitches, seen, schedule, accelerator=accelerator, processes=processes, checkpoint=state,
-                save_every=save_every, validation=judged, callback=callback, progress=progress,
+                stitches, inputs, schedule, accelerator=accelerator, processes=processes, checkpoint=state,
+                save_every=save_every, validation=validation, callback=callback, progress=progress,
             )  # fmt: skip
             accelerator.wait_for_everyone()
         trained = [
@@ -355,20 +392,20 @@ def _check_count(name: str, value: Any, least: int) -> None:
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:
-    """Make sure that there are some, and that they end in the same half."""
+    """Raise an error if there are no models, or if they do not end in the same target half."""
     if not models:
-        raise ValueError("there is no stitched model to train")
+        raise ValueError("there is no stitched model to train, got an empty sequence")
     ends = {json.dumps([m.config.target["reference"], m.target.cut.layer], sort_keys=True) for m in models}
     if len(ends) > 1:
         found = ", ".join(sorted({f"{m.config.target['reference']['id']} at {m.target.cut.layer}" for m in models}))
         raise ValueError(
-            f"stitches are trained at once if they end in the same cut of the same target, got {found}; train each "
-            "group by itself"
+            f"models that are trained together must end in the same cut of the same target, got {found}; train each "
+            "group separately"
         )
 
 
 def _networks_of(model: StitchedModel) -> list[Any]:
-    """Which halves: hashes of the weights, and cuts."""
+    """Weight hashes and cuts of both halves."""
     halves = ((model.config.source, model.source), (model.config.target, model.target))
     return [[config["reference"]["weights_hash"], half.cut.layer] for config, half in halves]
 
@@ -378,25 +415,25 @@ def _device(model: StitchedModel) -> torch.device:
 
 
 def _default(device: torch.device) -> Accelerator:
-    """The accelerator of the processes that were launched, or of this one alone, in full precision.
+    """Return the accelerator of the launched processes, or a new one for this process alone, in full precision.
 
     Raises:
-        ValueError: If an earlier one in this process has set another device or precision, which all later ones share.
+        ValueError: If an earlier accelerator of this process has set another device or precision, which is shared.
     """
     from accelerate import Accelerator as Default
 
     found = Processes.of(None).accelerator or Default(cpu=device.type == "cpu")
     if found.mixed_precision != "no" or (found.num_processes == 1 and found.device.type != device.type):
         raise ValueError(
-            f"an Accelerator made before in this process has device {found.device} and mixed precision "
-            f"{found.mixed_precision!r}, which all later ones share, and the model is on {device}: pass accelerator= "
-            "if that is meant"
+            f"an earlier Accelerator of this process uses device {found.device} and mixed precision "
+            f"{found.mixed_precision!r}, which all accelerators share, but the model is on {device}: pass accelerator= "
+            "to train with these settings"
         )
     return found
 
 
 def _begin(folder: Path, recipe: Mapping[str, Any], processes: Processes) -> Checkpoint:
-    """Begin or refuse: the first process does, the others hear of it."""
+    """Begin or resume the job on rank 0, and raise its error on all processes."""
     state, refused = Checkpoint(folder, 0, True), None
     if processes.rank == 0:
         try:
@@ -409,7 +446,7 @@ def _begin(folder: Path, recipe: Mapping[str, Any], processes: Processes) -> Che
 
 
 def _name(augment: Augment | None) -> str | None:
-    """What changes the samples, as far as it has a name."""
+    """Qualified name of the augmentation."""
     if augment is None:
         return None
     named: Any = augment if hasattr(augment, "__qualname__") else type(augment)
@@ -417,18 +454,18 @@ def _name(augment: Augment | None) -> str | None:
 
 
 def _check_same_network(whole: Adapter, model: StitchedModel) -> None:
-    """Make sure that a target is the one that the model was made of."""
+    """Raise an error if a target has other weights than the target of the stitched model."""
     expected = (model.config.target or {})["reference"]["weights_hash"]
     if expected is not None and (found := whole.pinned.weights_hash) != expected:
         raise ValueError(
-            f"the target has other weights than the one that the model was stitched from (hash {found}, expected "
-            f"{expected}); pass that one"
+            f"the target has other weights than the target of the stitched model (hash {found}, expected {expected}); "
+            "pass the network from which the model was made"
         )
 
 
 @contextmanager
 def _frozen(models: Sequence[StitchedModel], device: torch.device) -> Iterator[None]:
-    """The models on a device, in eval mode, their halves taking no gradient; as they were afterwards."""
+    """Move the models to a device, in eval mode and with frozen halves; everything is restored afterwards."""
     places = [_device(model) for model in models]
     modes = [(module, module.training) for model in models for module in model.modules()]
     halves = [half for model in models for half in (model.source, model.target)]

@@ -1,4 +1,4 @@
-"""Workflows: one call for each job. Each starts from networks, or their names, and raw samples."""
+"""Workflows: one function per job, from networks (or their names) and raw samples to a result."""
 
 from hf_stitch.workflows._audit import audit
 from hf_stitch.workflows._compare import compare

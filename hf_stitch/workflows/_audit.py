@@ -1,4 +1,4 @@
-"""Is a stitched model accurate, and are its representations such as the target has: :func:`audit`."""
+"""Audit of a stitched model, accuracy and distribution of its activations: :func:`audit`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.workflows._evaluate import evaluate
 
 Parts = Mapping[str, tuple[Tensor, Tensor, Tensor]]
-"""Part of a stitching layer -> stitched rows, the target's rows, and the sample of the batch that each belongs to."""
+"""Part of a stitching layer -> stitched rows, the target's rows, and for each row the index of its sample."""
 
 
 def audit(
@@ -41,39 +41,53 @@ def audit(
     resamples: int = 1000,
     progress: bool = True,
 ) -> Audit:
-    """Say whether a stitched model is accurate, and whether its representations are such as the target has.
+    """Check whether a stitched model is accurate and whether its activations follow the target's distribution.
 
-    A stitch that is trained on the task may drive the target's half by representations that the target never has: its
-    score says nothing of similarity (Balogh and Jelasity 2025). Only accurate *and* in distribution is evidence.
+    A stitching layer that is trained on the task can drive the target with activations that the target never produces.
+    The score of such a model is no evidence of similarity (Balogh and Jelasity 2025). The audit therefore checks both:
 
-    *Accurate*: at least ``min_relative_accuracy`` of the target's accuracy, and above the mean alone and chance.
-    *In distribution*: a likelihood ratio from moments does not tell the stitched representations from the target's, of
-    the same samples, or would not if they had not regressed to the mean (:func:`compare_distributions`): AUROC, with
-    its whole 95% interval over samples, below .64. *Out*: above .64 and above the control; this tells the target's
-    representations of ``data`` from those of ``train_data`` by the same score. Otherwise it cannot be told.
+    - *Accurate*: the model reaches at least ``min_relative_accuracy`` of the target's accuracy (for language models: a
+      relative perplexity of at most its inverse), and its whole 95% interval is better than the baselines ``mean_only``
+      and ``chance``.
+    - *In distribution*: a likelihood ratio from moments cannot separate the stitched activations from the target's
+      activations on the same samples, or could not if they had not regressed to the mean
+      (:func:`compare_distributions`). The whole 95% interval of its AUROC over samples lies below .64.
+    - *Out of distribution*: the interval lies above .64 and above the control. The control separates the target's
+      activations on ``data`` from those on ``train_data`` with the same score. In all other cases the result is
+      undecided.
 
-    The moments are those of all rows; one row of each sample is scored, under ``none`` one position drawn at
-    random (by the sample's id). The rows are those that the stitch maps: of others, such as means of positions, even a
-    least-squares map of positions is no conditional mean.
+    The moments are computed from all rows. One row per sample is scored; with ``pooling="none"`` this is one position
+    drawn at random (determined by the sample's id). By default the rows are the ones that the stitching layer maps. On
+    other rows, for example means over positions, even a least-squares map of positions is not a conditional mean.
 
-    The verdict goes into the model's recipe too, so that its card says it when it is saved or pushed.
+    The verdict is also written to ``stitched.config.recipe``, so the model card contains it after saving or pushing.
 
     Args:
-        stitched: The model, with a head.
-        data: Held-out raw samples, which the stitch was not fitted on.
-        target: The whole target; default: as in :func:`hf_stitch.evaluate`.
-        paired_data: Where the target is to see other samples, with the same ids in the same order.
-        train_data: Samples that the target was trained on, for the control, as it sees them; as many as in ``data`` will do.
-        pooling: Another pooling than the stitch's own.
-        min_relative_accuracy: Between 0 and 1; the default is the threshold of Csiszárik et al. 2021, section 8.
-        batch_size: Samples per forward.
-        seed: Of the bootstrap and of the rows drawn.
+        stitched: The stitched model. It must have a head.
+        data: Held-out raw samples on which the stitching layer was not fitted, in any form that
+            :meth:`hf_stitch.Samples.of` accepts.
+        target: The whole target network. Default: as in :func:`hf_stitch.evaluate`.
+        paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
+            same order as ``data``.
+        train_data: Samples on which the target was trained, for the control, in the form that the target takes. As many
+            as in ``data`` are enough. Default: no control.
+        pooling: The pooling of the rows. Default: the pooling of the stitching layer.
+        min_relative_accuracy: Threshold on the relative accuracy, above 0 and at most 1. The default is the threshold
+            of Csiszárik et al. 2021, section 8.
+        batch_size: Number of samples per forward pass.
+        seed: Seed of the bootstrap and of the random choice of rows.
         resamples: Number of bootstrap resamples.
-        progress: Show progress bars.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The audit: ``verdict`` (one sentence), ``is_accurate``, ``in_distribution`` (``None`` if undecided), the
+        ``evaluation`` with its baselines, and per part of the stitching layer the AUROCs (``distributions``) and the
+        relative ``residual``.
 
     Raises:
-        ValueError: As :func:`hf_stitch.evaluate`; also if rows do not correspond under the pooling, or there are too
-            few samples for moments of that width.
+        ValueError: If ``min_relative_accuracy`` is out of range, or the model has no head; in all cases in which
+            :func:`hf_stitch.evaluate` raises it; if the rows of source and target do not correspond under the pooling;
+            or if there are too few samples for moments of this width.
 
     Example:
         >>> import torch, hf_stitch
@@ -93,7 +107,7 @@ def audit(
     check_same_order(samples, others)
     pooling = pooling or stitched.stitch.pooling
     if stitched.task is None:
-        raise ValueError(f"{type(stitched).__name__} has no head that could be scored; stitch with a task")
+        raise ValueError(f"{type(stitched).__name__} has no head, so it cannot be scored; stitch with a task")
     options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress}
     found = _collect(samples, others, partial(_stitched_rows, stitched, whole, pooling), **options)
     seen = None if train_data is None else Samples.of(train_data)
@@ -131,13 +145,13 @@ def _target_rows(stitched: StitchedModel, whole: Adapter, pooling: Pooling, raw:
 
 
 def _own(stitched: StitchedModel, whole: Adapter, raw: list[Any]) -> Representation:
-    """The target's own representation at its cut."""
+    """Return the target's activations at its cut."""
     layer = (stitched.config.target or {})["cut"]["layer"]
     return whole.encode(whole.preprocess(raw), layer)[layer]
 
 
 def _parts(mapped: Representation, real: Representation, pooling: Pooling, *, fitted: bool) -> Parts:
-    """Rows that correspond, with their samples; under the stitch's own pooling, those that it was fitted on."""
+    """Return corresponding rows and their samples; with the stitching layer's own pooling, the rows of its fit."""
     pairs = paired_rows(mapped, real, pooling) if fitted else {"body": (mapped.rows(pooling), real.rows(pooling))}
     masked = real if mapped.mask is None else mapped
     owners = {"body": masked.row_samples(pooling).cpu(), "prefix": torch.arange(real.batch)}
@@ -154,7 +168,7 @@ def _collect(
     seed: int,
     progress: bool,
 ) -> dict[str, Rows]:
-    """The moments of all rows and a row of each sample, by part; the same whatever the order and the batches are."""
+    """Collect the moments of all rows and one row per sample, by part; independent of order and batch size."""
     order, draws = _by_id(samples, seed)
     halves, start = np.empty(len(samples), np.int64), 0
     halves[order] = np.arange(len(samples)) % 2
@@ -182,7 +196,7 @@ def _collect(
 
 
 def _by_id(samples: Samples, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A random order of the samples and a number in [0, 1) for each, which go with the ids."""
+    """Return a random order of the samples and a number in [0, 1) for each, both determined by the ids."""
     random = np.random.default_rng(seed)
     by_id = np.array(sorted(range(len(samples)), key=lambda place: repr(samples.ids[place])))
     draws = np.empty(len(samples))
@@ -191,10 +205,10 @@ def _by_id(samples: Samples, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _one_of_each(owners: Tensor, draws: np.ndarray) -> Tensor:
-    """For each sample of a batch one of its rows, which stand together."""
+    """Return the index of one row per sample; the rows of a sample are contiguous."""
     counts = torch.bincount(owners, minlength=len(draws))
     if not bool(counts.all()):
-        raise ValueError("a sample has no row under this pooling: it is masked entirely")
+        raise ValueError("a sample has no row under this pooling because it is masked entirely; leave it out")
     return counts.cumsum(0) - counts + (torch.from_numpy(draws) * counts).long()
 
 

@@ -1,4 +1,4 @@
-"""How alike is every layer of one network to every layer of another: :func:`compare`, in one pass over the data."""
+"""Similarity of all pairs of layers of two networks in one pass over the data: :func:`compare`."""
 
 from __future__ import annotations
 
@@ -54,44 +54,50 @@ def compare(
 ) -> SimilarityAtlas | ComparisonPlan:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data.
 
-    Each network runs once per batch; the same model on both sides runs once for both. Where several routes lead to the
-    same value (co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is taken and named in
-    the atlas. Under ``none`` grids of different sizes are brought to that of b's layer (bilinear), prefix tokens
-    and masked positions are left out.
+    Each network runs once per batch. If both sides are the same model, it runs once for both. If a metric can be
+    computed in several ways (from co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is
+    chosen and recorded in ``atlas.routes``. With ``pooling="none"``, grids of different sizes are resized to the grid
+    of b's layer (bilinear), and prefix tokens and masked positions are left out.
 
-    Under ``accelerate launch`` every process takes a part of the samples and all get the same atlas; nothing is to be
-    changed in the call. ``minibatch_cka`` alone depends on the order of the samples, and on the number of processes.
+    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same atlas,
+    without any change to the call. Only ``minibatch_cka`` depends on the order of the samples and on the number of
+    processes.
 
     Args:
-        a: A network (an adapter, a live module, or a name for :func:`hf_stitch.load`) or saved :class:`Activations`.
-        b: The other.
-        data: Raw samples, the same for both: what :meth:`hf_stitch.Samples.of` takes; ``None`` if nothing has to run.
-        layers_a: Layers of a: any modules that run once; default: its cuts.
-        layers_b: Layers of b.
-        metrics: Names of ``hf_stitch.registries.metrics``, or metrics
+        a: The first network (an adapter, a module, or a name for :func:`hf_stitch.load`) or saved :class:`Activations`.
+        b: The second network, or its saved activations.
+        data: Raw samples for the networks, in any form that :meth:`hf_stitch.Samples.of` accepts. ``None`` if both
+            sides are saved activations.
+        layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all cuts of a.
+        layers_b: Layers of b. Default: all cuts of b.
+        metrics: Names in ``hf_stitch.registries.metrics``, or metric objects
             (``registries.metrics.build("linear_cka", debiased=True)``).
-        pooling: The pooling (:meth:`hf_stitch.Representation.rows`).
-        align: Which rows of texts correspond under ``none``. ``tokens``: token i of both sides, which takes one
-            tokenizer. ``offsets``: the smallest pieces of text that both tokenizers cut out, each the mean of its
-            tokens' vectors, without special tokens, white space and what only one side saw.
-        paired_data: Where b is to see other samples (the same sentence in another language): as many, with the same ids in
-            the same order.
-        batch_size: Samples per forward.
-        plan: Say what it would take, and run nothing but two samples.
-        checkpoint_dir: A folder for the state of the comparison; one that was interrupted goes on from there, to the same
-            bits. Give it a folder of its own.
-        accelerator: The ``accelerate.Accelerator`` that knows the processes; default: found where there are several.
-        progress: Show a progress bar.
+        pooling: Which vectors of a sample become rows: ``mean``, ``none``, ``flatten``, ``cls`` or ``last``
+            (:meth:`hf_stitch.Representation.rows`).
+        align: How rows of texts are paired with ``pooling="none"``. ``tokens`` pairs token i of a with token i of b,
+            which requires a common tokenizer. ``offsets`` pairs the smallest pieces of text that both tokenizers
+            delimit; the row of a piece is the mean of its tokens' vectors. Special tokens, white space and text that
+            only one side contains are left out.
+        paired_data: Samples for b, if it takes other samples than a (the same sentences in another language). They need
+            the same ids in the same order as ``data``.
+        batch_size: Number of samples per forward pass.
+        plan: Whether to return an estimate of time and memory instead. This runs two samples only.
+        checkpoint_dir: Folder for the state of the comparison. A repeated call resumes an interrupted comparison from
+            there, with bitwise identical results. Use one folder per comparison. Default: a temporary folder.
+        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
+            launched.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The atlas, or with ``plan`` the plan.
+        The atlas, with one (layers of a, layers of b) matrix per metric; with ``plan=True``, the plan.
 
     Raises:
-        NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If sides hold other samples or the same in another order, layers cannot be compared under the
-            policy, activations are NaN or infinite (which layer, which sample), samples are too few for a metric
-            (which layers) or masked entirely, a metric is undefined for a pair (which), offsets cannot be aligned, no
-            route fits into memory, or the folder holds the state of another job.
+        NotACutError: If a layer does not exist, does not run, or runs several times in a forward pass.
+        ValueError: If an option is out of range; both sides do not hold the same samples in the same order; layers
+            cannot be compared under the pooling; activations are NaN or infinite (the message names layer and sample);
+            a metric needs more samples (the message names the layers); a sample is masked entirely; a metric is
+            undefined for a pair of layers (the message names them); offsets cannot be aligned; no route fits into
+            memory; or the folder holds the state of another comparison.
 
     Example:
         >>> import torch, hf_stitch
@@ -107,7 +113,7 @@ def compare(
     if align not in ALIGN:
         raise ValueError(f"align must be one of {', '.join(ALIGN)}, got {align!r}")
     if align == "offsets" and pooling != "none":
-        raise ValueError(f"align='offsets' goes with pooling='none': under pooling={pooling!r} no token is a row")
+        raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
@@ -123,11 +129,11 @@ def compare(
 def _sides(
     a: Comparable, b: Comparable, data: Any, paired_data: Any, pooling: Pooling, align: Align, processes: Processes
 ) -> tuple[Side, ...]:
-    """Both sides, or the one that stands on both."""
+    """Return both sides, or a single one if a and b are the same network."""
     if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
-        raise ValueError("both sides are saved activations, to which no data can be shown; leave data out")
+        raise ValueError("a and b are saved activations, which take no data; leave data out")
     if isinstance(b, Activations) and paired_data is not None:
-        raise ValueError("b is saved activations, to which no data can be shown; leave paired_data out")
+        raise ValueError("b is saved activations, which take no data; leave paired_data out")
     reader = None if data is None else Reader(Samples.of(data))
     other = reader if paired_data is None else Reader(Samples.of(paired_data))
     first = _side("a", a, reader, pooling, processes)
@@ -138,7 +144,7 @@ def _sides(
         one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
         if one and paired_data is None:
             return (first,)
-        # aligned tokenizers may differ, as where no token is a row
+        # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
         check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else pooling)
     check_same_order(first.ids, second.ids)
     return first, second
@@ -150,5 +156,5 @@ def _side(name: str, side: Comparable, reader: Reader | None, pooling: Pooling, 
             raise ValueError(f"the activations of {name} were recorded with pooling={side.pooling!r}, not {pooling!r}")
         return side
     if reader is None:
-        raise ValueError(f"{name} is a network and needs data to run on")
+        raise ValueError(f"{name} is a network and needs samples to run on: pass data")
     return Network(load_on(side, processes.device), reader)

@@ -1,4 +1,4 @@
-"""How well a stitched model does, beside what it must beat: :func:`evaluate`."""
+"""Evaluation of a stitched model, compared with baselines: :func:`evaluate`."""
 
 from __future__ import annotations
 
@@ -26,36 +26,57 @@ def evaluate(
     resamples: int = 1000,
     progress: bool = True,
 ) -> Evaluation:
-    """Score a stitched model on samples it was not fitted on, beside its baselines.
+    """Score a stitched model on held-out samples, compared with baselines.
 
-    Baselines share both halves: ``identity`` (no map; widths that differ are padded with zeros or cut), ``mean only``
-    (the target's mean whatever the source says), the ``target`` alone, and ``chance`` (always the most frequent class,
-    with the classes' shares as probabilities; for language, all tokens equally likely).
+    The baselines are:
 
-    Figures of classifiers: ``accuracy``; ``relative_accuracy`` (over the target's accuracy, Csiszárik et al. 2021,
-    section 4; NaN where the target has none right); ``cross_entropy`` with the true
-    labels, in nats; ``agreement`` (share of samples on which the prediction is the target's). Of language models:
-    ``perplexity``, ``relative_perplexity``, ``cross_entropy`` per token in nats, ``agreement`` on the next token;
-    tokens that have no real token before them do not count. Without labels, classifiers have ``agreement`` only.
+    - ``identity``: both halves without a map between them. If the widths differ, vectors are padded with zeros or
+      truncated.
+    - ``mean_only``: the target's mean activations replace the mapped ones, whatever the input is.
+    - ``target``: the whole target network.
+    - ``chance``: a predictor that ignores the input. For classifiers it always predicts the most frequent class, with
+      the class frequencies as probabilities; for language models all tokens are equally likely.
+
+    The figures of classifiers are ``accuracy``, ``relative_accuracy`` (divided by the target's accuracy, Csiszárik et
+    al. 2021, section 4; NaN if the target predicts no sample correctly), ``cross_entropy`` with the true labels in
+    nats, and ``agreement`` (share of samples with the same prediction as the target). Without labels there is only
+    ``agreement``. The figures of language models are ``perplexity``, ``relative_perplexity``, ``cross_entropy`` per
+    token in nats and ``agreement`` on the next token; tokens without a real token before them are not counted.
 
     Args:
-        stitched: The model, with a head.
-        data: Held-out raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        target: The whole target network; default: the one it was made of, or the one that its config names. Or the
-            stitched model that this one was before its encoder was swapped.
-        paired_data: Where the target is to see other samples, with the same ids in the same order.
-        baselines: More stitching layers of the same place, by what they are called.
-        batch_size: Samples per forward.
-        seed: Of the bootstrap.
-        resamples: Number of bootstrap resamples; samples are resampled, jointly for all predictors.
-        progress: Show a progress bar.
+        stitched: The stitched model. It must have a head.
+        data: Held-out raw samples on which the stitching layer was not fitted, in any form that
+            :meth:`hf_stitch.Samples.of` accepts.
+        target: The whole target network. Default: the network from which the model was made, or the one that its config
+            names. After :func:`hf_stitch.swap`, this can also be the stitched model with its original encoder.
+        paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
+            same order as ``data``.
+        baselines: Further baselines: name -> stitching layer at the same cuts.
+        batch_size: Number of samples per forward pass.
+        seed: Seed of the bootstrap.
+        resamples: Number of bootstrap resamples. Samples are resampled jointly for all predictors.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The figures with 95% intervals.
+        The figures of the model and of each baseline with 95% intervals. ``evaluation["accuracy"]`` is a figure of the
+        stitched model.
 
     Raises:
-        ValueError: If the model has no head, the target is neither live nor named, a baseline is of another place, or
-            labels are missing or out of range.
+        ValueError: If the model has no head, the target network is neither in memory nor named in the config, a
+            baseline belongs to other cuts, or labels are missing or out of range.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Flatten, Linear, ReLU, Sequential
+        >>> net = Sequential(Flatten(), Linear(12, 8), ReLU(), Linear(8, 2))
+        >>> images = torch.randn(100, 3, 2, 2)
+        >>> net = hf_stitch.load(net, example_inputs=images[:2])
+        >>> itself = hf_stitch.stitch(net, net, images, source_layer="2", target_layer="2", matcher="identity")
+        >>> evaluation = hf_stitch.evaluate(itself, images)
+        >>> evaluation["agreement"].value
+        1.0
+        >>> sorted(evaluation.scores)
+        ['chance', 'identity', 'mean_only', 'stitched', 'target']
     """
     samples = Samples.of(data)
     for name, layer in (baselines or {}).items():
@@ -81,15 +102,15 @@ def evaluate(
 
 
 def _with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:
-    """The predictor that knows nothing of a sample: the most frequent class, or all tokens equally likely."""
+    """Add the predictor that ignores the input: the most frequent class, or all tokens equally likely."""
     target = collected["target"]
     chance: dict[str, Array] = {}
     if task == "text-generation":
         chance = {**target, "cross_entropy": target["tokens"] * np.log(target["vocabulary"])}
         chance["agreement"] = target["tokens"] / target["vocabulary"]
     else:
-        answers = target.get("label", target["class"])
-        classes, inverse, counts = np.unique(answers, return_inverse=True, return_counts=True)
+        labels = target.get("label", target["class"])
+        classes, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
         chance["agreement"] = (target["class"] == classes[counts.argmax()]).astype(float)
         if "label" in target:
             chance["right"] = (inverse == counts.argmax()).astype(float)

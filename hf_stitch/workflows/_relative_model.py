@@ -1,4 +1,4 @@
-"""Relative models: a head that looks at an encoder through its similarities to anchors."""
+"""Relative models, a head on the similarities of encoded samples to anchors: :func:`relative_model`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 from hf_stitch.workflows._swap import as_space
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
-"""What a head does, by the samples of the encoder."""
+"""Modality of the encoder -> task of the head."""
 
 
 def relative_model(
@@ -38,43 +38,51 @@ def relative_model(
     progress: bool = True,
     **options: Any,
 ) -> StitchedModel:
-    """A head on a frozen encoder, by way of the encoder's similarities to anchors (Moschella et al. 2023).
+    """Build a model whose head classifies the similarities of encoded samples to anchors (Moschella et al. 2023).
 
-    An ordinary :class:`~hf_stitch.StitchedModel`: the encoder up to a cut, a stitching layer whose map is a
-    :class:`~hf_stitch.relative.RelativeProjection`, and a head cut at its input. Once the head is trained,
-    :func:`hf_stitch.swap` gives it another encoder with no training.
+    The result is a :class:`~hf_stitch.StitchedModel`: the encoder up to a cut, a stitching layer whose map is a
+    :class:`~hf_stitch.relative.RelativeProjection`, and a head. After the head is trained, :func:`hf_stitch.swap`
+    replaces the encoder without further training.
 
-    Train it as it is (the encoder takes no gradient and stays in eval mode; for end-to-end training,
-    ``model.source.requires_grad_(True)``), or, much faster, the head alone on vectors made before, and build this with
-    the trained ``head``. Only what was built of trained networks can be shared as a :class:`~hf_stitch.Stitcher`, which
-    names them; what was trained as it is, is saved whole.
+    There are two ways to train the head:
+
+    - Train the model as returned. The encoder is frozen and stays in eval mode; for end-to-end training, call
+      ``model.source.requires_grad_(True)``. Such a model is saved whole.
+    - Train a head alone on precomputed relative representations, which is much faster, and pass it as ``head``. Such a
+      model can also be shared as a :class:`~hf_stitch.Stitcher`, which refers to both networks by name.
 
     Args:
-        encoder: An adapter, a live module, or a name for :func:`hf_stitch.load`.
-        layer: Its cut.
-        anchors: The samples (:func:`hf_stitch.relative.select_anchors` chooses some), or a set that is encoded by this
-            encoder at this layer. They are kept with the model.
-        similarities: As of the projection. ``None``: the *absolute* model, for comparison, with the identity in place
-            of the projection.
-        pooling: Which vector stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
-        num_labels: Number of classes of a new head.
-        kind: Of a new head.
-        head: A :class:`~hf_stitch.artefacts.Head`, trained or not, or where one was saved; or any module that takes the
-            vectors, ``(n, anchors)``, such as the decoder of an autoencoder (being of user code, it is trained first,
-            and a model with it shared as a :class:`~hf_stitch.Stitcher`).
-        task: Which head the model has: ``image-classification``, ``text-classification`` or ``None`` (the head's own
-            output). ``"auto"``: for a :class:`~hf_stitch.artefacts.Head` by the encoder's samples, else ``None``.
-        batch_size: Anchors per forward.
-        progress: Show a progress bar.
-        **options: Of the projection (``center=True``, ``normalise="l2"``, …).
+        encoder: The encoder: an adapter, a module, or a name for :func:`hf_stitch.load`.
+        anchors: The anchors: raw samples (:func:`hf_stitch.relative.select_anchors` selects some), or an
+            :class:`~hf_stitch.relative.AnchorSet` that holds their encoding by this encoder at this layer. The model
+            keeps and saves them.
+        similarities: The similarity function or functions, as for
+            :class:`~hf_stitch.relative.RelativeProjection`. ``None`` builds the *absolute* model for comparison, with
+            the identity instead of the projection.
+        layer: The layer at which the encoder is cut.
+        pooling: Which vector represents a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
+        num_labels: Number of classes of a new head. Required if ``head`` is not given.
+        kind: Normalisation of a new head, ``inductive`` or ``paper`` (see :class:`~hf_stitch.artefacts.Head`).
+        head: An existing head instead of a new one: a :class:`~hf_stitch.artefacts.Head`, a name or folder for
+            :func:`hf_stitch.load`, or any module that takes the (n, features) vectors, for example the decoder of an
+            autoencoder. Train a module of your own code first; a model with such a head can only be shared as a
+            :class:`~hf_stitch.Stitcher`.
+        task: Task of the model: ``image-classification``, ``text-classification``, or ``None`` for the plain output of
+            the head. ``"auto"`` derives it from the encoder's modality if the head is a
+            :class:`~hf_stitch.artefacts.Head`, and is ``None`` otherwise.
+        batch_size: Number of anchors per forward pass.
+        progress: Whether to show a progress bar.
+        **options: Options of the projection (``center=True``, ``normalise="l2"``, …).
 
     Returns:
-        The model, in eval mode; ``anchors`` holds the set.
+        The stitched model, in eval mode. Its ``anchors`` attribute holds the anchor set.
 
     Raises:
-        NotACutError: If the layer is no cut.
-        ValueError: If the anchors cannot be used (:meth:`~hf_stitch.relative.AnchorSet.encode`), the set is not encoded
-            so, the head takes vectors of another width, or there is no head.
+        NotACutError: If the encoder cannot be cut at the layer.
+        ValueError: If the anchors cannot be used (see :meth:`~hf_stitch.relative.AnchorSet.encode`), the anchor set
+            holds no encoding by this encoder at this layer with this pooling, the head takes vectors of another width,
+            or not exactly one of ``head`` and ``num_labels`` is given.
+        TypeError: If ``similarities`` is ``None`` and options of a projection are given.
 
     Example:
         >>> import torch, hf_stitch
@@ -93,7 +101,9 @@ def relative_model(
     body: Stitch
     if similarities is None:
         if options:
-            raise TypeError(f"the absolute model has no projection, got its options {', '.join(sorted(options))}")
+            raise TypeError(
+                f"similarities=None means no projection, got its options {', '.join(sorted(options))}: leave them out"
+            )
         body = IdentityStitch(vectors.shape[1], vectors.shape[1])
     else:
         body = RelativeProjection.of(vectors, similarities, **options)
@@ -108,7 +118,7 @@ def relative_model(
     if similarities is None:
         recipe["space"] = as_space(source.pinned, layer, pooling)
     model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
-    model.parents = None  # the head that is trained is this model's own, and the one given would be taken for it
+    model.parents = None  # training changes the model's own copy of the head, not the head that was given
     model.anchors = known
     model.source.requires_grad_(False)
     return model
@@ -117,9 +127,9 @@ def relative_model(
 def _target(
     head: str | nn.Module | Adapter | None, width: int, num_labels: int | None, kind: Kind
 ) -> tuple[Adapter, str]:
-    """The head as a network that can be cut at its input, and the name of the cut."""
+    """Return the head as a network that can be cut at its input, and the name of this cut."""
     if (head is None) == (num_labels is None):
-        raise ValueError("give either a head, or num_labels for a new one")
+        raise ValueError("give exactly one of head and num_labels (the number of classes of a new head)")
     if head is None:
         config: Any = HeadConfig
         head = Head(config(in_features=width, num_labels=num_labels, kind=kind))
@@ -128,8 +138,8 @@ def _target(
         takes = adapter.model.config.in_features
         if takes != width:
             raise ValueError(
-                f"the head takes vectors of {takes} features, and the encoder gives {width} (similarities to anchors, "
-                "or its own width where it is absolute)"
+                f"the head takes vectors of {takes} features, got {width} (number of similarities to the anchors, or "
+                f"width of the encoder for an absolute model); use a head with in_features={width}"
             )
         return adapter, ENTRY
     module: Any = head if adapter is None else adapter.model

@@ -1,4 +1,4 @@
-"""One call from two networks to a stitched model: collect statistics, fit, join, score."""
+"""Stitching of two networks, from raw samples to a scored model: :func:`stitch`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hf_stitch.workflows._evaluate import evaluate
 CLASSIFIES = ("image-classification", "text-classification")
 
 AUTO = "auto"
-"""The name that stands for the most similar layer."""
+"""Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
 
 
 def stitch(
@@ -49,39 +49,44 @@ def stitch(
     progress: bool = True,
     **options: Any,
 ) -> StitchedModel:
-    """Join two networks: the source up to a cut, a fitted stitch, the target from a cut on; score the result.
+    """Stitch two networks: run the source up to a layer, map its activations, and continue in the target.
 
-    The stitch is fitted on a training split and scored on a held-out one, beside what it must beat: no map (identity),
-    the target's mean, the target alone and chance (:func:`hf_stitch.evaluate`).
+    The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared
+    with baselines: the identity, the target's mean activations, the target alone, and chance
+    (:func:`hf_stitch.evaluate`).
 
     Args:
-        source: The network that gives the front half: an adapter, a live module, or a name for :func:`hf_stitch.load`.
-        target: The network that gives the back half.
-        data: Raw samples: what :meth:`hf_stitch.Samples.of` takes.
-        source_layer: The cut of the source. ``"auto"``: the cut most similar to the target's, by linear CKA of the
-            activations' means over positions on the training samples (:func:`hf_stitch.compare`).
-        target_layer: The cut of the target. ``"auto"``: the cut most similar to the source's; where both are
-            ``"auto"``, the most similar pair of all.
-        matcher: What finds the map: a name of ``hf_stitch.registries.matchers`` or a matcher.
-        paired_data: Where the target is to see other samples (the same sentence in another language): as many, with the
-            same ids in the same order.
-        pooling: The pooling: which vectors are mapped (:meth:`hf_stitch.Representation.rows`).
-        test_size: Share or number of samples held out.
-        test_data: Held-out samples of their own, instead of a split.
-        task: Which head the stitched model has; ``"auto"``: the target's. ``None``: none, and no scores.
-        batch_size: Samples per forward.
-        seed: Of the split and the bootstrap.
-        progress: Show a progress bar.
-        **options: The matcher's, where it is given by name (``ridge=1.0``, ``rank=16``).
+        source: The network of the front half: an adapter, a module, or a name for :func:`hf_stitch.load`.
+        target: The network of the back half, given in the same way.
+        data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.
+        source_layer: The layer at which the source is cut. ``"auto"`` selects the cut with the highest linear CKA to
+            the target's cut, on the mean over positions of the training samples (:func:`hf_stitch.compare`).
+        target_layer: The layer at which the target is cut. ``"auto"`` selects the cut most similar to the source's; if
+            both are ``"auto"``, the most similar pair.
+        matcher: The method that fits the map: a name in ``hf_stitch.registries.matchers`` or a matcher object.
+        paired_data: Samples for the target, if it takes other samples than the source (the same sentences in another
+            language). They need the same ids in the same order as ``data``.
+        pooling: Which vectors are mapped: each position (``none``), or one vector per sample (``mean``, ``cls``,
+            ``last``, ``flatten``); see :meth:`hf_stitch.Representation.rows`.
+        test_size: Held-out samples: a share (float) or a number (int).
+        test_data: Separate held-out samples, instead of a split of ``data``.
+        task: Task of the stitched model, which determines its class. ``"auto"`` takes the task of the target. ``None``
+            builds a model without a head, which is not scored.
+        batch_size: Number of samples per forward pass.
+        seed: Seed of the split and of the bootstrap.
+        progress: Whether to show progress bars.
+        **options: Options of the matcher, if it is given by name (``ridge=1.0``, ``rank=16``).
 
     Returns:
-        The stitched model; its ``evaluation`` holds the scores, its ``stitcher`` is the small artefact.
+        The stitched model. Its ``evaluation`` attribute holds the scores, its ``stitcher`` property the stitching layer
+        as a small artefact to share.
 
     Raises:
-        NotACutError: If a layer is no cut.
-        ValueError: If the networks take different kinds of samples, forms cannot be joined, samples do not correspond
-            or are too few, or labels are no classes of the target. All but the number of samples is found out with a
-            single sample, before the data are read.
+        NotACutError: If a network cannot be cut at the given layer.
+        ValueError: If the networks take different kinds of samples, their activations cannot be joined under the
+            pooling, the samples of both do not correspond, there are too few samples for the matcher, or labels are not
+            classes of the target. Except for too few samples, a run of a single sample finds this before the data are
+            read.
 
     Example:
         >>> import torch, hf_stitch
@@ -98,14 +103,14 @@ def stitch(
     class_for(task)
     if task == "text-generation" and pooling in POOLED:
         raise ValueError(
-            f"pooling={pooling!r} gives the target one token for a text, and no next token could be predicted; use "
+            f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
             "pooling='none'"
         )
     samples, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
     recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "pooling": pooling, "data": samples.fingerprint}
     if other is not None:
         if test_data is not None:
-            raise ValueError("paired_data goes with a split of data: leave out test_data")
+            raise ValueError("paired_data is split together with data: leave out test_data")
         check_same_order(samples, other)
         recipe["paired_data"] = other.fingerprint
     if test_data is None:
@@ -160,7 +165,7 @@ def stitch(
 
 
 def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:
-    """The samples of the target's own data with the ids of a part of the source's, in its order."""
+    """Return the paired samples with the ids of a part of the source's samples, in the same order."""
     place = {id_: index for index, id_ in enumerate(samples.ids)}
     return other.select(place[id_] for id_ in part.ids)
 
@@ -176,14 +181,15 @@ def _rehearse(
     pooling: Pooling,
     labelled: Samples | None,
 ) -> StitchingLayer:
-    """Take one sample all the way, so that what cannot work fails before all data are read.
+    """Run one sample through both halves, so that errors occur before all data are read.
 
     Returns:
-        The layer that it went through, which changes no number.
+        A stitching layer with identity maps between the two cuts.
 
     Raises:
-        ValueError: Inputs of another size than the network is cut for; rows that do not correspond; a target that
-            cannot run on what the policy gives it; labels (of ``labelled``) that are no classes of the target.
+        ValueError: If inputs have another size than the one for which the network is cut, rows do not correspond, the
+            target cannot run on the activations that the pooling leaves, or labels (of ``labelled``) are not classes of
+            the target.
     """
     specs = source.spec(source_layer), target.spec(target_layer)
     first, twin = (next(iter(side.batches(1))) for side in (samples, target_samples))
@@ -193,8 +199,8 @@ def _rehearse(
     for side, name, found, spec in (("source", source_layer, x, specs[0]), ("target", target_layer, y, specs[1])):
         if found.spec != spec:
             raise ValueError(
-                f"the samples give layer {name!r} of the {side} the form {found.spec}, and the network is cut for "
-                f"{spec}: load it with example_inputs of the size of the samples, or resize these"
+                f"on these samples layer {name!r} of the {side} outputs {found.spec}, but the network is cut for "
+                f"{spec}: load it with example_inputs of the size of the samples, or resize the samples"
             )
     paired_rows(x, y, pooling)
     maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, pooling).items()}
@@ -204,7 +210,7 @@ def _rehearse(
         target.decode(joined.replace(values=joined.values.to(y.values.dtype)), target_layer)
     except Exception as error:
         raise ValueError(
-            f"the target cannot run from layer {target_layer!r} on what pooling={pooling!r} gives it "
+            f"the target cannot run from layer {target_layer!r} on the activations that pooling={pooling!r} leaves "
             f"({type(error).__name__}: {error}); use another pooling or layer"
         ) from error
     if labelled is not None:

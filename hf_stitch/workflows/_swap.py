@@ -1,4 +1,4 @@
-"""Another encoder for a head that was trained: by anchors alone, with no training."""
+"""Exchange of the encoder of a trained head without training, from anchors alone: :func:`swap`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MATCHER = "inverse_relative"
 BASELINES = ("procrustes",)
 _Side = Samples | AnchorSet | None
 _Space = tuple[ModelReference, str, Pooling]
-"""Whose representations: of which network, at which layer, by which policy."""
+"""The latent space that enters a back half: network, layer and pooling."""
 
 
 def swap(
@@ -55,50 +55,57 @@ def swap(
     seed: int = 0,
     progress: bool = True,
 ) -> StitchedModel:
-    """Give a trained head another encoder with no training, by what both encoders say of the anchors.
+    """Replace the encoder of a trained head without training, from the activations of both encoders on the anchors.
 
-    - A relative model (:func:`hf_stitch.relative_model`) gets the same projection on the anchors as the new encoder
-      represents them (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
-    - Any other network gets, in place of all that precedes a layer, the new encoder and a map that ``matcher`` finds
-      from the anchors alone: by default inverse relative projection (Maiorca et al. 2024). So does the absolute model,
-      in place of its encoder, and what was swapped so before. Of an absolute model whose encoder was trained with its
-      head, the anchors' samples are needed: its own front encodes them again.
+    What is exchanged depends on ``model``:
+
+    - A relative model (:func:`hf_stitch.relative_model`) keeps its projection; the anchors are replaced by their
+      encoding by the new encoder (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
+    - In any other network, the new encoder and a map replace everything up to ``target_layer``. ``matcher`` fits the
+      map on the anchors alone, by default as an inverse relative projection (Maiorca et al. 2024). The same holds for
+      an absolute model and for a model that was swapped in this way before. If the encoder of an absolute model was
+      trained together with its head, pass the anchors as samples, because its encoder has to encode them again.
 
     Args:
-        model: The trained head with its own encoder: a stitched model, or a network (an adapter, a live module, or a
+        model: The trained head with its current encoder: a stitched model, or a network (an adapter, a module, or a
             name for :func:`hf_stitch.load`).
-        encoder: The new one: an adapter, a live module, or a name. Or, for a relative model, another one on the same
-            anchors, whose front half and anchors are taken as they are: both may have been trained end to end.
-        encoder_layer: The cut of an encoder that is no stitched model.
-        anchors: The samples (what :meth:`hf_stitch.Samples.of` takes), or a set. A stitched model keeps its own, with
-            which these are compared; they may be left out where the new encoder is in that set, or ``paired_anchors`` is
-            given.
-        paired_anchors: Where the new encoder is to see other samples (the anchors' translations): as many, with the same ids
-            in the same order; or a set of these.
-        target_layer: Where a network that is no stitched model is cut.
-        pooling: Which vector of the new encoder stands for a sample: ``mean``, ``cls``, ``last`` or ``flatten``. Default:
-            that of the stitched model; ``mean`` for a network.
-        matcher: What finds the map, where one is to be found: a name of ``hf_stitch.registries.matchers`` or a matcher.
-        baselines: Other matchers, to be scored beside it. Default: direct translation by ``procrustes``.
-        data: Raw samples to score the result on, as the new encoder sees them; classifiers need labels for more than
-            agreement. ``None``: no scores.
-        paired_data: Those samples as the model's own encoder is to see them, where that is another language.
-        task: Of a network that is no stitched model: which head; ``"auto"``: the network's.
-        batch_size: Samples per forward.
-        seed: Of the bootstrap.
-        progress: Show a progress bar.
+        encoder: The new encoder: an adapter, a module, or a name. For a relative model this can also be another
+            relative model with the same anchors; then its front half and its encoded anchors are used in their current
+            state, including any end-to-end training.
+        anchors: The anchors: raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts, or an
+            :class:`~hf_stitch.relative.AnchorSet`. A stitched model already keeps its anchors and checks that these are
+            the same. They can be left out if its anchor set contains the encoding by the new encoder, or with
+            ``paired_anchors``.
+        encoder_layer: The layer at which the new encoder is cut. Required unless it is a relative model.
+        paired_anchors: The anchors for the new encoder, if it takes other samples (translations of the anchors): raw
+            samples with the same ids in the same order as the anchors, or an anchor set of such samples.
+        target_layer: The layer at which ``model`` is cut. Required for a network, not allowed for a stitched model.
+        pooling: Which vector of the new encoder represents a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
+            Default: the pooling of the stitched model, or ``mean`` for a network.
+        matcher: The method that fits the map: a name in ``hf_stitch.registries.matchers`` or a matcher object. Default:
+            ``inverse_relative``. Not allowed for a relative model, which needs no map.
+        baselines: Further matchers to score for comparison. Default: ``procrustes`` (direct translation).
+        data: Raw samples to score the result on, in the form that the new encoder takes. Classifiers need labels for
+            all figures except agreement. Default: no scores.
+        paired_data: The same samples in the form that the current encoder takes, if it differs (another language).
+        task: Task of the head of a network. ``"auto"`` takes the task of the network. Not allowed for a stitched model.
+        batch_size: Number of samples per forward pass.
+        seed: Seed of the bootstrap.
+        progress: Whether to show progress bars.
 
     Returns:
-        The stitched model. Its ``evaluation`` holds the scores (:func:`hf_stitch.evaluate`; ``target`` is the model as
-        it was), its ``anchors`` the set.
+        The stitched model with the new encoder. With ``data``, its ``evaluation`` attribute holds the scores
+        (:func:`hf_stitch.evaluate`), in which ``target`` is the original model. Its ``anchors`` attribute holds the
+        anchor set.
 
     Raises:
-        NotACutError: If a layer is no cut.
-        ValueError: If anchors are too few or too many, in another order, others than the model's, not parallel, the
-            same or constant for an encoder, of a set that was encoded at another layer or by other rows, or such that
-            the similarity is not defined by them (0 under ``cosine``; no basis under ``change_of_basis``); if labels
-            are no classes of the model. All of it is found before the data are read.
-        TypeError: If an argument does not concern this model.
+        NotACutError: If a network cannot be cut at the given layer.
+        ValueError: If the anchors are too few or too many, differ from those of the model or are in another order, do
+            not correspond to ``paired_anchors``, are encoded with another layer or pooling, have equal or constant
+            activations, or leave the similarity undefined (zero vectors for ``cosine``; no basis for
+            ``change_of_basis``); or if labels are not classes of the model. All of this is checked before ``data`` are
+            read.
+        TypeError: If a required argument is missing, or an argument does not apply to this kind of model.
 
     Example:
         >>> import torch, hf_stitch
@@ -119,11 +126,11 @@ def swap(
             each is not None
             for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
         ):
-            raise TypeError("between two relative models everything is given: leave out all but data and paired_data")
+            raise TypeError("a swap between two relative models takes only data and paired_data: leave out the others")
         swapped = _between(model, encoder)
         return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
     if encoder_layer is None:
-        raise TypeError("encoder_layer is missing: name the layer where the new encoder is cut")
+        raise TypeError("encoder_layer is missing: pass the layer at which the new encoder is cut")
     anchors, paired_anchors = (
         side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, paired_anchors)
     )
@@ -133,10 +140,10 @@ def swap(
     )
     if stitched is not None:
         if target_layer is not None or task != "auto":
-            raise TypeError("a stitched model is cut already and has its head: leave out target_layer and task")
+            raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
         space, spec = _space(stitched), stitched.stitch.target
         if space is None and not (matcher is None and baselines is None):
-            raise TypeError("a relative model needs no map from encoder to encoder: leave out matcher and baselines")
+            raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
         own = _own(stitched.anchors, anchors)
         if space is not None and _moved(stitched, space):
             space = _space_now(stitched)
@@ -145,7 +152,7 @@ def swap(
         original: StitchedModel | Adapter = stitched
     else:
         if target_layer is None or anchors is None:
-            raise TypeError("a network that is no stitched model needs target_layer=… (where it is cut) and anchors=…")
+            raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
         original = load(model)
         spec = original.spec(target_layer)
         task = _task(original, new, task)
@@ -187,7 +194,7 @@ def _scored(
     seed: int,
     progress: bool,
 ) -> StitchedModel:
-    """The model with its scores, if there are data."""
+    """Return the model, scored if there are data."""
     if data is None:
         return swapped
     samples = Samples.of(data)
@@ -209,21 +216,21 @@ def _scored(
 
 
 def _between(model: Any, other: StitchedModel) -> StitchedModel:
-    """The head of one relative model on the front half and the anchors of another, as both are now.
+    """Join the head of one relative model with the front half and the encoded anchors of another.
 
     Raises:
-        TypeError: If one of them is no relative model.
-        ValueError: If their anchors or similarities differ.
+        TypeError: If one of them is not a relative model.
+        ValueError: If their anchors or projections differ.
     """
     for each in (model, other):
         if not (isinstance(each, StitchedModel) and isinstance(each.stitch.body, RelativeProjection)):
-            raise TypeError("the encoder of a stitched model fits a relative model only, and must be in one")
+            raise TypeError("a stitched model can be the encoder only if it and the model are both relative models")
     if model.anchors is not None and other.anchors is not None:
         model.anchors.check_same(other.anchors)
     own, its = ({**each.stitch.body.config(), "in_features": None, "dtype": None} for each in (model, other))
     if own != its:
         different = ", ".join(f"{key} {own[key]!r} and {its[key]!r}" for key in own if own[key] != its[key])
-        raise ValueError(f"the two models project differently: {different}")
+        raise ValueError(f"the projections of the two models differ: {different}; build both with the same options")
     anchors: Any = other.stitch.body.anchors
     joint = _relative(model.stitch, other.stitch.source, other.stitch.pooling, anchors)
     swapped = with_encoder(model, other, "", joint)
@@ -234,7 +241,7 @@ def _between(model: Any, other: StitchedModel) -> StitchedModel:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """The new encoder, and how it is looked at."""
+    """The new encoder with its cut and pooling."""
 
     network: Adapter
     layer: str
@@ -247,7 +254,7 @@ class _Encoder:
         return self.network.spec(self.layer)
 
     def encode(self, own: AnchorSet, given: _Side, paired_anchors: _Side) -> tuple[AnchorSet, Tensor]:
-        """The model's anchors with what is known of them now, and what this encoder says of them or their parallels."""
+        """Return the model's anchor set, extended if needed, and this encoder's vectors of the (paired) anchors."""
         if paired_anchors is not None:
             own.check_parallel(paired_anchors)
             side = (
@@ -267,7 +274,7 @@ class _Encoder:
 
 
 def _recipe(own: AnchorSet, paired_anchors: _Side, new: _Encoder) -> dict[str, Any]:
-    """What there is to say of any swap, as JSON values."""
+    """Return the recipe that all swaps have in common, as JSON values."""
     recipe = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
     if paired_anchors is not None:
         recipe["paired_anchors"] = paired_anchors.fingerprint
@@ -275,29 +282,38 @@ def _recipe(own: AnchorSet, paired_anchors: _Side, new: _Encoder) -> dict[str, A
 
 
 def as_space(reference: ModelReference, layer: str, pooling: Pooling) -> dict[str, Any]:
-    """Whose representations enter a back half, as JSON values for its recipe."""
+    """Return the latent space that enters a back half, as JSON values for its recipe.
+
+    Args:
+        reference: The network that produces the vectors.
+        layer: Its layer.
+        pooling: The pooling at this layer.
+
+    Returns:
+        A dictionary with the keys ``reference``, ``layer`` and ``pooling``.
+    """
     return {"reference": reference.public.to_dict(), "layer": layer, "pooling": pooling}
 
 
 def _space(model: StitchedModel) -> _Space | None:
-    """Whose representations enter a stitched model's back half; ``None`` if relative ones do.
+    """Return the latent space that enters a stitched model's back half; ``None`` for a relative model.
 
     Raises:
-        ValueError: If it was made neither by a swap nor as an absolute model, and does not say.
+        ValueError: If the recipe records none, because the model is neither an absolute model nor the result of a swap.
     """
     if isinstance(model.stitch.body, RelativeProjection):
         return None
     recorded = (model.config.recipe or {}).get("space")
     if recorded is None:
         raise ValueError(
-            "this stitched model is no relative one, and does not record whose representations enter its back half: "
-            "swap its target instead, swap(target, target_layer=…, …)"
+            "this stitched model is not a relative model and does not record which network's activations enter its "
+            "back half: swap its target network instead, swap(target, target_layer=…, …)"
         )
     return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["pooling"]
 
 
 def _moved(model: StitchedModel, space: _Space) -> bool:
-    """Whether the representations that enter a back half are those of the model's own front, trained since."""
+    """Return whether the space is that of the model's own front half, which has been trained since."""
     source: Any = model.config.source
     its_own = as_space(*space) == {"reference": source["reference"], "layer": space[1], "pooling": model.stitch.pooling}
     absolute = its_own and space[1] == source["cut"]["layer"] and isinstance(model.stitch.body, IdentityStitch)
@@ -305,7 +321,7 @@ def _moved(model: StitchedModel, space: _Space) -> bool:
 
 
 def _space_now(model: StitchedModel) -> _Space:
-    """The space of an absolute model's own front as it is now: a network of no name, pinned by its weights."""
+    """Return the space of an absolute model's front half now: an unnamed network, identified by its weights."""
     source: Any = model.config.source
     now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
     return now, source["cut"]["layer"], model.stitch.pooling
@@ -313,15 +329,15 @@ def _space_now(model: StitchedModel) -> _Space:
 
 @torch.no_grad()
 def _seen_by(model: StitchedModel, anchors: _Side, batch_size: int, progress: bool) -> Tensor:
-    """What an absolute model's own front says of the anchors now.
+    """Encode the anchors with the current front half of an absolute model.
 
     Raises:
-        ValueError: If their samples are not given.
+        ValueError: If the anchors are not given as samples.
     """
     if not isinstance(anchors, Samples):
         raise ValueError(
-            "the encoder of this absolute model has changed since its anchors were encoded, so that what is kept of "
-            "them says nothing of its head: pass the anchors' samples, anchors=…"
+            "the encoder of this absolute model has changed since its anchors were encoded, so the stored vectors no "
+            "longer fit its head: pass the anchors as samples, anchors=…"
         )
     parts, layer = [], model.stitch
     with evaluating(model):
@@ -332,44 +348,47 @@ def _seen_by(model: StitchedModel, anchors: _Side, batch_size: int, progress: bo
 
 
 def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
-    """The model's anchors, with what is given compared with those that it keeps.
+    """Return the model's anchor set, after a check that the given anchors are the same.
 
     Raises:
-        ValueError: If they are not the same, or there are none.
+        ValueError: If they differ, or there are none.
     """
     if given is None:
         if kept is None:
-            raise ValueError("this model keeps no anchors: pass those that it was made with, anchors=…")
+            raise ValueError("this model has no anchors: pass those with which it was made, anchors=…")
         return kept
     of_given = given if isinstance(given, AnchorSet) else AnchorSet.of(given)
     return of_given if kept is None else kept.merge(of_given)
 
 
 def _task(target: Adapter, new: _Encoder, task: str | None) -> str | None:
-    """The task of an ordinary network with a new encoder.
+    """Return the task of a network with a new encoder.
 
     Raises:
-        ValueError: If the two take other kinds of samples, or a vector for a sample does not do.
+        ValueError: If both take different kinds of samples, or the task needs more than one vector per sample.
     """
     check_meet(new.network, target, new.pooling)
     task = target.task if task == "auto" else task
     class_for(task)
     if task == "text-generation":
         raise ValueError(
-            "an anchor is one vector, and a language model predicts a token for each position: join two of them by "
-            "hf_stitch.stitch(…, matcher='inverse_relative')"
+            "task='text-generation' is not supported: an anchor is a single vector, but a language model predicts a "
+            "token at each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
         )
     return task
 
 
 def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:
-    """Which vector of the target a pooled stitch stands in for: the single token is where a head finds its CLS token.
+    """Return the pooling of the target's vectors that a pooled stitching layer replaces.
+
+    With prefix tokens this is ``cls``, because the single token that the layer outputs is where a head reads its CLS
+    token.
 
     Raises:
-        ValueError: If the policy gives nothing for the target's prefix tokens.
+        ValueError: If the pooling produces no prefix tokens.
     """
     if pooling == "flatten" and spec.prefix_tokens:
-        raise ValueError("pooling='flatten' gives the target's CLS token nothing: use 'mean' or 'cls'")
+        raise ValueError("pooling='flatten' leaves nothing for the target's CLS token: use 'mean' or 'cls'")
     if pooling not in POOLED:
         return pooling
     if spec.prefix_tokens:
@@ -378,7 +397,7 @@ def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:
 
 
 def _relative(stitch: StitchingLayer, spec: RepresentationSpec, pooling: Pooling, vectors: Tensor) -> StitchingLayer:
-    """The same projection on the anchors as the new encoder represents them."""
+    """Return the stitching layer with the same projection on the anchors as the new encoder encodes them."""
     projection: Any = stitch.body
     mean: Any = stitch.body_mean
     body = projection.with_anchors(vectors)
@@ -388,31 +407,30 @@ def _relative(stitch: StitchingLayer, spec: RepresentationSpec, pooling: Pooling
 def _fitted(
     matcher: str | Matcher, new: _Encoder, spec: RepresentationSpec, vectors: Tensor, entering: Tensor
 ) -> StitchingLayer:
-    """The map of a matcher, from what the new encoder says of the anchors and what enters the back half for them."""
+    """Fit a matcher from the new encoder's vectors of the anchors to those that enter the back half."""
     fitted_by = registries.matchers.build(matcher)
     if isinstance(fitted_by, TrainedMatcher):
-        raise ValueError(f"a swap trains nothing, and matcher {fitted_by.name!r} does: use hf_stitch.stitch")
+        raise ValueError(f"a swap does not train, but matcher {fitted_by.name!r} does: use hf_stitch.stitch")
     moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
     return fit_layer(fitted_by, {"body": moments}, new.spec, spec, new.pooling)
 
 
 @torch.no_grad()
 def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
-    """Take one sample all the way, so that what cannot work fails before all data are read.
+    """Run one sample through the model, so that errors occur before all data are read.
 
     Raises:
-        ValueError: If the model has no head that could be scored, cannot run on it, or labels are none of its classes.
+        ValueError: If the model has no head, cannot run on the sample, or labels are not classes of the model.
     """
-
     if swapped.task is None:
-        raise ValueError(f"{type(swapped).__name__} has no head that could be scored: leave out data")
+        raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
     inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
     entering = swapped.transfer(**inputs)
     try:
         output = swapped.head(entering)
     except Exception as error:
         raise ValueError(
-            f"the model cannot run on what pooling={swapped.stitch.pooling!r} gives it ({type(error).__name__}: {error}); "
-            "cut it at another layer, or use another pooling"
+            f"the model cannot run on the activations that pooling={swapped.stitch.pooling!r} leaves "
+            f"({type(error).__name__}: {error}); cut it at another layer, or use another pooling"
         ) from error
     check_labels(samples, logits_of(output).shape[-1])

@@ -1,4 +1,4 @@
-"""A tiny tokenizer."""
+"""Fixtures of the tests of adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 @pytest.fixture
 def tokenizer() -> hf.PreTrainedTokenizerFast:
-    """Letters as words."""
+    """A tiny tokenizer whose words are single letters."""
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz"])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

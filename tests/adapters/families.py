@@ -1,4 +1,4 @@
-"""Tiny random networks of the families that must cut exactly, and batches for them."""
+"""Tiny random networks of the families that must have exact cuts, and batches for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class FlatNet(nn.Module):
-    """User code without a stack of blocks, each BatchNorm followed by a ReLU that overwrites its output."""
+    """User code without a stack of blocks, where an in-place ReLU overwrites the output of each BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,14 +113,11 @@ LAYERS = {
     "timm-resnet": ("layer1.0", "layer2.0", "layer3.0", "layer4.0"),
     "user-code": ("conv1", "bn1", "conv2", "bn2"),
 }
-"""The blocks that must be found, where they are worth spelling out."""
+"""The expected layers of some families."""
 
 
 def make(name: str) -> nn.Module:
-    """The network of a family, weights random but for BatchNorm's statistics and zero-initialised weights.
-
-    Which are drawn too.
-    """
+    """Return the network of a family with random weights, BatchNorm statistics and BatchNorm scales."""
     torch.manual_seed(0)
     model = {**TEXT, **IMAGE}[name]()
     with torch.no_grad():
@@ -133,7 +130,7 @@ def make(name: str) -> nn.Module:
 
 
 def texts(batch: int, tokens: int, padded: str = "", seed: int = 0) -> dict[str, Tensor]:
-    """Token ids and mask; ragged and padded ``left`` or ``right``, or all of one length."""
+    """Return token ids and mask: random lengths with padding ``left`` or ``right``, or all of one length."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 100, (batch, tokens), generator=generator)
     mask = torch.ones_like(ids)
@@ -146,5 +143,5 @@ def texts(batch: int, tokens: int, padded: str = "", seed: int = 0) -> dict[str,
 
 
 def images(batch: int, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
-    """Random images."""
+    """Return random images, shape (batch, channels, size, size)."""
     return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""A made-up family with its override: an input that cannot be invented, and blocks that do not look like blocks."""
+"""A made-up family with an override for its example input and its blocks, which a trace does not find."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_stitch.registry import registries
 
 
 class MadeUp(nn.Module):
-    """Two layers, one with a branch inside."""
+    """Two layers with a residual branch between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class MadeUp(nn.Module):
 
 @registries.overrides.register("MadeUp")
 class ForMadeUp(Override):
-    """What to run it with, and where to look."""
+    """Example input and blocks of :class:`MadeUp`."""
 
     def example(self, model: nn.Module) -> dict[str, Tensor]:
         return {"x": torch.randn(2, 4)}

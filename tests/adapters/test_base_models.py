@@ -1,4 +1,4 @@
-"""Networks without a head or with a plain one, in the states that networks come in: as exact as any."""
+"""Base models and backbones, also with gradient checkpointing, device maps, offloading and torch.compile."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "decoder of whisper": lambda: causal(hf.WhisperConfig(**WHISPER, decoder_start_token_id=1)),
 }
 SIZELESS = ("resnet", "backbone resnet", "backbone convnext", "features resnet", "features tinynet", "headless resnet")
-"""Networks that take images of any size, and are given small ones."""
+"""Networks that accept images of any size, and receive small ones here."""
 
 
 def make(name: str) -> nn.Module:
@@ -88,7 +88,7 @@ def load(model: nn.Module, name: str) -> Adapter:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_cuts_or_more_and_all_exact(name: str) -> None:
+def test_models_have_at_least_two_cuts_and_all_are_exact(name: str) -> None:
     adapter = load(make(name), name)
     layers = adapter.layers
     assert len(layers) > 1
@@ -97,7 +97,7 @@ def test_two_cuts_or_more_and_all_exact(name: str) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["bert", "causal llama", "vit", "swin", "bart"])
-def test_in_bf16_with_either_attention(name: str, attention: str) -> None:
+def test_cuts_are_exact_in_bf16_with_either_attention(name: str, attention: str) -> None:
     model: Any = make(name).to(torch.bfloat16)
     model.set_attn_implementation(attention)
     adapter = load(model, name)
@@ -109,8 +109,8 @@ def test_in_bf16_with_either_attention(name: str, attention: str) -> None:
 
 # -- backbones ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [name for name in MODELS if "backbone" in name])
-def test_halves_of_what_collects_feature_maps_collect_them_too(name: str) -> None:
-    """Transformers collects hidden states by hooks on the blocks, which stand-ins must have as well."""
+def test_halves_of_backbones_collect_feature_maps(name: str) -> None:
+    """Transformers collects hidden states with hooks on the blocks, which their replacements need too."""
     adapter = load(make(name), name)
     check_adapter(adapter, *exactness.fresh(adapter))
 
@@ -128,8 +128,8 @@ def test_a_rebuilt_half_collects_hidden_states() -> None:
         assert exactness.agree(exactness.bits(output), exactness.bits(adapter.model(**inputs)))
 
 
-def test_a_weight_that_is_read_of_the_cut_is_there() -> None:
-    """The embedding asks the convolution, at which it is cut, for the dtype of its weight."""
+def test_weights_of_the_cut_can_be_read() -> None:
+    """The embedding reads the dtype of the weight of the convolution, which is the layer of the cut."""
     layer = "embeddings.patch_embeddings.projection"
     adapter = load(make("backbone dinov2"), "")
     assert layer in adapter.layers
@@ -146,7 +146,7 @@ def gradients(model: nn.Module, output: Any) -> dict[str, Tensor]:
 
 
 def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
-    """Those through encode and decode are those of the plain model in eval mode; the model is left as it was."""
+    """Check that gradients through encode and decode are those of the plain model, and the model does not change."""
     inputs = next(exactness.fresh(adapter))
     plain = copy.deepcopy(model).eval()
     expected = gradients(plain, plain(**{**adapter.interface.options, **inputs}))
@@ -164,7 +164,7 @@ def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["bert", "causal llama", "vit", "swin"])
-def test_under_gradient_checkpointing(name: str, reentrant: bool, training: bool) -> None:
+def test_cuts_are_exact_under_gradient_checkpointing(name: str, reentrant: bool, training: bool) -> None:
     model: Any = make(name)
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     adapter = load(model.train(training), name)
@@ -178,8 +178,8 @@ def test_under_gradient_checkpointing(name: str, reentrant: bool, training: bool
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t"])
-def test_timm_checkpoints_in_eval_mode_too(name: str, reentrant: bool, training: bool) -> None:
-    """A backward pass would compute again with dropout, and in training advance the statistics of BatchNorm."""
+def test_cuts_are_exact_under_checkpointing_of_timm(name: str, reentrant: bool, training: bool) -> None:
+    """Recomputation in a backward pass would use dropout, and update statistics of BatchNorm in training mode."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = TIMM_VIT if "vit" in name else TIMM_RESNET
     model: Any = tiny.shaken(timm.create_model(name, drop_path_rate=0.5, **sizes))
@@ -208,13 +208,13 @@ def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
     layer, inputs = adapter.layers[1], next(exactness.fresh(adapter))
     front, back = adapter.front(layer).train(), adapter.back(layer).train()
     gradients(back, back(front(**inputs)))
-    if name == "swin":  # whoever insists is told
+    if name == "swin":  # checkpoints that are switched on again raise an error
         back.model.encoder.layers[0].gradient_checkpointing = True
         with pytest.raises(RuntimeError, match="Switch gradient checkpointing off"):
             gradients(back, back(front(**inputs)))
 
 
-def test_a_stitched_model_does_not_offer_checkpoints_across_a_cut() -> None:
+def test_stitched_models_do_not_support_checkpoints_across_a_cut() -> None:
     def stitched(name: str) -> StitchedModel:
         adapter = load(make(name), name)
         layer = adapter.layers[1]
@@ -231,7 +231,7 @@ PLACES: dict[str, tuple[str, ...]] = {"cpu": ("cpu",), "end on disk": ("cpu", "d
 
 
 def spread(model: nn.Module, places: tuple[str, ...]) -> dict[str, str]:
-    """A device map: blocks and what is beside them, in order, the places one after the other."""
+    """Assign the blocks and the other modules to the places in order."""
     names: list[str] = []
     for name, module in model.named_modules():
         block = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.ModuleList)
@@ -243,7 +243,7 @@ def spread(model: nn.Module, places: tuple[str, ...]) -> dict[str, str]:
 
 
 def check_as(adapter: Adapter, plain: nn.Module) -> None:
-    """The adapter's network is exact at each cut, and the same as another."""
+    """Check that the network of an adapter is exact at each cut and equals a plain one."""
     layers = adapter.layers
     assert len(layers) > 1
     exactness.check(adapter, layers)
@@ -253,10 +253,10 @@ def check_as(adapter: Adapter, plain: nn.Module) -> None:
         assert exactness.agree(exactness.bits(adapter.forward(inputs)), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*raw samples will need processor=")
+@pytest.mark.filterwarnings("ignore:.*pass processor= to hf_stitch.load to use raw samples")
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("name", ["causal llama", "vit"])
-def test_loaded_by_device_map(name: str, places: str, tmp_path: Path) -> None:
+def test_models_loaded_with_device_map(name: str, places: str, tmp_path: Path) -> None:
     plain: Any = make(name)
     plain.save_pretrained(tmp_path / "model")
     options = {"device_map": spread(plain, PLACES[places]), "offload_folder": str(tmp_path / "offload")}
@@ -287,7 +287,7 @@ OFFLOADED: dict[str, Callable[[nn.Module, Path], nn.Module]] = {
 
 @pytest.mark.parametrize("name", ["causal gpt2", "headless swin"])
 @pytest.mark.parametrize("how", OFFLOADED)
-def test_offloaded(how: str, name: str, tmp_path: Path) -> None:
+def test_offloaded_models(how: str, name: str, tmp_path: Path) -> None:
     plain = make(name)
     model = OFFLOADED[how](copy.deepcopy(plain), tmp_path)
     adapter = hf_stitch.load(model)
@@ -300,7 +300,7 @@ def test_offloaded(how: str, name: str, tmp_path: Path) -> None:
 
 
 # -- torch.compile --------------------------------------------------------------------------------------------------
-def test_compiled_parts_run_eagerly_and_are_not_taken_apart() -> None:
+def test_compiled_modules_run_eagerly_and_cannot_be_cut_into_halves() -> None:
     plain, model = make("bert"), make("bert")
     model.encoder.layer[1] = torch.compile(model.encoder.layer[1])
     model.encoder.layer[2].compile()
@@ -315,7 +315,7 @@ def test_compiled_parts_run_eagerly_and_are_not_taken_apart() -> None:
         adapter.front("encoder.layer.0")
 
 
-# -- what encoder-decoders, CLIP and feature extractors read ----------------------------------------------------------
+# -- inputs of encoder-decoders, CLIP and feature extractors -----------------------------------------------------------
 @pytest.mark.parametrize("content", ["input_ids", "decoder_input_ids"])
 @pytest.mark.parametrize(
     "model",
@@ -324,7 +324,7 @@ def test_compiled_parts_run_eagerly_and_are_not_taken_apart() -> None:
         lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)),
     ],
 )
-def test_texts_for_a_decoder_too(model: Any, content: str, tokenizer: Any) -> None:
+def test_preprocess_creates_decoder_inputs(model: Any, content: str, tokenizer: Any) -> None:
     network = model().eval()
     adapter = hf_stitch.load(network, processor=tokenizer, content=content)
     inputs = adapter.preprocess(["a b c d e", "f g"], offsets=True)
@@ -338,7 +338,7 @@ def test_texts_for_a_decoder_too(model: Any, content: str, tokenizer: Any) -> No
     assert len(adapter.encode(inputs, layer)[layer].rows("none")) == (8 if moved else 7)
 
 
-def test_bart_makes_the_same_of_texts_itself(tokenizer: Any) -> None:
+def test_decoder_inputs_equal_those_that_bart_computes(tokenizer: Any) -> None:
     model = make("bart")
     inputs: Mapping[str, Tensor] = hf_stitch.load(model, processor=tokenizer).preprocess(["a b c", "d"])
     own = {name: inputs[name] for name in ("input_ids", "attention_mask")}
@@ -347,7 +347,7 @@ def test_bart_makes_the_same_of_texts_itself(tokenizer: Any) -> None:
         assert exactness.agree(exactness.bits(model(**own)), exactness.bits(model(**ours)))
 
 
-def test_it_is_told_if_a_decoders_text_begins_with_nothing_known(tokenizer: Any) -> None:
+def test_a_missing_decoder_start_token_is_an_error(tokenizer: Any) -> None:
     adapter = hf_stitch.load(hf.T5Model(hf.T5Config(**T5)).eval(), processor=tokenizer)
     with pytest.raises(ValueError, match=r"set model\.config\.decoder_start_token_id"):
         adapter.preprocess(["a b"])
@@ -355,7 +355,7 @@ def test_it_is_told_if_a_decoders_text_begins_with_nothing_known(tokenizer: Any)
 
 @pytest.mark.parametrize("kind", [hf.CLIPTextModel, hf.CLIPTextModelWithProjection])
 @pytest.mark.parametrize("end", [2, 99])
-def test_clip_finds_the_end_of_texts_also_by_old_configs(kind: Any, end: int) -> None:
+def test_clip_finds_the_end_of_texts_with_old_configs_too(kind: Any, end: int) -> None:
     torch.manual_seed(0)
     config = hf.CLIPTextConfig(**BERT, eos_token_id=end, bos_token_id=1, pad_token_id=0)
     adapter = hf_stitch.load(tiny.shaken(kind(config)))
@@ -366,13 +366,13 @@ def test_clip_finds_the_end_of_texts_also_by_old_configs(kind: Any, end: int) ->
     check_adapter(adapter, inputs)
 
 
-def test_a_feature_extractor_of_another_size_is_given_images_of_that() -> None:
+def test_feature_extractors_of_another_size_get_images_of_that_size() -> None:
     adapter = hf_stitch.load(make("features vit"))
     assert adapter.example["x"].shape == (2, 3, 32, 32)
     assert adapter.processor.input_size == (3, 32, 32)
 
 
-def test_a_wav2vec2_returns_what_its_encoder_reads_so_that_the_encoder_has_no_cuts() -> None:
+def test_wav2vec2_returns_the_input_of_its_encoder_which_has_no_cuts() -> None:
     adapter = hf_stitch.load(make("speech wav2vec2"))
     assert adapter.layers == ("feature_extractor.conv_layers.0", "feature_extractor.conv_layers.1")
     assert "bypasses" in adapter.verify_cut("encoder.layers.1").reason

@@ -1,4 +1,4 @@
-"""The doctor: what it says depends on where it ended, and the snippets that it gives run."""
+"""The doctor: the report depends on the stage that failed, and the snippets run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from hf_stitch.registry import registries
 X = torch.randn(2, 4)
 
 
-def told(found: Diagnosis) -> str:
+def rendered(found: Diagnosis) -> str:
+    """Return the report as text."""
     console = Console(width=200, file=io.StringIO())
     with console.capture() as captured:
         console.print(found)
@@ -30,14 +31,14 @@ def told(found: Diagnosis) -> str:
 
 
 def ran(found: Diagnosis, **names: Any) -> tuple[str, ...]:
-    """The cuts that the snippet finds."""
+    """Run the snippet and return the cuts that it finds."""
     exec(found.snippet, names)
     layers: tuple[str, ...] = names["a"].layers
     return layers
 
 
 class Net(nn.Module):
-    """Three blocks; a subclass says what becomes of their output."""
+    """Three blocks; subclasses change how the output is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,21 +51,21 @@ class Net(nn.Module):
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 
 
-def test_what_is_found_is_told_in_words() -> None:
+def test_the_report_contains_the_cuts() -> None:
     found = diagnose(Net(), example_inputs=X)
     assert (found.cuts, found.failed, found.tried, found.tried_by) == (BLOCKS, "", ("x 2×4",), "example_inputs")
-    assert "3 of 3 candidates are cuts" in told(found)
+    assert "3 of 3 candidates are cuts" in rendered(found)
 
 
-def test_missing_inputs_are_not_taken_for_a_failed_load() -> None:
+def test_missing_inputs_are_not_reported_as_a_failed_load() -> None:
     found = diagnose(Net())
     assert (found.failed, found.kind) == ("inputs", "Net")
-    assert "could not be loaded" not in told(found)
+    assert "could not be loaded" not in rendered(found)
     assert '"x": torch.randn(2, 16),  # samples first' in found.snippet
     assert ran(Diagnosis("", snippet=found.snippet.replace("16", "4")), model=Net()) == BLOCKS
 
 
-def test_inputs_by_the_documented_shape(tmp_path: Path) -> None:
+def test_the_snippet_has_inputs_of_the_documented_shape(tmp_path: Path) -> None:
     config = hf.PatchTSTConfig(num_input_channels=2, context_length=16, d_model=8, num_hidden_layers=2, ffn_dim=8)
     hf.PatchTSTModel(config).save_pretrained(tmp_path)
     found = diagnose(str(tmp_path))
@@ -73,19 +74,19 @@ def test_inputs_by_the_documented_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [{"content": "y"}, {"example_inputs": 3}])
-def test_what_the_user_said_wrong_is_not_explained_away(option: dict[str, Any]) -> None:
+def test_wrong_options_of_the_user_get_no_advice(option: dict[str, Any]) -> None:
     found = diagnose(Net(), **{"example_inputs": X, **option})
     assert (found.failed, found.advice, found.snippet) == ("inputs", (), "")
 
 
-def test_an_error_of_loading_blames_no_inputs(tmp_path: Path) -> None:
+def test_a_loading_error_gives_no_advice_about_inputs(tmp_path: Path) -> None:
     hf.BertConfig(**BERT).save_pretrained(tmp_path)
     found = diagnose(str(tmp_path), wrong=3)
     assert found.failed == "loading"
     assert not any("inputs" in line for line in found.advice)
 
 
-def test_a_forward_that_needs_several_inputs(tmp_path: Path) -> None:
+def test_a_forward_that_requires_several_inputs(tmp_path: Path) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = hf.CLIPConfig(
         text_config={**small, "vocab_size": 60, "eos_token_id": 59},
@@ -97,56 +98,56 @@ def test_a_forward_that_needs_several_inputs(tmp_path: Path) -> None:
     assert ran(found) == ("vision_model.encoder.layers.0", "vision_model.encoder.layers.1")
 
 
-def test_a_forward_that_fails_on_inputs_of_ones_own() -> None:
+def test_a_forward_that_fails_on_example_inputs() -> None:
     found = diagnose(Net(), example_inputs=torch.randn(2, 3))
     assert found.failed == "forward"
     assert "they come from example_inputs" in found.advice[0]
     assert not found.snippet
 
 
-def test_a_forward_that_fails_on_what_an_override_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_fails_on_inputs_of_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up.ForMadeUp, "example", lambda self, model: {"x": torch.randn(2, 3)})
     found = diagnose(made_up.MadeUp())
     assert found.advice == ("Correct these inputs: they come from the override ForMadeUp.",)
 
 
-def test_a_head_that_cannot_be_cut_on_a_body_that_can() -> None:
+def test_advice_for_a_head_without_cuts_on_a_body_with_cuts() -> None:
     model = hf.BertForMultipleChoice(hf.BertConfig(**BERT)).eval()
     found = diagnose(model)
     assert found.failed == "forward"
     assert ran(found, model=model) == hf_stitch.load(model.bert).layers
 
 
-def test_an_output_that_cannot_be_looked_into() -> None:
+def test_an_output_of_unknown_type() -> None:
     class Opaque(Net):
         def forward(self, x: Tensor) -> Any:
             return object()
 
     found = diagnose(Opaque(), example_inputs=X)
     assert (found.failed, found.advice) == ("survey", ())
-    assert "wrap it in a module" in found.error
+    assert "in a module that returns tensors" in found.error
 
 
 def test_one_of_several_outputs_can_be_cut() -> None:
-    class Telling(Net):
+    class TwoOutputs(Net):
         def forward(self, x: Tensor) -> Any:
             return {"mean": x.mean(1), "y": self.blocks(x) * 2}
 
-    model = Telling()
+    model = TwoOutputs()
     found = diagnose(model, example_inputs=X)
     assert found.cuts == ()
     assert 'output["y"]' in found.advice[-1]
     assert ran(found, model=model) == tuple(f"model.{name}" for name in BLOCKS)
 
 
-def test_a_module_without_modules() -> None:
+def test_a_module_without_submodules() -> None:
     (line,) = diagnose(nn.Linear(4, 4), example_inputs=X).advice
     assert "has no modules inside" in line
 
 
-def test_an_end_of_text_that_the_config_does_not_name() -> None:
+def test_an_end_of_text_that_the_config_does_not_define() -> None:
     class Ending(hf.BertForSequenceClassification):
-        """Looks for the greatest id."""
+        """Pools the hidden state at the largest id."""
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:  # type: ignore[override]
             hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
@@ -155,10 +156,10 @@ def test_an_end_of_text_that_the_config_does_not_name() -> None:
     found = diagnose(Ending(hf.BertConfig(**BERT)).eval())
     assert found.cuts == ()
     assert "reads the token ids themselves" in found.advice[0]
-    assert told(found).count("depends on the input by another way") == 1
+    assert rendered(found).count("depends on the input by another way") == 1
 
 
-def test_cuts_that_are_no_blocks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuts_that_are_not_blocks_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: ("branch",))
     found = diagnose(made_up.MadeUp())
     assert "first, second" in found.advice[-1]
@@ -166,9 +167,9 @@ def test_cuts_that_are_no_blocks_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert not found.snippet
 
 
-def test_an_override_that_lists_what_is_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippet_of_an_override_lists_modules_that_are_not_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     class Bypassed(Net):
-        """Blocks beside which autograd does not see a way."""
+        """Blocks with a bypass that is invisible to autograd."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -186,7 +187,7 @@ def test_an_override_that_lists_what_is_no_block(monkeypatch: pytest.MonkeyPatch
     assert ran(found, model=model) == ("stem", "norm")
 
 
-def test_an_encoder_decoder_is_told_of_its_other_stack() -> None:
+def test_advice_about_the_decoder_of_an_encoder_decoder() -> None:
     config = hf.T5Config(
         d_model=16, num_layers=2, num_heads=2, d_ff=16, d_kv=8, vocab_size=50, decoder_start_token_id=0
     )

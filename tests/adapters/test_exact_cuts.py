@@ -1,4 +1,4 @@
-"""Invariant 1: identity stitching is exact at every cut of every supported architecture."""
+"""Identity stitching is exact at every cut of every supported architecture (invariant 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_stitch.testing import check_adapter
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_texts_of_any_length_padded_on_either_side(name: str) -> None:
+def test_cuts_are_exact_for_texts_of_any_length_padded_on_either_side(name: str) -> None:
     adapter = hf_stitch.load(make(name))
     check_adapter(adapter, texts(1, 4), texts(4, 9), texts(4, 9, "right"), texts(5, 11, "left", seed=1))
     assert adapter.layers == LAYERS.get(name, adapter.layers)
@@ -20,7 +20,7 @@ def test_texts_of_any_length_padded_on_either_side(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGE)
-def test_images(name: str) -> None:
+def test_cuts_are_exact_for_images(name: str) -> None:
     adapter = hf_stitch.load(make(name), example_inputs=images(2))
     content = adapter.interface.content[0]
     check_adapter(adapter, {content: images(1)}, {content: images(5, seed=1)})
@@ -29,7 +29,7 @@ def test_images(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hf-resnet", "timm-convnext", "timm-rexnet"])
-def test_images_of_another_size_than_the_native_one(name: str) -> None:
+def test_cuts_are_exact_for_images_of_another_size(name: str) -> None:
     adapter = hf_stitch.load(make(name), example_inputs=images(2))
     x = images(3, size=64)
     for layer in adapter.layers[::3]:
@@ -41,7 +41,7 @@ def test_images_of_another_size_than_the_native_one(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["bert", "llama", "t5-encoder", "hf-vit", "timm-swin", "timm-resnet"])
-def test_half_precision(name: str, dtype: torch.dtype) -> None:
+def test_cuts_are_exact_in_half_precision(name: str, dtype: torch.dtype) -> None:
     model = make(name).to(dtype)
     inputs = texts(3, 7, "left") if name in TEXT else images(3).to(dtype)
     adapter = hf_stitch.load(model, example_inputs=None if name in TEXT else images(2).to(dtype))
@@ -64,12 +64,12 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
         ("user-code", "bchw 8 30x30"),
     ],
 )
-def test_forms(name: str, spec: str) -> None:
+def test_specs(name: str, spec: str) -> None:
     adapter = hf_stitch.load(make(name), example_inputs=None if name in TEXT else images(2))
     assert str(adapter.spec(adapter.layers[0])) == spec
 
 
-def test_square_grids_with_as_many_channels_as_positions_tell_their_layout_by_the_kind_of_layers() -> None:
+def test_the_layout_of_square_grids_with_as_many_channels_follows_from_the_layers() -> None:
     first = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Flatten()
     )

@@ -1,4 +1,4 @@
-"""Loading: names, folders, tasks, processors; nothing is unpickled and no code of a repository is run."""
+"""Loading: names, folders, tasks and processors, without unpickling or running code of a repository."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import hf_stitch
 from hf_stitch.testing import check_adapter
 
 
-def test_a_live_module_of_user_code_asks_for_example_inputs() -> None:
+def test_user_code_requires_example_inputs() -> None:
     with pytest.raises(ValueError, match="pass example_inputs"):
         hf_stitch.load(make("user-code"))
 
 
-def test_timm_by_name_gets_a_suggestion() -> None:
+def test_a_mistyped_timm_name_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match="did you mean 'rexnet_100'"):
         hf_stitch.load("timm:rexnt_100")
 
@@ -38,7 +38,7 @@ def test_a_transformers_folder_with_its_image_processor(tmp_path: Path) -> None:
         assert torch.equal(adapter.forward(inputs).logits, model(**inputs).logits)
 
 
-def test_the_task_picks_the_head(tmp_path: Path) -> None:
+def test_the_task_selects_the_head(tmp_path: Path) -> None:
     hf.BertForMaskedLM(hf.BertConfig(**BERT)).save_pretrained(tmp_path)
     assert type(hf_stitch.load(str(tmp_path)).model) is hf.BertForMaskedLM
     assert type(hf_stitch.load(str(tmp_path), task="text-classification").model) is hf.BertForSequenceClassification
@@ -58,7 +58,7 @@ def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
-def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, library: str) -> None:
+def test_pickled_weights_are_refused(tmp_path: Path, library: str) -> None:
     if library == "timm":
         model: torch.nn.Module = timm.create_model("resnet10t", num_classes=3)
         timm.models.save_for_hf(model, tmp_path, safe_serialization=False)
@@ -72,7 +72,7 @@ def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, lib
 
 
 @pytest.mark.parametrize(("content", "stack"), [(None, "encoder"), ("decoder_input_ids", "decoder")])
-def test_an_encoder_decoder_has_cuts_in_either_stack(content: str | None, stack: str) -> None:
+def test_an_encoder_decoder_has_cuts_in_both_stacks(content: str | None, stack: str) -> None:
     torch.manual_seed(0)
     model = hf.T5ForConditionalGeneration(
         hf.T5Config(d_model=16, num_layers=2, num_heads=2, d_ff=16, d_kv=8, vocab_size=100, decoder_start_token_id=0)
@@ -87,12 +87,12 @@ def test_an_encoder_decoder_has_cuts_in_either_stack(content: str | None, stack:
         adapter.encode(lacking, adapter.layers[0])
 
 
-def test_loading_options_go_with_names_only() -> None:
+def test_live_modules_take_no_loading_options() -> None:
     with pytest.raises(TypeError, match="takes no loading options, got num_classes"):
         hf_stitch.load(make("timm-resnet"), num_classes=3)
 
 
-def test_raw_images_need_a_processor_and_say_so() -> None:
+def test_raw_images_require_a_processor() -> None:
     adapter = hf_stitch.load(make("user-code"), example_inputs=images(2))
     with pytest.raises(ValueError, match="pass processor="):
         adapter.preprocess([Image.new("RGB", (32, 32))])
@@ -100,7 +100,7 @@ def test_raw_images_need_a_processor_and_say_so() -> None:
         adapter.preprocess([torch.zeros(3, 32, 32), torch.zeros(3, 16, 16)])
 
 
-def test_texts_over_the_limit_are_cut_with_a_warning(tokenizer: hf.PreTrainedTokenizerFast) -> None:
+def test_texts_over_the_limit_are_truncated_with_a_warning(tokenizer: hf.PreTrainedTokenizerFast) -> None:
     model = hf.RobertaModel(hf.RobertaConfig(**BERT, max_position_embeddings=12, pad_token_id=0))
     adapter = hf_stitch.load(model, processor=tokenizer)
     assert adapter.interface.max_tokens == 11

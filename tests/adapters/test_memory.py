@@ -1,4 +1,4 @@
-"""Cutting takes no more memory than the model and the representations asked for, however deep the network."""
+"""Peak memory of encode and decode does not grow with the depth of the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_LAYER = 32 * 64 * 128 * 4
 
 
 def peak(run: Callable[[], Any]) -> int:
-    """The most bytes that a call's tensors held at once, by the allocator's own events."""
+    """Peak number of bytes of the tensors of a call, from the events of the allocator."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     recorded: Any = profiler.profiler
@@ -28,21 +28,22 @@ def peak(run: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("layers", [12, 48])
-def test_no_peak_of_memory_beyond_the_model_and_what_was_asked_for(layers: int) -> None:
+def test_peak_memory_is_that_of_the_forward_and_the_requested_representations(layers: int) -> None:
     config = hf.BertConfig(
         hidden_size=128, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=256, vocab_size=100
     )
     adapter = hf_stitch.load(hf.BertForSequenceClassification(config).eval())
     inputs = texts(32, 64)
-    asked = adapter.candidates[:: layers // 4]
+    requested = adapter.candidates[:: layers // 4]
     with torch.no_grad():
-        for layer in asked:
+        for layer in requested:
             adapter.verify_cut(layer)
-        representations = adapter.encode(inputs, asked)
+        representations = adapter.encode(inputs, requested)
         forward = peak(lambda: adapter.forward(inputs))
-        encode = peak(lambda: adapter.encode(inputs, asked))
+        encode = peak(lambda: adapter.encode(inputs, requested))
         decodes = [peak(lambda n=n, r=r: adapter.decode(r, n)) for n, r in representations.items()]
     assert sum(r.values.nbytes for r in representations.values()) == 4 * ONE_LAYER
     small = ONE_LAYER // 100  # masks, and the context of each representation
     assert encode <= forward + 4 * ONE_LAYER + small, (forward, encode)
-    assert max(decodes) <= forward + small, (forward, decodes)  # what all layers say would be 12 or 48 of them
+    # the activations at all layers would be 12 or 48 times ONE_LAYER
+    assert max(decodes) <= forward + small, (forward, decodes)

@@ -1,4 +1,4 @@
-"""Overrides: a family is one file and one row here."""
+"""Architecture overrides: one file for each family, and one row in this test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
         tuple(f"encoder.layers.{i}" for i in range(3)),
     ),
 }
-"""Family -> how to make a network, and its cuts."""
+"""Family -> a function that creates a network, and the expected cuts."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -44,7 +44,7 @@ def test_families_with_an_override(name: str) -> None:
     check_adapter(adapter, {n: v.flip(0) if v.is_floating_point() else v for n, v in adapter.example.items()})
 
 
-def test_an_override_cannot_make_a_cut_of_what_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_override_cannot_turn_a_bypassed_layer_into_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: ("branch", "second"))
     adapter = hf_stitch.load(made_up.MadeUp().eval())
     assert adapter.layers == ("second",)
@@ -54,7 +54,7 @@ def test_an_override_cannot_make_a_cut_of_what_is_none(monkeypatch: pytest.Monke
     assert any("cannot be overridden" in line for line in found.advice)
 
 
-def test_two_ways_side_by_side_are_told() -> None:
+def test_the_doctor_reports_parallel_paths() -> None:
     class Sides(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -68,13 +68,13 @@ def test_two_ways_side_by_side_are_told() -> None:
     assert "side by side" in found.advice[0]
 
 
-def test_what_is_no_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_is_not_an_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.overrides._registered, "MadeUp", dict)
     with pytest.raises(TypeError, match="the override of MadeUp must be an Override, got dict"):
         hf_stitch.load(made_up.MadeUp())
 
 
-def test_a_name_with_its_package_holds_for_that_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_its_package_applies_to_that_class_only(monkeypatch: pytest.MonkeyPatch) -> None:
     class Net(made_up.MadeUp):
         pass
 
@@ -85,7 +85,7 @@ def test_a_name_with_its_package_holds_for_that_class_alone(monkeypatch: pytest.
     assert type(override_of(Net())) is Override
 
 
-def test_an_override_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_override_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     class Counted(made_up.ForMadeUp):
@@ -100,11 +100,11 @@ def test_an_override_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ("first", "must give its blocks as a tuple of names or as None, got 'first'"),
+        ("first", "must return its blocks as a tuple of names or as None, got 'first'"),
         (("first", "secnd"), "names a block 'secnd' that MadeUp does not have; did you mean 'second'"),
     ],
 )
-def test_blocks_that_are_none_are_told(blocks: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_blocks_of_an_override_are_refused(blocks: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up.ForMadeUp, "blocks", lambda self, model: blocks)
     with pytest.raises((TypeError, ValueError), match=message):
         hf_stitch.load(made_up.MadeUp())

@@ -1,4 +1,4 @@
-"""What the axes of a tensor are: by what a forward does around it, never by lengths that happen to be equal."""
+"""Axes of tensors follow from the operations of a forward, never from lengths that happen to be equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class Patches(nn.Module):
-    """Patches of 8 × 8 pixels, ``before`` and ``behind`` them learned tokens, then blocks."""
+    """Patches of 8 × 8 pixels between ``before`` and ``behind`` learned tokens, followed by blocks."""
 
     def __init__(self, how: str, before: int = 0, behind: int = 0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Patches(nn.Module):
 
 
 class Latents(nn.Module):
-    """Latents that look at 4 × 4 patches."""
+    """Latents with cross-attention to 4 × 4 patches."""
 
     def __init__(self, latents: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Latents(nn.Module):
 
 
 def specs(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
-    """The forms at the cuts, all or one, for a batch of two of a size."""
+    """Specs at all cuts, or at one, for a batch of two samples of a size."""
     adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, *size))
     return {name: str(adapter.spec(name)) for name in ([layer] if layer else adapter.layers)}
 
@@ -78,14 +78,14 @@ def of_vit(name: str, **options: Any) -> str:
     return specs(model, 3, height, width)["blocks.0"]
 
 
-# -- the grid that tokens form -----------------------------------------------------------------------------------------
+# -- the grid of tokens -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("heads", [1, 3])
 def test_heads_are_no_grid(heads: int) -> None:
     assert of_vit("vit_tiny_patch16_224", img_size=32, num_heads=heads) == "bnd 48 4x4 +1"
     assert of_vit("vit_small_patch16_dinov3", img_size=32, num_heads=heads) == "bnd 48 4x4 +5"
 
 
-def test_a_class_token_is_no_row() -> None:
+def test_class_tokens_are_no_rows() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_heads=1)
     adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, 3, 32, 32))
     assert adapter.encode(torch.randn(4, 3, 32, 32), "blocks.0")["blocks.0"].rows().shape == (64, 48)
@@ -94,13 +94,13 @@ def test_a_class_token_is_no_row() -> None:
 @pytest.mark.parametrize("how", ["conv", "unfold", "reshape"])
 @pytest.mark.parametrize("size", [(32, 48), (32, 32), (24, 40)])
 @pytest.mark.parametrize("before", [0, 1, 5])
-def test_patches_are_a_grid_however_they_are_made(how: str, size: tuple[int, int], before: int) -> None:
+def test_patches_form_a_grid_for_each_kind_of_embedding(how: str, size: tuple[int, int], before: int) -> None:
     h, w = (n // 8 for n in size)
     want = f"bnd 16 {h}x{w}" + (f" +{before}" if before else "")
     assert specs(Patches(how, before), 3, *size)["blocks.0"] == want
 
 
-def test_a_width_as_large_as_the_number_of_patches_is_not_mistaken_for_it() -> None:
+def test_a_width_equal_to_the_number_of_patches_is_not_confused_with_it() -> None:
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=(16, 64), patch_size=8, depth=2, embed_dim=16, num_heads=4
     )
@@ -108,13 +108,13 @@ def test_a_width_as_large_as_the_number_of_patches_is_not_mistaken_for_it() -> N
 
 
 @pytest.mark.parametrize("latents", [20, 25])
-def test_latents_are_no_grid_even_where_there_is_one_or_they_are_a_square(latents: int) -> None:
+def test_latents_are_no_grid_even_if_their_number_is_a_square(latents: int) -> None:
     assert specs(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
-def test_patches_in_another_order_than_that_of_reading_are_no_grid() -> None:
+def test_patches_that_are_not_in_row_major_order_are_no_grid() -> None:
     class Windows(Patches):
-        """As Hiera has them: window by window."""
+        """The order of patches in Hiera: window by window."""
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.proj(x).flatten(2).transpose(1, 2).reshape(len(x), 2, 2, 2, 2, 16)
@@ -123,26 +123,26 @@ def test_patches_in_another_order_than_that_of_reading_are_no_grid() -> None:
     assert specs(Windows("conv"), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
-def test_tokens_behind_the_patches_are_no_prefix() -> None:
+def test_tokens_after_the_patches_are_no_prefix() -> None:
     assert specs(Patches("conv", 1, 3), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
-def test_a_grid_that_shrinks_is_told_at_each_size() -> None:
+def test_a_shrinking_grid_is_found_at_each_size() -> None:
     config = hf.PvtConfig(image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 40, 64])
     adapter = hf_stitch.load(hf.PvtForImageClassification(config).eval())
     got = [str(adapter.spec(f"pvt.encoder.block.{stage}.0")) for stage in range(4)]
     assert got == ["bnd 8 16x16", "bnd 16 8x8", "bnd 40 4x4", "bnd 64 2x2 +1"]
 
 
-# -- where channels are ------------------------------------------------------------------------------------------------
-def test_what_a_layer_passes_on_keeps_its_axes() -> None:
+# -- axis of the channels ----------------------------------------------------------------------------------------------
+def test_layers_that_keep_the_shape_keep_the_axes() -> None:
     net = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Conv1d(4, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(96, 2))
     assert specs(net, 3, 20) == {"0": "bnd 4", "1": "bnd 4", "2": "bnd 6", "3": "bnd 6", "4": "bd 96"}
 
 
 @pytest.mark.parametrize(("channels", "size"), [(16, (16, 20)), (8, (24, 20)), (16, (16, 16)), (20, (16, 16))])
 @pytest.mark.parametrize("middle", ["relu", "norm2d", "group norm"])
-def test_channels_are_where_the_layers_around_have_them(channels: int, size: tuple[int, int], middle: str) -> None:
+def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size: tuple[int, int], middle: str) -> None:
     def between() -> nn.Module:
         if middle == "relu":
             return nn.ReLU()
@@ -156,7 +156,7 @@ def test_channels_are_where_the_layers_around_have_them(channels: int, size: tup
     assert {spec for name, spec in specs(net, 3, *size).items() if name != "5"} == {want}
 
 
-def test_channels_last_of_a_cube_are_told_by_the_next_layer() -> None:
+def test_the_next_layer_determines_channels_last_of_a_cube() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -171,7 +171,7 @@ def test_channels_last_of_a_cube_are_told_by_the_next_layer() -> None:
     assert got == {"stem": "bchw 16 16x16", "blocks.0": "bhwc 16 16x16", "blocks.3": "bhwc 16 16x16"}
 
 
-def test_where_no_layer_tells_the_proportions_of_the_image_do_or_the_layer_is_refused() -> None:
+def test_without_layers_the_aspect_ratio_determines_the_channels_or_the_layer_is_refused() -> None:
     class Weighted(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2 + x.mean(1, keepdim=True)
@@ -179,12 +179,12 @@ def test_where_no_layer_tells_the_proportions_of_the_image_do_or_the_layer_is_re
     net = nn.Sequential(Weighted(), Weighted(), Weighted())
     assert specs(net, 3, 16, 20)["1"] == "bchw 3 16x20"
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 16, 16, 16))
-    assert "nothing tells where its channels are" in adapter.verify_cut("1").reason
+    assert "the axis of its channels is unknown" in adapter.verify_cut("1").reason
 
 
-# -- which positions of a text are real --------------------------------------------------------------------------------
+# -- padding of texts --------------------------------------------------------------------------------------------------
 class Reader(nn.Module):
-    """Texts of which ``made`` makes positions; then blocks."""
+    """A text model that pads, merges and extends the tokens before its blocks."""
 
     def __init__(self, before: int = 0, behind: int = 0, merge: int = 1, window: int = 1) -> None:
         super().__init__()
@@ -204,34 +204,34 @@ class Reader(nn.Module):
 
 
 def read(model: nn.Module, *lengths: int, masked: bool = True) -> Any:
-    """What a network says at its first block of texts of some lengths, padded to the longest and found at 6 tokens."""
+    """Activations at the first block for texts of some lengths, padded to the longest; the example has 6 tokens."""
     ids = torch.randint(1, 50, (2, 6))
     example = {"ids": ids, "attention_mask": torch.ones_like(ids)}
     adapter = hf_stitch.load(model.eval(), example_inputs=example)
     assert adapter.layers == ("blocks.0", "blocks.1")
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     inputs = {"ids": torch.randint(1, 50, mask.shape), **({"attention_mask": mask} if masked else {})}
-    said = adapter.encode(inputs, "blocks.0")["blocks.0"]
+    representation = adapter.encode(inputs, "blocks.0")["blocks.0"]
     with torch.no_grad():
-        assert torch.equal(adapter.decode(said, "blocks.0"), model(**inputs))
-    return said
+        assert torch.equal(adapter.decode(representation, "blocks.0"), model(**inputs))
+    return representation
 
 
-def test_a_class_token_that_a_text_model_prepends_is_a_prefix_and_padding_no_row() -> None:
-    said = read(Reader(before=2), 3, 9)
-    assert said.prefix_tokens == 2
-    assert said.mask.tolist() == [[True] * 5 + [False] * 6, [True] * 11]
-    assert said.rows().shape == (12, 16)
-    assert torch.equal(said.rows("last")[0], said.values[0, 4])
+def test_a_prepended_class_token_is_a_prefix_and_padding_is_no_row() -> None:
+    representation = read(Reader(before=2), 3, 9)
+    assert representation.prefix_tokens == 2
+    assert representation.mask.tolist() == [[True] * 5 + [False] * 6, [True] * 11]
+    assert representation.rows().shape == (12, 16)
+    assert torch.equal(representation.rows("last")[0], representation.values[0, 4])
 
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("window", [4, 32])
 def test_padding_that_a_network_adds_is_no_row(window: int, masked: bool) -> None:
-    said = read(Reader(before=1, window=window), 3, 9, masked=masked)
-    assert said.values.shape[1] == 1 + -(-9 // window) * window
-    assert said.rows().shape == (12 if masked else 18, 16)
-    assert torch.equal(said.rows("mean")[1], said.values[1, 1:10].mean(0))
+    representation = read(Reader(before=1, window=window), 3, 9, masked=masked)
+    assert representation.values.shape[1] == 1 + -(-9 // window) * window
+    assert representation.rows().shape == (12 if masked else 18, 16)
+    assert torch.equal(representation.rows("mean")[1], representation.values[1, 1:10].mean(0))
 
 
 def test_learned_tokens_behind_a_text_are_no_rows() -> None:
@@ -244,25 +244,25 @@ def test_longformer_counts_real_tokens_only() -> None:
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, 4:] = 0
     inputs = {"input_ids": torch.randint(3, 99, (2, 9)), "attention_mask": mask}
-    said = adapter.encode(inputs, adapter.layers[0])[adapter.layers[0]]
-    assert said.values.shape[1] == 32
-    assert said.rows().shape == (13, 32)
+    representation = adapter.encode(inputs, adapter.layers[0])[adapter.layers[0]]
+    assert representation.values.shape[1] == 32
+    assert representation.rows().shape == (13, 32)
 
 
-def test_where_padding_went_nobody_knows_rows_are_refused() -> None:
-    said = read(Reader(merge=2), 3, 9)
+def test_rows_are_refused_if_the_positions_of_padding_are_unknown() -> None:
+    representation = read(Reader(merge=2), 3, 9)
     for policy in POOLINGS:
         if policy == "cls":
-            assert said.rows(policy).shape == (2, 16)
+            assert representation.rows(policy).shape == (2, 16)
         else:
             with pytest.raises(ValueError, match="would count padding"):
-                said.rows(policy)
+                representation.rows(policy)
     with pytest.raises(ValueError, match="would count padding"):
-        said.row_samples("none")
+        representation.row_samples("none")
     assert read(Reader(merge=2), 9, 9, masked=False).rows().shape == (10, 16)
 
 
-def test_a_network_that_pads_longer_texts_only_is_not_believed_there() -> None:
+def test_padding_of_longer_texts_only_is_unknown() -> None:
     class Chunked(Reader):
         def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
             return super().forward(ids if ids.shape[1] < 8 else functional.pad(ids, (0, -ids.shape[1] % 8)))
@@ -295,8 +295,8 @@ def test_the_mask_of_a_sequence_of_vectors_counts() -> None:
     example = {"x": torch.randn(2, 6, 16), "attention_mask": torch.ones(2, 6)}
     adapter = hf_stitch.load(Sequence(), example_inputs=example)
     mask = torch.tensor([[1.0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
-    said = adapter.encode({"x": torch.randn(2, 6, 16), "attention_mask": mask}, "blocks.0")["blocks.0"]
-    assert (said.prefix_tokens, said.rows().shape) == (1, (8, 16))
+    representation = adapter.encode({"x": torch.randn(2, 6, 16), "attention_mask": mask}, "blocks.0")["blocks.0"]
+    assert (representation.prefix_tokens, representation.rows().shape) == (1, (8, 16))
 
 
 def test_a_number_for_each_token_is_no_representation() -> None:

@@ -1,4 +1,4 @@
-"""Cuts that look exact on the inputs that they are tried with and are not: each must be refused, or be exact."""
+"""Cuts that seem exact on the probes but are not: each must be refused, or be exact on all inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_stitch.adapters import Override
 
 
 class Net(nn.Module):
-    """A stem, three blocks and a head; ``after`` is told the input, what the stem and the blocks say, and the net."""
+    """A stem, blocks and a head; ``after`` receives the network, its input, and the outputs of stem and blocks."""
 
     def __init__(self, after: Callable[..., Any] | None = None, before: Callable[[Any], Any] | None = None) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def exact(adapter: hf_stitch.Adapter, inputs: Any, layers: tuple[str, ...] | None = None) -> bool:
-    """Whether all layers are exact for some inputs."""
+    """Return whether cuts at all layers are exact for some inputs."""
     with torch.no_grad():
         expected = [t.clone() for t in bits(adapter.forward(inputs))]
         names = adapter.layers if layers is None else layers
@@ -55,25 +55,25 @@ HIDDEN: dict[str, Callable[..., Any]] = {
     "a mask": lambda net, x, stem, y: torch.where((stem > 50).any(1, keepdim=True), 0.0, net.head(y)),
     "a list": lambda net, x, stem, y: net.head(y) * (1 if x.max(1).values.tolist()[0] < 50 else 2),
     "NumPy": lambda net, x, stem, y: net.head(y) * (1 if float(x.detach().numpy().max()) < 50 else 2),
-    "a number of places": lambda net, x, stem, y: net.head(y) * (1 + len((x > 50).nonzero())),
+    "a number of positions": lambda net, x, stem, y: net.head(y) * (1 + len((x > 50).nonzero())),
     "zero": lambda net, x, stem, y: net.head(y) + 0 * net.other(stem),
-    "a number beside": lambda net, x, stem, y: {"y": net.head(y), "mean": stem.mean().item()},
+    "a number among the outputs": lambda net, x, stem, y: {"y": net.head(y), "mean": stem.mean().item()},
 }
 
 
 @pytest.mark.parametrize("how", HIDDEN)
-def test_what_a_head_learns_of_the_input_by_another_way_is_found(how: str) -> None:
+def test_hidden_dependence_on_the_input_is_found(how: str) -> None:
     adapter = hf_stitch.load(Net(HIDDEN[how]), example_inputs=torch.randn(2, 8))
     assert not any(layer.startswith("blocks") for layer in adapter.layers)
     assert "cannot be cut" in str(adapter.verify_cut("blocks.1"))
 
 
-def test_control_flow_that_depends_on_the_data_is_named() -> None:
+def test_data_dependent_control_flow_is_named() -> None:
     adapter = hf_stitch.load(Net(HIDDEN["a branch on the stem"]), example_inputs=torch.randn(2, 8))
     assert "depends on values before the cut (it reads them by" in str(adapter.verify_cut("blocks.1"))
 
 
-def test_shapes_of_what_precedes_may_be_read() -> None:
+def test_shapes_of_tensors_before_the_cut_may_be_read() -> None:
     def shaped(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
         return net.head(y) + torch.zeros_like(stem).sum() + x.new_ones(len(x), 1) * stem.shape[1]
 
@@ -82,7 +82,7 @@ def test_shapes_of_what_precedes_may_be_read() -> None:
     assert exact(adapter, torch.randn(5, 8))
 
 
-def test_integers_and_booleans_beside_numbers_are_context() -> None:
+def test_integers_and_booleans_in_addition_to_numbers_are_context() -> None:
     def steps(net: Net, x: Tensor, stem: Tensor, y: Tensor, step: Tensor, masked: Tensor) -> Tensor:
         return net.head(y * step[:, None]).masked_fill(masked[:, None], 0.0)
 
@@ -94,7 +94,7 @@ def test_integers_and_booleans_beside_numbers_are_context() -> None:
 
 
 class Pooled(nn.Module):
-    """A text model that finds padding, id 1, by itself."""
+    """A text model that searches for padding, id 1, itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,13 +106,13 @@ class Pooled(nn.Module):
 
 
 class ForPooled(Override):
-    """Tells its padding."""
+    """Defines the id of padding."""
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         return (1,)
 
 
-def test_an_id_that_a_head_looks_for_is_told_by_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_override_defines_ids_that_a_head_searches_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(2, 50, (2, 6))
     assert hf_stitch.load(Pooled(), example_inputs=ids).layers == ()
     monkeypatch.setitem(hf_stitch.registries.overrides._registered, "Pooled", ForPooled)
@@ -121,7 +121,7 @@ def test_an_id_that_a_head_looks_for_is_told_by_an_override(monkeypatch: pytest.
     assert exact(adapter, ids)
 
 
-def test_an_argument_that_was_not_there_before_is_verified_anew() -> None:
+def test_a_new_argument_is_verified_again() -> None:
     def skipping(net: Net, x: Tensor, stem: Tensor, y: Tensor, skip: bool = False) -> Tensor:
         return net.head(y + stem if skip else y)
 
@@ -138,7 +138,7 @@ def test_hidden_states_among_the_outputs_are_outputs() -> None:
         adapter.encode({**texts(3, 6), "output_hidden_states": True}, adapter.layers[1])
 
 
-def test_a_model_that_returns_no_finite_number_is_refused_not_believed() -> None:
+def test_a_model_that_returns_no_finite_number_is_refused() -> None:
     def skipping(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
         return net.head(y + stem)
 
@@ -146,7 +146,7 @@ def test_a_model_that_returns_no_finite_number_is_refused_not_believed() -> None
         _ = hf_stitch.load(Net(skipping, torch.log), example_inputs=-torch.rand(2, 8)).layers
 
 
-def test_inputs_of_another_size_are_tried_as_they_are() -> None:
+def test_inputs_of_another_size_are_verified_unchanged() -> None:
     class Positive(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,17 +161,17 @@ def test_inputs_of_another_size_are_tried_as_they_are() -> None:
         adapter.encode(torch.rand(3, 1, 12, 12), "block")
 
 
-def test_outputs_that_cannot_be_looked_into_are_refused() -> None:
+def test_outputs_that_cannot_be_traversed_are_refused() -> None:
     @dataclass
     class Output:
         value: Tensor
 
     model = Net(lambda net, x, stem, y: (net.head(y), Output(stem)))
-    with pytest.raises(ValueError, match=r"returns a Output at output\[1\], which cannot be looked into"):
+    with pytest.raises(ValueError, match=r"returns a Output at output\[1\], which cannot be traversed"):
         _ = hf_stitch.load(model, example_inputs=torch.randn(2, 8)).layers
 
 
-def test_a_module_that_runs_again_after_the_cut_in_longer_texts_says_so() -> None:
+def test_a_module_that_runs_again_after_the_cut_in_longer_texts_raises_an_error() -> None:
     class Longer(nn.Module):
         def __init__(self, limit: int) -> None:
             super().__init__()
@@ -190,7 +190,7 @@ def test_a_module_that_runs_again_after_the_cut_in_longer_texts_says_so() -> Non
         adapter.decode(long, "blocks.0")
 
 
-def test_what_a_module_notes_of_one_text_does_not_serve_for_another() -> None:
+def test_state_that_a_module_keeps_of_one_text_is_not_used_for_another() -> None:
     class Noting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -228,11 +228,11 @@ def test_halves_refuse_images_of_another_size() -> None:
     assert exact(adapter, larger)
     with pytest.raises(ValueError, match=r"cut at 'blocks.0' for x of the shape \(3, 16, 16\), got \(3, 24, 24\)"):
         adapter.front("blocks.0")(x=larger)
-    with pytest.raises(ValueError, match="resize or pad them, or cut it anew"):
+    with pytest.raises(ValueError, match="resize or pad them, or load the network with example_inputs"):
         adapter.back("blocks.0")(adapter.encode(larger, "blocks.0")["blocks.0"])
 
 
-def test_looking_for_cuts_does_not_switch_a_network_over() -> None:
+def test_the_search_for_cuts_does_not_change_the_mode_of_a_network() -> None:
     config = hf.BigBirdConfig(
         **{**BERT, "num_hidden_layers": 2}, block_size=4, num_random_blocks=1, attention_type="block_sparse"
     )
@@ -245,7 +245,7 @@ def test_looking_for_cuts_does_not_switch_a_network_over() -> None:
         assert torch.equal(model(**inputs).last_hidden_state, before)
 
 
-def test_a_transformer_encoder_is_cut_on_its_fast_path() -> None:
+def test_transformer_encoders_are_cut_on_their_fast_path() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoder(layer, 3), nn.Linear(8, 2)).eval()
     adapter = hf_stitch.load(model, example_inputs=torch.randn(2, 5, 4))
@@ -274,19 +274,19 @@ def test_a_forward_without_gradient_is_named() -> None:
                            example_inputs=torch.randn(2, 8)).layers  # fmt: skip
 
 
-def test_inputs_overwritten_in_place_are_no_randomness() -> None:
+def test_inputs_overwritten_in_place_do_not_count_as_randomness() -> None:
     adapter = hf_stitch.load(Net(before=lambda x: x.sub_(0.5)), example_inputs=torch.randn(2, 8))
     assert set(adapter.layers) >= {"blocks.0", "blocks.1", "blocks.2"}
 
 
-def test_parametrized_layers_can_be_cut_in_two() -> None:
+def test_networks_with_parametrized_layers_can_be_cut_into_halves() -> None:
     net = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(3)))
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 8))
     x = torch.randn(3, 8)
     assert torch.equal(adapter.back("1")(adapter.front("1")(input=x)), net(x))
 
 
-def test_packed_sequences_pass() -> None:
+def test_packed_sequences_are_supported() -> None:
     class Packed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -302,13 +302,13 @@ def test_packed_sequences_pass() -> None:
     assert exact(adapter, torch.randn(3, 5, 8), ("stem",))
 
 
-def test_a_text_model_of_few_positions_is_tried_with_short_texts() -> None:
+def test_text_models_with_few_positions_are_verified_on_short_texts() -> None:
     config = hf.BertConfig(**{**BERT, "max_position_embeddings": 8})
     assert len(hf_stitch.load(hf.BertModel(config).eval()).layers) == config.num_hidden_layers
 
 
 class Words(nn.Module):
-    """A text model; ``after`` is told the ids, what the embedding and the blocks say, and the net."""
+    """A text model; ``after`` receives the network, the ids, the outputs of embedding and blocks, and the mask."""
 
     def __init__(self, after: Callable[..., Any]) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class Words(nn.Module):
 
 
 class ForWords(Override):
-    """Tells an id."""
+    """Defines special ids."""
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 600)
@@ -338,16 +338,14 @@ class ForWords(Override):
     ],
     ids=["a table of ids", "ids cut short", "the largest id of a text"],
 )
-def test_of_ids_only_those_that_are_looked_for_are_known(
-    after: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_special_ids_are_visible_after_the_cut(after: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(hf_stitch.registries.overrides._registered, "Words", ForWords)
     ids = torch.randint(2, 400, (2, 6))
     ids[:, -1] = 600
     assert not any("blocks" in layer for layer in hf_stitch.load(Words(after), example_inputs=ids).layers)
 
 
-def test_a_mask_that_was_not_there_before_is_verified_anew() -> None:
+def test_a_new_mask_is_verified_again() -> None:
     model = Words(lambda net, ids, stem, y, mask: y if mask is None else y + stem)
     adapter = hf_stitch.load(model, example_inputs=torch.randint(50, (2, 6)))
     ids = torch.randint(50, (3, 9))
@@ -378,12 +376,12 @@ def in_a_thread(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
     ids=["written in place", "a thread", "a mask of bytes", "DLPack"],
 )
 @pytest.mark.filterwarnings("ignore:.*uint8")
-def test_values_that_leave_by_a_side_door_are_found(after: Callable[..., Any]) -> None:
+def test_values_read_outside_of_dispatched_operations_are_found(after: Callable[..., Any]) -> None:
     adapter = hf_stitch.load(Net(after), example_inputs=torch.randn(2, 8))
     assert not any(layer.startswith("blocks") for layer in adapter.layers)
 
 
-def test_sparse_constants_are_no_obstacle() -> None:
+def test_sparse_constants_are_supported() -> None:
     mixing = torch.eye(8).to_sparse()
     adapter = hf_stitch.load(
         Net(lambda net, x, stem, y: net.head(torch.sparse.mm(mixing, y.T).T)), example_inputs=torch.randn(2, 8)
@@ -408,7 +406,7 @@ def test_labels_of_one_sample_and_positions_of_all() -> None:
     assert exact(bert, {**texts(3, 7), "position_ids": torch.arange(7)[None]}, bert.layers[:1])
 
 
-def test_what_a_forward_keeps_of_its_first_input_is_not_that_of_the_survey() -> None:
+def test_state_of_the_first_input_is_not_that_of_the_survey() -> None:
     class First(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -428,6 +426,6 @@ def test_what_a_forward_keeps_of_its_first_input_is_not_that_of_the_survey() -> 
     assert model.log == []
 
 
-def test_a_network_that_fails_on_one_sample_is_told_not_raised() -> None:
+def test_an_error_on_a_single_sample_becomes_the_reason_of_a_refusal() -> None:
     adapter = hf_stitch.load(Net(lambda net, x, stem, y: net.head(y).squeeze()[:, 0]), example_inputs=torch.randn(2, 8))
     assert "too many indices" in str(adapter.verify_cut("blocks.1"))

@@ -1,4 +1,4 @@
-"""An adapter of a library that the core does not know, registered by a distribution, through the whole public API."""
+"""An adapter of a third-party library, registered by a distribution, in the whole public API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = (DIGITS.data / 16).astype(np.float32)
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The distribution on the path, as an installer would put it there."""
+    """Put the distribution on the path, as an installer would."""
     monkeypatch.syspath_prepend(str(Path(__file__).with_name("third_library")))
     registries.adapters.__dict__.pop("_plugins", None)
     yield
@@ -45,7 +45,7 @@ def samples() -> hf_stitch.Samples:
     return hf_stitch.Samples.of(torch.from_numpy(IMAGES[1200:]), label=DIGITS.target[1200:])
 
 
-def test_it_is_found_and_conforms(installed: None, classifiers: list[Any]) -> None:
+def test_the_adapter_is_found_and_conforms(installed: None, classifiers: list[Any]) -> None:
     assert registries.adapters.origin("sklearn") == "plugin hf-stitch-sklearn 0.1.0"
     adapter = hf_stitch.load(classifiers[0])
     assert adapter.library == "sklearn" and adapter.layers == ("0", "1", "2")
@@ -54,7 +54,7 @@ def test_it_is_found_and_conforms(installed: None, classifiers: list[Any]) -> No
     np.testing.assert_allclose(logits.softmax(1).detach(), classifiers[0].predict_proba(IMAGES[:50]), atol=1e-5)
 
 
-def test_it_is_compared_stitched_saved_and_loaded(installed: None, classifiers: list[Any], tmp_path: Path) -> None:
+def test_networks_are_compared_stitched_and_saved(installed: None, classifiers: list[Any], tmp_path: Path) -> None:
     a, b = map(hf_stitch.load, classifiers)
     atlas = hf_stitch.compare(a, b, samples(), progress=False)
     assert atlas["linear_cka"].shape == (3, 3)
@@ -70,7 +70,7 @@ def test_it_is_compared_stitched_saved_and_loaded(installed: None, classifiers: 
     assert torch.equal(attached(features=rows).logits, stitched(features=rows).logits)
 
 
-def test_it_is_loaded_by_name(installed: None, classifiers: list[Any], tmp_path: Path) -> None:
+def test_networks_are_loaded_by_name(installed: None, classifiers: list[Any], tmp_path: Path) -> None:
     net = classifiers[0]
     arrays = {f"coefs_{i}": weight for i, weight in enumerate(net.coefs_)}
     arrays |= {f"intercepts_{i}": bias for i, bias in enumerate(net.intercepts_)}
@@ -80,7 +80,7 @@ def test_it_is_loaded_by_name(installed: None, classifiers: list[Any], tmp_path:
     assert str(named.reference) == f"sklearn:{tmp_path / 'net.npz'}"
 
 
-def test_without_it_what_to_install_is_told(
+def test_without_the_plugin_the_error_names_the_distribution(
     installed: None, classifiers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = map(hf_stitch.load, classifiers)

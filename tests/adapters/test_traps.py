@@ -1,4 +1,4 @@
-"""What goes wrong silently elsewhere (bypasses, padding, in-place operations, leaks) and must not here."""
+"""Common silent errors of feature extraction: bypasses, padding, in-place operations, leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_stitch.representation import RepresentationSpec
 
 
 class Skipping(nn.Module):
-    """Blocks, with a path from the stem to the head around them, through a gate."""
+    """Blocks with a gated skip connection from the stem to the head."""
 
     def __init__(self, gate: float) -> None:
         super().__init__()
@@ -41,12 +41,13 @@ def test_a_bypass_is_refused_by_name_also_through_zero_weights(gate: float) -> N
         adapter.encode(torch.randn(2, 4), "blocks.1")
 
 
-def test_a_layer_inside_a_residual_branch_is_refused_and_what_bypasses_it_named() -> None:
+def test_a_layer_inside_a_residual_branch_is_refused_and_the_bypass_is_named() -> None:
     adapter = hf_stitch.load(make("timm-resnet"), example_inputs=images(2))
     explanation = adapter.verify_cut("layer2.0.conv1")
     assert explanation.status == "refused"
     assert "layer1.0" in str(explanation)
     assert "bypasses" in str(explanation)
+    assert adapter.cut_info("layer2.0.conv1") == explanation
 
 
 def test_an_integer_path_that_autograd_cannot_see_is_found_by_verification() -> None:
@@ -62,7 +63,7 @@ def test_an_integer_path_that_autograd_cannot_see_is_found_by_verification() -> 
     assert adapter.layers == ()
     with pytest.raises(hf_stitch.NotACutError, match="another way than through it") as refusal:
         adapter.encode(torch.randn(4, 8), "blocks.1")
-    assert "blocks.0" not in str(refusal.value)  # which is refused as well
+    assert "blocks.0" not in str(refusal.value)  # because it is refused as well
 
 
 def test_a_layer_that_fires_twice_is_refused() -> None:
@@ -79,13 +80,13 @@ def test_a_layer_that_fires_twice_is_refused() -> None:
         adapter.encode(torch.randn(2, 8), "block")
 
 
-def test_an_unknown_layer_gets_the_nearest_name() -> None:
+def test_the_error_for_an_unknown_layer_suggests_the_nearest_name() -> None:
     adapter = hf_stitch.load(make("timm-resnet"), example_inputs=images(2))
     with pytest.raises(hf_stitch.NotACutError, match=r"did you mean 'layer2\.0'"):
         adapter.encode(images(2), "layer2.00")
 
 
-def test_an_in_place_operation_after_the_cut_does_not_reach_what_was_captured() -> None:
+def test_in_place_operations_after_the_cut_do_not_change_captured_values() -> None:
     model = make("user-code")
     adapter = hf_stitch.load(model, example_inputs=images(2))
     with torch.no_grad():
@@ -104,10 +105,10 @@ def test_the_content_of_padding_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_head_that_looks_for_the_last_token_finds_it_without_the_ids(side: str) -> None:
+def test_a_head_that_searches_for_the_last_token_finds_it_without_the_ids(side: str) -> None:
     """GPT-2's classifier reads input_ids, which decode never sees.
 
-    The context must tell where texts end, also if pad is eos.
+    The context must contain the ends of texts, even if padding and end of text have the same id.
     """
     torch.manual_seed(0)
     model = hf.GPT2ForSequenceClassification(hf.GPT2Config(**{**GPT2, "pad_token_id": 2})).eval()
@@ -158,7 +159,7 @@ def test_a_model_that_is_random_in_eval_mode_is_refused() -> None:
         _ = hf_stitch.load(Noisy(), example_inputs=torch.randn(2, 8)).layers
 
 
-def test_tuple_outputs_are_rebuilt_as_they_were() -> None:
+def test_tuple_outputs_keep_their_structure() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -186,14 +187,14 @@ def test_tuple_outputs_are_rebuilt_as_they_were() -> None:
     assert same(adapter.decode(adapter.encode(x, "blocks.1")["blocks.1"], "blocks.1"), adapter.forward(x))
 
 
-def test_attention_that_ignores_padding_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stitch of halves with other attention than the parent's would differ on padded batches; the halves keep it."""
+def test_halves_keep_the_attention_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves with another attention implementation than the network would differ from it on padded batches."""
     model = hf.BertModel(hf.BertConfig(**BERT, attn_implementation="eager")).eval()
     adapter = hf_stitch.load(model)
     assert adapter.back(adapter.layers[1]).model.config._attn_implementation == "eager"
 
 
-def test_encode_stops_at_the_deepest_layer_and_decode_skips_what_precedes() -> None:
+def test_encode_stops_at_the_deepest_layer_and_decode_skips_earlier_layers() -> None:
     model = make("timm-resnet")
     adapter = hf_stitch.load(model, example_inputs=images(2))
     ran: list[str] = []
@@ -245,7 +246,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_what_runs_before_the_cut_may_look_at_what_runs_after_it() -> None:
+def test_code_before_the_cut_may_read_attributes_of_modules_after_it() -> None:
     class Looking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -266,7 +267,7 @@ def test_what_runs_before_the_cut_may_look_at_what_runs_after_it() -> None:
         assert torch.equal(adapter.back(layer)(adapter.encode(x, layer)[layer]), adapter.forward(x))
 
 
-def test_state_that_one_forward_leaves_for_the_next_does_not_pass_for_a_cut() -> None:
+def test_state_left_by_another_forward_does_not_make_a_cut_exact() -> None:
     class Stateful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -290,7 +291,7 @@ def test_state_that_one_forward_leaves_for_the_next_does_not_pass_for_a_cut() ->
 
 
 @pytest.mark.parametrize("size", [(64, 48), (48, 64), (40, 40)])
-def test_channels_are_told_from_height_by_the_layers_not_by_the_shape(size: tuple[int, int]) -> None:
+def test_layers_and_not_shapes_distinguish_channels_from_height(size: tuple[int, int]) -> None:
     adapter = hf_stitch.load(make("timm-resnet"), example_inputs=torch.randn(2, 3, *size))
     assert adapter.spec("layer1.0").layout == "bchw"
     assert adapter.spec("layer1.0").width == 64
@@ -338,7 +339,7 @@ def test_tokens_before_samples_are_put_in_order() -> None:
     assert torch.equal(adapter.decode(representation, "blocks.0"), adapter.forward(ids["input_ids"] % 50))
 
 
-def test_an_example_of_one_token_id_throughout_will_do() -> None:
+def test_an_example_with_a_single_token_id_is_sufficient() -> None:
     ids = torch.full((2, 6), 7)
     example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     assert len(hf_stitch.load(make("bert"), example_inputs=example).layers) == 3
@@ -365,7 +366,7 @@ def test_a_hook_that_changes_the_function_is_not_dropped_silently() -> None:
         adapter.front("layer2.0")
 
 
-def test_inference_mode_is_no_obstacle() -> None:
+def test_inference_mode_is_supported() -> None:
     adapter, x = hf_stitch.load(make("timm-resnet"), example_inputs=images(2)), images(3)
     with torch.inference_mode():
         assert same(adapter.decode(adapter.encode(x, "layer2.0")["layer2.0"], "layer2.0"), adapter.forward(x))
@@ -379,7 +380,7 @@ def test_a_representation_of_another_network_is_not_decoded_in_its_context() -> 
             b.decode(representation, b.layers[0])
 
 
-def test_a_model_that_refuses_nan_is_told_not_raised() -> None:
+def test_an_error_of_the_model_on_nan_becomes_the_reason_of_a_refusal() -> None:
     class Strict(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -396,7 +397,7 @@ def test_a_model_that_refuses_nan_is_told_not_raised() -> None:
     assert isinstance(adapter.layers, tuple)
 
 
-def test_a_position_bias_handed_from_block_to_block_does_not_make_them_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_pass_on_a_position_bias_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     config = hf.T5Config(vocab_size=100, d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2, pad_token_id=0)
     adapter = hf_stitch.load(hf.T5EncoderModel(config).eval())
     blocks: Any = adapter.model.get_submodule("encoder.block")
@@ -408,7 +409,7 @@ def test_a_position_bias_handed_from_block_to_block_does_not_make_them_run(monke
     assert torch.equal(adapter.decode(representation, "encoder.block.2").last_hidden_state, expected)
 
 
-def test_positions_that_a_network_adds_to_a_text_are_no_tokens() -> None:
+def test_positions_that_a_network_appends_to_a_text_are_no_tokens() -> None:
     config = hf.ReformerConfig(
         vocab_size=100, hidden_size=16, attention_head_size=8, num_attention_heads=2, feed_forward_size=32,
         attn_layers=["local", "local"], local_attn_chunk_length=8, axial_pos_shape=[4, 8], axial_pos_embds_dim=[8, 8],
@@ -429,7 +430,7 @@ def test_a_config_of_texts_without_a_limit() -> None:
     assert hf_stitch.load(hf.XLNetModel(config).eval()).interface.max_tokens is None
 
 
-def test_a_module_whose_failure_the_model_survives_is_as_good_as_none() -> None:
+def test_a_module_whose_error_the_model_catches_is_ignored() -> None:
     class Trying(nn.Module):
         def __init__(self) -> None:
             super().__init__()

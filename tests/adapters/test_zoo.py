@@ -1,4 +1,4 @@
-"""Exact cuts in families that are awkward each in its own way; in all families by ``-m slow``."""
+"""Exact cuts in unusual families; with ``-m slow`` in all families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 import hf_stitch
 from benchmarks import exactness, tiny, zoo
 
-AWKWARD = {
+UNUSUAL = {
     "a layer shared by all": ("text", "albert"),
     "two texts": ("text", "bart"),
     "padded to a multiple inside": ("text", "longformer"),
@@ -28,7 +28,7 @@ AWKWARD = {
     "experts": ("causal", "mixtral"),
     "patches padded to one length": ("image", "siglip2"),
 }
-"""What is awkward -> suite and type of transformers."""
+"""What is unusual -> suite and model type of transformers."""
 
 TIMM: dict[str, Callable[[], nn.Module]] = {
     "a flat list of layers": lambda: vgg.VGG([8, "M", 16, "M", 16, 16, "M"], mlp_ratio=0.01, num_classes=5),
@@ -40,21 +40,21 @@ TIMM: dict[str, Callable[[], nn.Module]] = {
         "swinv2_cr_tiny_224", img_size=64, depths=(1, 1, 2), embed_dim=24, num_heads=(2, 2, 4)
     ),
 }
-"""What is awkward -> a model of timm."""
+"""What is unusual -> a function that creates a model of timm."""
 
 
-@pytest.mark.parametrize("awkward", AWKWARD)
-def test_awkward_families_of_transformers(awkward: str) -> None:
-    adapter = zoo.adapter_of(*AWKWARD[awkward])
+@pytest.mark.parametrize("feature", UNUSUAL)
+def test_unusual_families_of_transformers(feature: str) -> None:
+    adapter = zoo.adapter_of(*UNUSUAL[feature])
     layers = adapter.layers
     assert len(layers) > 1
     exactness.check(adapter, layers)
 
 
-@pytest.mark.parametrize("awkward", TIMM)
-def test_awkward_families_of_timm(awkward: str) -> None:
+@pytest.mark.parametrize("feature", TIMM)
+def test_unusual_families_of_timm(feature: str) -> None:
     torch.manual_seed(0)
-    model, example = tiny.shaken(TIMM[awkward]()), torch.randn(2, 3, 64, 64)
+    model, example = tiny.shaken(TIMM[feature]()), torch.randn(2, 3, 64, 64)
     tiny.calibrate(model, {"x": example})
     adapter = hf_stitch.load(model, example_inputs=example)
     layers = adapter.layers
@@ -62,16 +62,16 @@ def test_awkward_families_of_timm(awkward: str) -> None:
     exactness.check(adapter, layers)
 
 
-def test_the_check_finds_what_is_inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_an_inexact_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = zoo.adapter_of("text", "bert")
     decode = adapter.decode
     monkeypatch.setattr(adapter, "decode", lambda r, layer: decode(r.replace(values=r.values + 1e-6), layer))
-    with pytest.raises(exactness.InexactError, match=r"'bert\.encoder\.layer\.1': decode\(encode\(x\)\) is not model"):
+    with pytest.raises(exactness.InexactError, match=r"layer\.1': decode\(encode\(x\)\) differs from model"):
         exactness.check(adapter, ("bert.encoder.layer.1",))
 
 
-def test_a_model_that_tells_no_inputs_apart_proves_nothing() -> None:
-    class Deaf(nn.Module):
+def test_a_model_with_constant_output_fails_the_check() -> None:
+    class Constant(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -79,14 +79,14 @@ def test_a_model_that_tells_no_inputs_apart_proves_nothing() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.blocks(x) * 0
 
-    adapter = hf_stitch.load(Deaf(), example_inputs=torch.randn(2, 4))
+    adapter = hf_stitch.load(Constant(), example_inputs=torch.randn(2, 4))
     with pytest.raises(ValueError, match="the same output for different inputs"):
         exactness.check(adapter, ("blocks.0",))
 
 
-def test_a_family_that_dies_or_hangs_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_or_timeout_affects_one_family_only(monkeypatch: pytest.MonkeyPatch) -> None:
     if "fork" not in multiprocessing.get_all_start_methods():
-        pytest.skip("the sweep forks, which this system does not")
+        pytest.skip("the sweep requires fork, which this system does not support")
 
     def examined(act: Callable[[], object]) -> zoo.Record:
         monkeypatch.setattr(zoo, "examine", lambda suite, family: act())
@@ -99,7 +99,7 @@ def test_a_family_that_dies_or_hangs_costs_itself_only(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", zoo.SUITES)
-def test_no_family_lists_an_inexact_cut_and_enough_have_two(suite: str) -> None:
+def test_no_family_has_an_inexact_cut_and_enough_families_have_two(suite: str) -> None:
     from benchmarks.zoo_report import TITLES
 
     found = [zoo.apart(suite, family) for family in zoo.families(suite)]

@@ -1,4 +1,4 @@
-"""Two small classifiers that learned the same task, for the studies of stitches of one place."""
+"""Two small classifiers of the same task, stitched at the same cut, for the tests of stitching layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES, SIZE, WIDTH = 4, 8, 8
 
 @dataclass(frozen=True)
 class Place:
-    """Two networks, what they are stitched by at layer ``"0"``, and samples."""
+    """Two networks, the model that stitches them at layer ``"0"``, and samples."""
 
     source: Adapter
     target: Adapter
@@ -27,7 +27,7 @@ class Place:
 
 
 def network(seed: int, images: torch.Tensor, labels: torch.Tensor) -> Adapter:
-    """A convolution and a head, trained for a moment."""
+    """A convolution and a head, trained for 150 steps."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = nn.Sequential(
@@ -47,7 +47,7 @@ def network(seed: int, images: torch.Tensor, labels: torch.Tensor) -> Adapter:
 
 @pytest.fixture(scope="session")
 def place() -> Place:
-    """Stitched by least squares; the class of an image is a pattern in it."""
+    """Networks stitched by least squares; the class of an image is a pattern added to noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=generator)
     labels = torch.arange(1200) % CLASSES

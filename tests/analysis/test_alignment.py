@@ -1,4 +1,4 @@
-"""Tokens of two tokenizers aligned by characters: the segments, and comparisons whose rows they are."""
+"""Alignment of two tokenizers by characters: the segments, and comparisons with segments as rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = [
     "Hello world, a naïve  café\n of tokens!",
     "日本語のテスト, 東京 and Hello",
     "🙂 emoji 👨‍👩‍👧 in a 🇫🇷 row",
-    "cafe\u0301 with an accent of its own",
+    "cafe\u0301 with a combining accent",
     " leading space, trailing space ",
     "worldwide tokens; to ken",
     *(
@@ -38,7 +38,7 @@ TEXTS = [
 # -- the segments ------------------------------------------------------------------------------------------------------
 @st.composite
 def tilings(draw: Callable[..., Any], text: str) -> list[Span]:
-    """Tokens that cover a text one after the other, some split into pieces of one character, some left out."""
+    """Consecutive tokens that cover a text; some characters have two tokens, and some tokens are left out."""
     cuts = sorted({0, len(text), *draw(st.sets(st.sampled_from(range(len(text) + 1))))})
     tokens = [span for span in pairwise(cuts) for _ in range(draw(st.integers(1, 2)) if span[1] == span[0] + 1 else 1)]
     return [(0, 0), *(span for span in tokens if draw(st.integers(0, 9))), (0, 0)]
@@ -49,7 +49,7 @@ both = words.flatmap(lambda text: st.tuples(st.just(text), tilings(text), tiling
 
 
 def characters(text: str, span: Span) -> set[int]:
-    """Those that count: from the first to the last that is no white space."""
+    """Return the characters of a span without the white space at its ends."""
     there = [i for i in range(*span) if not text[i].isspace()]
     return set(range(there[0], there[-1] + 1)) if there else set()
 
@@ -64,7 +64,7 @@ def test_segments_are_the_finest_that_both_sides_refine(case: tuple[str, list[Sp
         for side, of in zip((a, b), found, strict=True)
         for span, n in zip(side, of, strict=True)
     ]
-    groups: list[set[int]] = []  # characters that some token ties together
+    groups: list[set[int]] = []  # characters that are connected by tokens
     for tied, _ in tokens:
         touching = [group for group in groups if group & tied]
         groups = [group for group in groups if not group & tied] + ([tied.union(*touching)] if tied else [])
@@ -82,13 +82,13 @@ def test_segments_are_the_finest_that_both_sides_refine(case: tuple[str, list[Sp
 
 
 @given(both)
-def test_sides_may_be_exchanged(case: tuple[str, list[Span], list[Span]]) -> None:
+def test_alignment_is_symmetric(case: tuple[str, list[Span], list[Span]]) -> None:
     text, a, b = case
     assert align(text, a, b) == align(text, b, a)[::-1]
 
 
 @given(words.filter(str.strip).flatmap(lambda text: st.tuples(st.just(text), tilings(text))))
-def test_of_identical_tokenizations_each_token_is_a_segment(case: tuple[str, list[Span]]) -> None:
+def test_each_token_of_identical_tokenizations_is_a_segment(case: tuple[str, list[Span]]) -> None:
     text, spans = case
     once = list(dict.fromkeys(spans))
     of_a, of_b = align(text, once, once)
@@ -104,13 +104,13 @@ def test_of_identical_tokenizations_each_token_is_a_segment(case: tuple[str, lis
         ("a b", [(0, 1), (1, 3)], [(0, 1), (2, 3)], ([0, 1], [0, 1])),  # a leading space
         ("a b", [(0, 3)], [(0, 1), (1, 2), (2, 3)], ([0], [0, -1, 0])),
         ("🙂a", [(0, 1), (0, 1), (1, 2)], [(0, 1), (1, 2)], ([0, 0, 1], [0, 1])),  # bytes
-        ("abcd", [(0, 2), (2, 4)], [(0, 2), (2, 3)], ([0, -1], [0, -1])),  # b was cut within a token of a
-        ("abcd", [(0, 2), (2, 4)], [(1, 2), (2, 4)], ([-1, 0], [-1, 0])),  # from the left
+        ("abcd", [(0, 2), (2, 4)], [(0, 2), (2, 3)], ([0, -1], [0, -1])),  # b is truncated within a token of a
+        ("abcd", [(0, 2), (2, 4)], [(1, 2), (2, 4)], ([-1, 0], [-1, 0])),  # truncated from the left
         ("a\u0301b", [(0, 1), (1, 2), (2, 3)], [(0, 1), (2, 3)], ([0, -1, 1], [0, 1])),  # b drops accents
         ("a\u0301b", [(0, 2), (2, 3)], [(0, 1), (2, 3)], ([0, 1], [0, 1])),
     ],
 )
-def test_traps(text: str, a: list[Span], b: list[Span], expected: Any) -> None:
+def test_edge_cases(text: str, a: list[Span], b: list[Span], expected: Any) -> None:
     assert align(text, a, b) == expected
 
 
@@ -120,7 +120,7 @@ def fast(made: Tokenizer, **names: str) -> Any:
 
 
 def wordpiece() -> Any:
-    """Pieces of words, lower case and without accents; with special tokens."""
+    """WordPiece tokenizer, lower case and without accents, with special tokens."""
     letters = "abcdefghijklmnopqrstuvwxyz,;!"
     vocabulary = [
         "[PAD]",
@@ -142,7 +142,7 @@ def wordpiece() -> Any:
 
 
 def bytelevel(size: int = 300, padding: str = "right") -> Any:
-    """Bytes and pairs of them, with the space before a word."""
+    """Byte-level BPE tokenizer, with the leading space in the token."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -154,14 +154,14 @@ def bytelevel(size: int = 300, padding: str = "right") -> Any:
 
 
 def words_alone() -> Any:
-    """Words, without special tokens."""
+    """Tokenizer of words without special tokens."""
     made = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "a": 2}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     return fast(made, unk_token="[UNK]")
 
 
 def network(tokenizer: Any, seed: int, length: int = 200) -> Adapter:
-    """An encoder; for texts padded on the left a decoder, which knows positions by their distance only."""
+    """An encoder, or for texts padded on the left a decoder with relative positions."""
     options: dict[str, Any] = {
         "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "pad_token_id": 0,
         "max_position_embeddings": length, "vocab_size": max(len(tokenizer), 320), "initializer_range": 0.5,
@@ -174,7 +174,7 @@ def network(tokenizer: Any, seed: int, length: int = 200) -> Adapter:
 
 
 def rows_of(a: Adapter, b: Adapter) -> list[dict[str, torch.Tensor]]:
-    """Text by text and segment by segment: what each layer says, averaged over the tokens."""
+    """Return the activations of each layer averaged over the tokens of each segment, text by text."""
     found: list[dict[str, list[torch.Tensor]]] = [{layer: [] for layer in side.layers} for side in (a, b)]
     for text in TEXTS:
         limits = [side.interface.max_tokens for side in (a, b)]
@@ -184,10 +184,10 @@ def rows_of(a: Adapter, b: Adapter) -> list[dict[str, torch.Tensor]]:
         ]
         for side, segments, rows in zip((a, b), align(text, *spans), found, strict=True):
             with torch.no_grad():
-                said = side.encode(side.preprocess([text]), side.layers)
+                activations = side.encode(side.preprocess([text]), side.layers)
             for layer, tokens in rows.items():
                 for n in range(max(segments) + 1):
-                    tokens.append(said[layer].values[0, np.equal(segments, n)].mean(0))
+                    tokens.append(activations[layer].values[0, np.equal(segments, n)].mean(0))
     return [{layer: torch.stack(tokens) for layer, tokens in rows.items()} for rows in found]
 
 
@@ -202,7 +202,7 @@ def rows_of(a: Adapter, b: Adapter) -> list[dict[str, torch.Tensor]]:
     ],
 )
 @pytest.mark.parametrize("batch_size", [4, 15])
-def test_values_are_those_of_the_segments(tokenizers: tuple[Any, Any], length: int, batch_size: int) -> None:
+def test_values_match_a_loop_over_segments(tokenizers: tuple[Any, Any], length: int, batch_size: int) -> None:
     a, b = (network(tokenizer, seed, length) for seed, tokenizer in enumerate(tokenizers))
     rounding = 1e-6 if tokenizers[1].padding_side == "left" else 1e-9  # the decoder's rotations are float32
     x, y = rows_of(a, b)
@@ -213,7 +213,7 @@ def test_values_are_those_of_the_segments(tokenizers: tuple[Any, Any], length: i
         assert atlas.recipe["align"] == "offsets"
 
 
-def test_of_one_tokenizer_segments_are_tokens() -> None:
+def test_segments_of_one_tokenizer_are_tokens() -> None:
     a, b = network(words_alone(), 0), network(words_alone(), 1)
     plain = compare(a, b, TEXTS, pooling="none", batch_size=4, progress=False)
     by_text = compare(a, b, TEXTS, pooling="none", align="offsets", batch_size=4, progress=False)
@@ -230,12 +230,12 @@ def test_half_precision_is_averaged() -> None:
     np.testing.assert_allclose(coarse["linear_cka"], exact["linear_cka"], atol=0.02)
 
 
-def test_offsets_are_no_input_of_the_model() -> None:
+def test_offsets_are_not_inputs_of_the_model() -> None:
     a = network(wordpiece(), 0)
-    plain, told = a.preprocess(TEXTS), a.preprocess(TEXTS, offsets=True)
-    offsets = told.pop("offset_mapping")
+    plain, extended = a.preprocess(TEXTS), a.preprocess(TEXTS, offsets=True)
+    offsets = extended.pop("offset_mapping")
     assert offsets.shape == (*plain["input_ids"].shape, 2)
-    assert plain.keys() == told.keys() and all(torch.equal(plain[name], told[name]) for name in plain)
+    assert plain.keys() == extended.keys() and all(torch.equal(plain[name], extended[name]) for name in plain)
     with pytest.raises(ValueError, match="only texts have character offsets"):
         a.preprocess([torch.zeros(4, dtype=torch.long)], offsets=True)
 
@@ -258,7 +258,7 @@ class Slow(transformers.PreTrainedTokenizer):
         return list(self.get_vocab())[index]
 
 
-def test_what_cannot_be_aligned_is_refused() -> None:
+def test_inputs_that_cannot_be_aligned_are_rejected() -> None:
     a, b = network(wordpiece(), 0), network(bytelevel(), 1)
 
     def refused(match: str, *args: Any, **options: Any) -> None:
@@ -266,15 +266,15 @@ def test_what_cannot_be_aligned_is_refused() -> None:
             compare(*args, progress=False, **{"pooling": "none", "align": "offsets", **options})
 
     refused("align must be one of tokens, offsets, got 'words'", a, b, TEXTS, align="words")
-    refused("goes with pooling='none': under pooling='mean'", a, b, TEXTS, pooling="mean")
+    refused("needs pooling='none', got pooling='mean'", a, b, TEXTS, pooling="mean")
     refused("leave paired_data out", a, b, TEXTS, paired_data=TEXTS)
     saved = Activations({"l": torch.randn(len(TEXTS), 4, 3)}, range(len(TEXTS)))
-    refused("saved activations do not say", a, saved, TEXTS)
-    refused("takes texts, and sample 0 is of type tuple", a, b, [("a", "b"), ("c", "d")])
-    refused("sample 1 has no text that both tokenizers saw", a, b, ["a b", "\u0301", "a"])
+    refused("saved activations contain no character offsets", a, saved, TEXTS)
+    refused("takes texts, but sample 0 is of type tuple", a, b, [("a", "b"), ("c", "d")])
+    refused("sample 1 has no text that both tokenizers cover", a, b, ["a b", "\u0301", "a"])
     refused("Slow is a slow tokenizer", a, network(Slow(pad_token="[PAD]", unk_token="[UNK]"), 1), TEXTS)
     vectors = hf_stitch.load(
         torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), example_inputs=torch.zeros(2, 4)
     )
-    refused("takes texts, and sample 0 is of type Tensor", vectors, vectors, torch.zeros(9, 4))
+    refused("takes texts, but sample 0 is of type Tensor", vectors, vectors, torch.zeros(9, 4))
     refused("tokenizers differ", a, b, TEXTS, align="tokens")

@@ -1,4 +1,4 @@
-"""Stitches of one place: interpolated, pruned, of reduced rank."""
+"""Stitching layers at the same cuts: interpolation, pruning and reduced rank."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def text_of(shown: Any) -> str:
     return console.export_text()
 
 
-# -- on the line between two stitches --------------------------------------------------------------------------------
+# -- connectivity ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
-def test_every_map_is_interpolated_as_a_map(weight: float) -> None:
+def test_maps_are_interpolated_as_full_matrices(weight: float) -> None:
     first, second = layer(0, LowRankStitch, rank=2), layer(1, bias=False)
     x = hf_stitch.Representation(torch.randn(5, 6, 2, 2), "bchw")
     got = interpolate(first, second, weight)(x).values
     torch.testing.assert_close(got, weight * first(x).values + (1 - weight) * second(x).values)
 
 
-def test_stitches_of_other_places_are_not_interpolated() -> None:
+def test_stitching_layers_at_different_cuts_are_not_interpolated() -> None:
     other = StitchingLayer(GRID, RepresentationSpec("bchw", 4, (2, 2)), "none", LinearStitch(6, 4))
-    with pytest.raises(ValueError, match=r"of one place.*target is bnd 4 2x2 \+1 and bchw 4 2x2"):
+    with pytest.raises(ValueError, match=r"at the same cuts.*target is bnd 4 2x2 \+1 and bchw 4 2x2"):
         interpolate(layer(0), other, 0.5)
 
 
-def test_paths_are_scored_and_weak_stitches_left_out_and_named(place: Any) -> None:
+def test_paths_are_scored_and_weak_stitching_layers_are_left_out(place: Any) -> None:
     own, ranks = place.stitched.stitch, reduced_ranks(place.stitched, place.train, [1, 4], progress=False)
     stitches = {"full": own, "four": ranks[4], "one": ranks[1], "also": own}
     found = mode_connectivity(place.stitched, stitches, place.test, weights=[0.5], **QUICK)
@@ -84,22 +84,27 @@ def test_paths_are_scored_and_weak_stitches_left_out_and_named(place: Any) -> No
     assert len(found.plot().axes[0].lines) == 3
 
 
-def test_a_barrier_is_the_greatest_fall_below_the_line_of_the_ends(place: Any) -> None:
+def test_a_barrier_is_the_greatest_drop_below_the_line_between_the_ends(place: Any) -> None:
     itself = join(place.target, "0", place.stitched.stitch.identity(), place.target, "0", task=place.target.task)
     identity = itself.stitch.with_maps(LinearStitch.of(weight=torch.eye(8), bias=torch.zeros(8)), None)
     found = mode_connectivity(
-        itself, {"a": identity, "b": place.stitched.stitch}, place.test, weights=[0.5], min_relative_accuracy=0.0, **QUICK
+        itself,
+        {"a": identity, "b": place.stitched.stitch},
+        place.test,
+        weights=[0.5],
+        min_relative_accuracy=0.0,
+        **QUICK,
     )
     path, barrier = found.paths["a", "b"], found.barriers["a", "b"]
     line = (path[0.0].value + path[1.0].value) / 2
     assert barrier.value == pytest.approx(max(0.0, line - path[0.5].value))
 
 
-def test_connectivity_refuses(place: Any) -> None:
+def test_connectivity_rejects_bad_input(place: Any) -> None:
     own = place.stitched.stitch
     with pytest.raises(ValueError, match=r"weights must be in \[0, 1\], got 1\.5"):
         mode_connectivity(place.stitched, {"a": own}, place.test, weights=[1.5])
-    with pytest.raises(ValueError, match=r"fewer than two stitches reach a relative accuracy of 0\.8: a 0\.9"):
+    with pytest.raises(ValueError, match=r"fewer than two stitching layers reach a relative accuracy of 0\.8: a 0\.9"):
         mode_connectivity(place.stitched, {"a": own}, place.test, **QUICK)
     with pytest.raises(ValueError, match="stitch 'b' maps bchw 6 2x2 to bnd 4"):
         mode_connectivity(place.stitched, {"a": own, "b": layer(0)}, place.test, **QUICK)
@@ -108,7 +113,7 @@ def test_connectivity_refuses(place: Any) -> None:
         mode_connectivity(place.stitched, {"a": own, "b": own}, unlabelled, **QUICK)
 
 
-# -- sparse ----------------------------------------------------------------------------------------------------------
+# -- sparsity --------------------------------------------------------------------------------------------------------
 
 
 def test_the_smallest_entries_become_zero() -> None:
@@ -130,7 +135,7 @@ def test_the_smallest_entries_become_zero() -> None:
     assert torch.equal(full.body.weight, weight)
 
 
-def test_shares_are_exact_with_ties_and_for_every_map() -> None:
+def test_sparsity_is_exact_with_ties_and_for_each_map() -> None:
     equal = layer(0)
     with torch.no_grad():
         equal.body.weight.fill_(1.0)
@@ -140,7 +145,7 @@ def test_shares_are_exact_with_ties_and_for_every_map() -> None:
     assert torch.equal(thin.body.bias, equal.body.bias)
 
 
-def test_a_sparse_stitch_is_saved_with_its_model(place: Any, tmp_path: Any) -> None:
+def test_a_sparse_stitching_layer_is_saved_with_its_model(place: Any, tmp_path: Any) -> None:
     thin = join(place.source, "0", sparsify(place.stitched.stitch, sparsity=0.5), place.target, "0", task=None)
     thin.stitcher.save_pretrained(tmp_path)
     again = hf_stitch.Stitcher.from_pretrained(tmp_path)
@@ -149,7 +154,7 @@ def test_a_sparse_stitch_is_saved_with_its_model(place: Any, tmp_path: Any) -> N
     assert torch.equal(again.attach(place.source, place.target)(input=x), thin(input=x))
 
 
-def test_the_curve_of_pruning_begins_with_the_whole_stitch(place: Any) -> None:
+def test_the_sparsity_curve_starts_with_the_full_stitching_layer(place: Any) -> None:
     found = sparsity_curve(place.stitched, place.test, [0.9, 0.0, 0.5], **QUICK)
     assert list(found["stitched"]) == [0.0, 0.5, 0.9]
     assert found["stitched"][0.0] == hf_stitch.evaluate(place.stitched, place.test, **QUICK)["relative_accuracy"]
@@ -165,15 +170,15 @@ def test_the_curve_of_pruning_begins_with_the_whole_stitch(place: Any) -> None:
         ({"sparsity": 1.1}, r"sparsity must be in \[0, 1\], got 1\.1"),
     ],
 )
-def test_pruning_refuses(options: dict[str, float], message: str) -> None:
+def test_pruning_rejects_bad_input(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sparsify(layer(0), **options)
 
 
-# -- of reduced rank -------------------------------------------------------------------------------------------------
+# -- rank ------------------------------------------------------------------------------------------------------------
 
 
-def test_one_pass_gives_the_stitches_of_a_pass_for_each_rank(place: Any) -> None:
+def test_one_pass_matches_a_separate_pass_for_each_rank(place: Any) -> None:
     ranks = reduced_ranks(place.stitched, place.train, progress=False)
     assert list(ranks) == [1, 2, 4, 8]
     spec = place.stitched.stitch.source
@@ -186,7 +191,7 @@ def test_one_pass_gives_the_stitches_of_a_pass_for_each_rank(place: Any) -> None
         reduced_ranks(place.stitched, place.train, [9])
 
 
-def test_curves_of_one_axis_and_the_same_samples_join(place: Any) -> None:
+def test_curves_over_the_same_axis_and_samples_join(place: Any) -> None:
     ranks = reduced_ranks(place.stitched, place.train, [1, 8], progress=False)
     direct = rank_curve(place.stitched, place.test, {"direct": ranks}, **QUICK)
     trained = rank_curve(place.stitched, place.test, {"trained": {8: ranks[8]}}, **QUICK)
@@ -208,7 +213,7 @@ def test_curves_of_one_axis_and_the_same_samples_join(place: Any) -> None:
         direct.join(fewer)
 
 
-def test_stitches_scored_together_are_scored_as_alone_on_shared_resamples(place: Any) -> None:
+def test_stitching_layers_scored_together_match_separate_evaluations(place: Any) -> None:
     ranks = reduced_ranks(place.stitched, place.train, [2], progress=False)
     together = score_curves(
         place.stitched,
@@ -223,5 +228,5 @@ def test_stitches_scored_together_are_scored_as_alone_on_shared_resamples(place:
         expected = hf_stitch.evaluate(model, place.test, **QUICK)["relative_accuracy"]
         [score] = together[name].values()
         np.testing.assert_allclose([score.value, score.low], [expected.value, expected.low], atol=0.006)
-    with pytest.raises(ValueError, match="a stitch in each family"):
+    with pytest.raises(ValueError, match="each family must contain a stitching layer"):
         score_curves(place.stitched, place.test, "rank", {"a": {}})

@@ -1,4 +1,4 @@
-"""Atlases against the metrics as pure functions, on rows captured one layer at a time."""
+"""Atlases compared with the metric functions on captured rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def images() -> Tensor:
 
 
 def bert(seed: int, order: int = 0) -> Adapter:
-    """A tiny text model; its vocabulary comes in an order of its own."""
+    """A tiny text model whose vocabulary is shuffled by ``order``."""
     config = transformers.BertConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=40
     )
@@ -86,7 +86,7 @@ def points() -> Tensor:
 
 
 def captured(adapter: Adapter, samples: Any, pooling: Any, grid: Any = None) -> dict[str, Tensor]:
-    """The rows of every cut, all samples at once."""
+    """Return the rows of every cut, with all samples in one batch."""
     with torch.no_grad():
         found = adapter.encode(adapter.preprocess(list(samples)), adapter.layers)
     return {name: (r.resize(grid) if grid else r).rows(pooling) for name, r in found.items()}
@@ -97,13 +97,13 @@ def expected(metric: Any, x: dict[str, Tensor], y: dict[str, Tensor]) -> np.ndar
 
 
 METRICS = [
-    "linear_cka", DEBIASED, MINIBATCH, "procrustes", registries.metrics.build("cca", ridge=0.1), "linear_regression", "mutual_knn",
-    "rsa", "rbf_cka",
+    "linear_cka", DEBIASED, MINIBATCH, "procrustes", registries.metrics.build("cca", ridge=0.1), "linear_regression",
+    "mutual_knn", "rsa", "rbf_cka",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
-def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
+def test_values_match_the_metric_functions(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
     metrics = [m for m in METRICS if pooling == "mean" or m != "linear_regression"]
     atlas = compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=16, progress=False)
     x, y = captured(cnn, images, pooling), captured(vit, images, pooling)
@@ -112,7 +112,7 @@ def test_values_are_those_of_the_functions(cnn: Adapter, vit: Adapter, images: T
         np.testing.assert_allclose(values, expected(metric, x, y), rtol=1e-9, atol=1e-9, err_msg=metric.name)
 
 
-def test_positions_are_brought_to_the_grid_of_b(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
+def test_positions_are_resized_to_the_grid_of_b(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     metrics = ["linear_cka", "procrustes"]
     atlas = compare(vit, cnn, images, metrics=metrics, pooling="none", batch_size=16, progress=False)
     grids = {name: cnn.spec(name).grid for name in cnn.layers}
@@ -125,7 +125,7 @@ def test_positions_are_brought_to_the_grid_of_b(cnn: Adapter, vit: Adapter, imag
             np.testing.assert_allclose(got, expected(registries.metrics.build(name), x, y), rtol=1e-9, atol=1e-9)
 
 
-def test_texts_by_token_and_by_mean(texts: list[str]) -> None:
+def test_texts_are_compared_by_token_and_by_mean(texts: list[str]) -> None:
     a, b, other = bert(0), bert(1), bert(2, order=1)
     for rows in ("none", "mean"):
         atlas = compare(a, b, texts, pooling=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
@@ -139,7 +139,7 @@ def test_texts_by_token_and_by_mean(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_batching_changes_nothing(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
+def test_batch_size_does_not_change_values(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
     metrics = ["linear_cka", "procrustes"] if pooling == "none" else ["linear_cka", DEBIASED, MINIBATCH, "mutual_knn"]
     found = [
         compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=s, progress=False) for s in (1, 7, 64)
@@ -149,7 +149,7 @@ def test_batching_changes_nothing(cnn: Adapter, vit: Adapter, images: Tensor, po
             np.testing.assert_allclose(other[name], values, rtol=1e-9, atol=1e-9)
 
 
-def test_padding_and_shuffling_change_nothing() -> None:
+def test_padding_and_order_do_not_change_values() -> None:
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(6) < torch.randint(1, 7, (N, 1), generator=generator)
     values = [{f"l{i}": torch.randn(N, 6, 5, generator=generator) for i in range(2)} for _ in range(2)]
@@ -177,15 +177,15 @@ def counted(adapter: Adapter, call: Callable[[], Any]) -> int:
 
 
 def test_each_network_runs_once_per_batch(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
-    metrics, looks, batches = ["linear_cka", "procrustes", "rsa"], 1, 4
+    metrics, probes, batches = ["linear_cka", "procrustes", "rsa"], 1, 4
 
     def run(b: Adapter = vit, **options: Any) -> Callable[[], Any]:
         return lambda: compare(cnn, b, images, metrics=metrics, batch_size=16, progress=False, **options)
 
-    assert cnn.layers and vit.layers  # verified before anything is counted
-    assert counted(cnn, run()) == counted(vit, run()) == looks + batches
-    assert counted(cnn, run(b=cnn)) == looks + batches
-    assert counted(cnn, run(plan=True)) == looks
+    assert cnn.layers and vit.layers  # verify the cuts before forwards are counted
+    assert counted(cnn, run()) == counted(vit, run()) == probes + batches
+    assert counted(cnn, run(b=cnn)) == probes + batches
+    assert counted(cnn, run(plan=True)) == probes
 
 
 @pytest.mark.parametrize("metric", ["linear_cka", DEBIASED, "procrustes"])
@@ -211,11 +211,11 @@ def test_routes_follow_cost_and_memory(monkeypatch: Any) -> None:
     monkeypatch.setattr(comparing_module, "available_memory", lambda device: 3_000_000)
     assert route(500, 400) == "moments"
     monkeypatch.setattr(comparing_module, "available_memory", lambda device: 2_000_000)
-    with pytest.raises(ValueError, match=r"no route to linear_cka fits .* moments 2\.56 MB, grams 4 MB; name fewer"):
+    with pytest.raises(ValueError, match=r"no route of linear_cka fits .* moments 2\.56 MB, grams 4 MB; select fewer"):
         route(500, 400)
 
 
-def test_a_network_and_itself(vit: Adapter, cnn: Adapter, images: Tensor) -> None:
+def test_a_network_compared_with_itself(vit: Adapter, cnn: Adapter, images: Tensor) -> None:
     for adapter, rows in ((vit, "none"), (cnn, "mean")):
         atlas = compare(adapter, adapter, images, metrics=["linear_cka", "rsa"], pooling=rows, progress=False)  # type: ignore[call-overload]
         for values in atlas.values.values():
@@ -228,7 +228,7 @@ def test_layers_need_not_be_cuts(points: Tensor) -> None:
     a = mlp(0, nn.Identity())
     atlas = compare(a, a, points, layers_a=["0", "1", "2"], layers_b=["0", "2"], progress=False)
     with torch.no_grad():
-        before = a.model[0](points)  # which the in-place activation overwrites
+        before = a.model[0](points)  # overwritten by the in-place activation
     want = expected(
         registries.metrics.build("linear_cka"), {"0": before, "2": before.relu()}, {"0": before, "2": before.relu()}
     )
@@ -236,7 +236,7 @@ def test_layers_need_not_be_cuts(points: Tensor) -> None:
     np.testing.assert_array_equal(atlas["linear_cka"][0], atlas["linear_cka"][1])
 
 
-def test_identical_tensors_are_taken_once(points: Tensor, monkeypatch: Any) -> None:
+def test_identical_tensors_are_processed_once(points: Tensor, monkeypatch: Any) -> None:
     groups = []
     collector = comparing_module.Collector
     monkeypatch.setattr(
@@ -247,7 +247,7 @@ def test_identical_tensors_are_taken_once(points: Tensor, monkeypatch: Any) -> N
     assert [key[1] for key in groups[0].x] == ["0", "3"]
 
 
-def test_a_plan_says_what_it_takes(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
+def test_a_plan_contains_routes_and_costs(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     plan = compare(cnn, vit, images, metrics=["linear_cka", "rsa"], plan=True)
     assert isinstance(plan, ComparisonPlan)
     assert [(r.metric, r.name, r.chosen) for r in plan.routes][-1] == ("rsa", "features", True)
@@ -256,7 +256,7 @@ def test_a_plan_says_what_it_takes(cnn: Adapter, vit: Adapter, images: Tensor) -
     assert all(word in text for word in ("4 × 3 layers, 61 samples", "moments", "grams", "features", "kB", "forwards"))
 
 
-def test_an_atlas_is_saved_shown_and_read(cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path) -> None:
+def test_an_atlas_is_saved_loaded_and_printed(cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path) -> None:
     atlas = compare(cnn, vit, images, metrics=["linear_cka", "procrustes"], progress=False)
     atlas.save(tmp_path / "run" / "atlas.json")
     again = SimilarityAtlas.load(tmp_path / "run" / "atlas.json")
@@ -285,7 +285,7 @@ def test_an_atlas_is_saved_shown_and_read(cnn: Adapter, vit: Adapter, images: Te
 
 @pytest.mark.parametrize("name", ["saved.npz", "saved.safetensors", "saved"])
 @pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_saved_activations_stand_for_a_network(
+def test_saved_activations_replace_a_network(
     cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path, name: str, pooling: Any
 ) -> None:
     live = compare(vit, cnn, images, pooling=pooling, progress=False)
@@ -310,28 +310,29 @@ def test_recorded_texts_keep_their_mask(texts: list[str]) -> None:
     np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
 
 
-def test_a_state_is_resumed_or_refused(points: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_checkpoint_is_resumed_or_rejected(points: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
     metrics = ["linear_cka", DEBIASED, "procrustes", "rsa", MINIBATCH]
     a, b = mlp(0), mlp(1)
     whole = compare(a, b, points, metrics=metrics, batch_size=8, progress=False)
     for stopped_at in (3, 6):
         folder = tmp_path / str(stopped_at)
-        seen = []
+        calls = []
 
-        def stop(*args: Any, seen: list[int] = seen, stopped_at: int = stopped_at) -> None:
-            seen.append(1)
-            if len(seen) == 2 + stopped_at:
+        def stop(*args: Any, calls: list[int] = calls, stopped_at: int = stopped_at) -> None:
+            calls.append(1)
+            if len(calls) == 2 + stopped_at:
                 raise KeyboardInterrupt
 
         handle = a.model.register_forward_pre_hook(stop)
         with pytest.raises(KeyboardInterrupt):
             compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
         handle.remove()
-        calls = counted(
-            a, lambda: compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
-        )  # noqa: B023
+        forwards = counted(
+            a,
+            lambda: compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False),  # noqa: B023
+        )
         resumed = compare(a, b, points, metrics=metrics, batch_size=8, checkpoint_dir=folder, progress=False)
-        assert calls < 2 + 8
+        assert forwards < 2 + 8
         assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
     with pytest.raises(ValueError, match=r"another job, which differs in batch_size \(8, now 9\)"):
         compare(a, b, points, metrics=metrics, batch_size=9, checkpoint_dir=folder, progress=False)
@@ -348,9 +349,7 @@ class Twice(nn.Module):
         return self.layer(self.layer(x))
 
 
-def test_bad_input_is_refused_before_anything_is_lost(
-    cnn: Adapter, vit: Adapter, images: Tensor, points: Tensor
-) -> None:
+def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor, points: Tensor) -> None:
     def refused(match: str, *args: Any, error: type[Exception] = ValueError, **options: Any) -> None:
         with pytest.raises(error, match=match):
             compare(*args, progress=False, **options)
@@ -363,30 +362,30 @@ def test_bad_input_is_refused_before_anything_is_lost(
     refused("mutual_knn takes at least 11 samples, got 9", a, a, points[:9], metrics=["mutual_knn"])
     wide = Activations({"w": torch.randn(N, N - 1), "v": torch.randn(N, N + 5), "l": torch.randn(N, 3)}, range(N))
     for metric in ("cca", "pwcca", registries.metrics.build("shape_distance", alpha=0.5)):
-        few = r"takes more than the 61 samples there are: at least 62 for layers of a with 60 features \('w'\), "
-        few += r"68 for layers of a with 66 features \('v'\), 62 .* of b with 60 features \('w'\), .*; give more"
+        few = r"takes more than the 61 samples given: at least 62 for layers of a with 60 features \('w'\), "
+        few += r"68 for layers of a with 66 features \('v'\), 62 .* of b with 60 features \('w'\), .*; pass more"
         refused(few, wide, wide, metrics=[metric])
     many = Activations({f"l{i}": torch.randn(N, N) for i in range(5)}, range(N))
     refused(
-        r"63 for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\); give", many, saved, metrics=["linear_regression"]
+        r"63 for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\); pass", many, saved, metrics=["linear_regression"]
     )
     assert compare(saved, many, metrics=["linear_regression"], progress=False).n == N
     assert compare(wide, wide, metrics=[registries.metrics.build("cca", ridge=0.1)], progress=False).n == N
-    refused("a is a network and needs data", a, saved)
+    refused("a is a network and needs samples", a, saved)
     refused("leave data out", saved, saved, points)
     refused("recorded with pooling='mean', not 'cls'", saved, saved, pooling="cls")
-    refused(r"They hold different samples \(60 and 61\)", a, saved, points[:60])
+    refused(r"They have different samples \(60 and 61\)", a, saved, points[:60])
     refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
     refused("must be one of none", a, a, points, pooling="average")
     refused("must be at least 1, got 0", a, a, points, batch_size=0)
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
     refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, pooling="none")
     refused("compares outputs, not layers", a, a, points, metrics=["disagreement"])
-    refused("asked for twice", a, a, points, metrics=["rsa", "rsa"])
+    refused("requested twice", a, a, points, metrics=["rsa", "rsa"])
     refused("at least one metric", a, a, points, metrics=[])
     refused("write", a, a, points, metrics="rsa", error=TypeError)
-    refused("must name at least one layer", a, a, points, layers_a=[])
-    refused("names '0' more than once", a, a, points, layers_a=["0", "0"])
+    refused("must contain at least one layer", a, a, points, layers_a=[])
+    refused("contains '0' more than once", a, a, points, layers_a=["0", "0"])
     refused("widths", a, a, points, layers_a=["2"], metrics=["direct_matching"])
     refused("no layer 'll'; did you mean 'l'", saved, saved, layers_a=["ll"])
     refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
@@ -397,7 +396,7 @@ def test_bad_input_is_refused_before_anything_is_lost(
     refused("fires 2 times", twice, twice, points.float(), layers_a=["0.layer"], error=NotACutError)
 
 
-def test_what_only_the_data_show_is_named(points: Tensor) -> None:
+def test_errors_in_the_data_name_layer_and_sample(points: Tensor) -> None:
     a = mlp(0)
     broken = points.clone()
     broken[37, 0] = float("nan")
@@ -438,18 +437,18 @@ def test_features_keep_their_order_where_it_matters(cnn: Adapter, images: Tensor
         np.testing.assert_allclose(next(iter(atlas.values.values())), 1, rtol=1e-9)
 
 
-def test_products_that_overflow_are_named() -> None:
+def test_overflowing_products_are_reported() -> None:
     side = Activations({"l": torch.randn(16, 5) * 1e20}, range(16))
     with pytest.raises(ValueError, match=r"products of layer 'l' overflow torch.float32"):
         compare(side, side, metrics=[MINIBATCH], batch_size=16, progress=False)
 
 
-def test_positions_are_no_independent_samples(vit: Adapter, images: Tensor) -> None:
-    with pytest.warns(UserWarning, match="takes rows for independent samples"):
+def test_positions_as_independent_samples_raise_a_warning(vit: Adapter, images: Tensor) -> None:
+    with pytest.warns(UserWarning, match="assumes that rows are independent samples"):
         compare(vit, vit, images, metrics=[DEBIASED], pooling="none", progress=False)
 
 
-def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_activations_reject_bad_input(tmp_path: Path) -> None:
     def refused(match: str, call: Callable[[], Any]) -> None:
         with pytest.raises(ValueError, match=match):
             call()
@@ -457,7 +456,7 @@ def test_activations_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     refused("at least one layer", lambda: Activations({}, []))
     refused("int64 of", lambda: Activations({"l": torch.zeros(3, 2, dtype=torch.int64)}, range(3)))
     refused("complex64", lambda: Activations({"l": torch.zeros(3, 2, dtype=torch.complex64)}, range(3)))
-    refused("3 samples, and there are 2 ids", lambda: Activations({"l": torch.zeros(3, 2)}, range(2)))
+    refused("3 samples, but there are 2 ids", lambda: Activations({"l": torch.zeros(3, 2)}, range(2)))
     refused("unique", lambda: Activations({"l": torch.zeros(2, 2)}, ["a", "a"]))
     narrow = Activations({"l": torch.zeros(2, 2, dtype=torch.bfloat16)}, ["a", "b"])
     refused("bfloat16", lambda: narrow.save(tmp_path / "a.npz"))
@@ -481,9 +480,9 @@ def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> Non
     assert recorded.mask is not None and torch.equal(recorded.mask, real)
 
 
-def test_data_that_no_one_is_shown_are_refused() -> None:
+def test_data_without_a_network_are_rejected() -> None:
     saved = Activations({"l": torch.randn(9, 3)}, range(9))
     with pytest.raises(
-        ValueError, match="b is saved activations, to which no data can be shown; leave paired_data out"
+        ValueError, match="b is saved activations, which take no data; leave paired_data out"
     ):
         compare(saved, saved, paired_data=torch.randn(9, 3))

@@ -17,7 +17,7 @@ import torch
 from torch.nn import Linear, Sequential, Tanh
 import hf_stitch
 
-class Drawn(list):  # vectors that are there only while somebody looks at them
+class Drawn(list):  # vectors that are generated on access
     def __len__(self):
         return int(sys.argv[1])
 
@@ -36,7 +36,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def peak(samples: int) -> int:
-    """The most memory that a comparison of so many samples ever had, in a process of its own."""
+    """Return the peak memory of a comparison of ``samples`` samples, run in a separate process."""
     path = os.pathsep.join([str(Path(hf_stitch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(samples)]
@@ -44,7 +44,7 @@ def peak(samples: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell the peak")
-def test_ten_times_the_samples_take_no_more_memory() -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not report the peak")
+def test_ten_times_the_samples_use_no_more_memory() -> None:
     few, many = peak(2_000), peak(20_000)
     assert many <= 1.05 * few, f"{few} for 2,000 samples, {many} for 20,000"

@@ -1,4 +1,4 @@
-"""Comparisons that are shared by processes, or killed: the atlas is the one of a single quiet process."""
+"""Comparisons in several processes, or killed and resumed, return the atlas of a single process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sides() -> tuple[Any, ...]:
 
 
 def alone() -> tuple[Any, ...]:
-    """Activations that are at hand on both sides."""
+    """Saved activations on both sides."""
     generator = torch.Generator().manual_seed(1)
     held = [
         {f"l{i}": torch.randn(N, d + i, generator=generator, dtype=torch.float64) for i in range(2)} for d in (3, 5)
@@ -57,10 +57,10 @@ def compared(minibatch: bool, made: Any = sides, **options: Any) -> Any:
 
 
 def die(folder: Path, batches: int) -> None:
-    """Compare, and be killed after some batches."""
+    """Run a comparison that is killed after some batches."""
     torch.set_num_threads(1)
     a, b, points = sides()
-    a.layers  # noqa: B018  # surveyed before forwards are counted
+    a.layers  # noqa: B018  # verify the cuts before forwards are counted
     left = [batches + 2]
 
     def kill(*_: Any) -> None:
@@ -73,7 +73,7 @@ def die(folder: Path, batches: int) -> None:
 
 
 def share(rank: int, count: int, port: int, folder: Path) -> None:
-    """Be one of several processes: two as if by torchrun, three as if by mpirun, which set these variables."""
+    """Run as one of several processes, with the variables of torchrun (two) or mpirun (three)."""
     torch.set_num_threads(1)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE") if count == 2 else tuple(f"OMPI_COMM_WORLD_{part}" for part in MPI)
     place = dict(zip(names, map(str, (rank, rank, count)), strict=True))
@@ -87,14 +87,14 @@ def share(rank: int, count: int, port: int, folder: Path) -> None:
 
 
 def spawn(target: Any, *arguments: Any, count: int = 1) -> list[int | None]:
-    context = multiprocessing.get_context("forkserver")  # imports once for all, and forks before there are threads
+    context = multiprocessing.get_context("forkserver")  # imports once, and forks before threads start
     context.set_forkserver_preload(["accelerate", "hf_stitch.workflows", "hf_stitch.adapters.libraries.torch"])
     ranks: list[tuple[Any, ...]] = [(i,) for i in range(count)] if count > 1 else [()]
     started = [context.Process(target=target, args=(*rank, *arguments)) for rank in ranks]
     for process in started:
         process.start()
     for process in started:
-        process.join(300)  # a limit for what hangs, not for a machine that is busy
+        process.join(300)  # generous, so that it stops only processes that hang
         process.kill()
         process.join()
     return [process.exitcode for process in started]
@@ -105,7 +105,7 @@ def whole() -> Any:
     return compared(True)
 
 
-def test_killed_and_resumed_is_the_same_bit_for_bit(whole: Any, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_comparison_is_bit_identical(whole: Any, tmp_path: Path) -> None:
     assert spawn(die, tmp_path, 5) == [-signal.SIGKILL]
     assert (tmp_path / "state-0.safetensors").is_file()
     resumed = compared(True, checkpoint_dir=tmp_path)
@@ -119,8 +119,8 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_processes_give_the_atlas_of_one(count: int, tmp_path: Path) -> None:
-    """61 samples: a prime, which nobody shares out evenly."""
+def test_several_processes_return_the_atlas_of_one_process(count: int, tmp_path: Path) -> None:
+    """61 samples, a prime, cannot be split evenly."""
     assert spawn(share, count, free_port(), tmp_path, count=count) == [0] * count
     for made, rounding in ((sides, 1e-9), (alone, 1e-10)):
         whole = compared(False, made)
@@ -145,7 +145,7 @@ atlas.save(sys.argv[1])
 
 
 def run(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command of this interpreter, with this package."""
+    """Run a command with this interpreter and this package."""
     path = os.pathsep.join([str(Path(hf_stitch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, *map(str, arguments)]
@@ -153,14 +153,14 @@ def run(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def launch(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """The same under ``accelerate launch``, by two processes: with ``--cpu`` it starts several through mpirun only."""
+    """Run under ``accelerate launch`` with two processes; ``--cpu`` would need mpirun for several processes."""
     options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", free_port()]
     more = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     return run("-m", "accelerate.commands.launch", *options, *more, *arguments, ACCELERATE_USE_CPU="true")
 
 
 @pytest.mark.slow
-def test_a_launched_script_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_script_runs_unchanged_under_accelerate_launch(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     run(script, tmp_path / "one.json")
@@ -172,13 +172,13 @@ def test_a_launched_script_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_process_alone_speaks(tmp_path: Path) -> None:
+def test_only_the_first_process_prints(tmp_path: Path) -> None:
     arguments = {"num_classes": 10, "channels": (8, 12, 16, 16)}
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", **arguments, pretrained_cfg_overlay={"input_size": (3, 32, 32)})
     timm.models.save_for_hf(model, str(tmp_path / "net"), model_args=arguments, safe_serialization=True)
     command = ["-m", "hf_stitch.cli", "compare", tmp_path / "net", tmp_path / "net", "--data", "sklearn:digits"]
     command += ["--split", "test", "--max-samples", "41", "--json"]
-    said = json.loads(launch(*command, "--out", tmp_path / "run").stdout)
-    assert said["recipe"]["processes"] == 2
-    assert all(Path(path).is_file() for path in said["saved"].values())
+    record = json.loads(launch(*command, "--out", tmp_path / "run").stdout)
+    assert record["recipe"]["processes"] == 2
+    assert all(Path(path).is_file() for path in record["saved"].values())

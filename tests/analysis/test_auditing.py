@@ -1,4 +1,4 @@
-"""Audits: verdicts, what they rest on, and the verdicts on the networks of a paper."""
+"""Audits: verdicts, their figures, and the verdicts on the networks of a paper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARED = Path(os.environ.get("HF_STITCH_SHARED", ROOT.parent / "shared"))
 
 
 def with_map(place: Any, weight: torch.Tensor, bias: torch.Tensor) -> hf_stitch.StitchedModel:
-    """The target stitched to itself by a map."""
+    """Stitch the target to itself with the given map."""
     layer = place.stitched.stitch.with_maps(LinearStitch.of(weight=weight, bias=bias), None)
     return join(place.target, "0", layer, place.target, "0", task=place.target.task)
 
@@ -39,7 +39,7 @@ def audit(stitched: Any, place: Any, **options: Any) -> Audit:
 
 @pytest.fixture(scope="module")
 def direct(place: Any) -> Audit:
-    """Of the least-squares stitch."""
+    """Audit of the least-squares stitching layer."""
     return audit(place.stitched, place, train_data=place.train)
 
 
@@ -50,7 +50,7 @@ def test_least_squares_is_accurate_and_in_distribution(direct: Audit, place: Any
     assert direct.control == place.train.fingerprint
 
 
-def test_the_card_says_the_verdict(place: Any, tmp_path: Path) -> None:
+def test_the_model_card_contains_the_verdict(place: Any, tmp_path: Path) -> None:
     width = place.stitched.stitch.body.in_features
     stitched = with_map(place, torch.eye(width), torch.zeros(width))
     stitched.stitcher.save_pretrained(tmp_path)
@@ -60,7 +60,7 @@ def test_the_card_says_the_verdict(place: Any, tmp_path: Path) -> None:
     assert f"**Audit**: {found.verdict}" in (tmp_path / "README.md").read_text()
 
 
-def test_the_residual_is_the_metric_of_the_rows(direct: Audit, place: Any) -> None:
+def test_the_residual_matches_direct_matching(direct: Audit, place: Any) -> None:
     images = torch.stack([s for batch in place.test.batches(400) for s in batch.samples])
     with torch.no_grad():
         mapped = place.stitched.transfer(input=images).rows("none")
@@ -68,7 +68,7 @@ def test_the_residual_is_the_metric_of_the_rows(direct: Audit, place: Any) -> No
     assert direct.residual["body"] == pytest.approx(float(direct_matching(mapped.double(), real.double())), rel=1e-6)
 
 
-def test_itself_is_in_scaled_is_out_and_the_mean_is_inaccurate(place: Any) -> None:
+def test_identity_is_in_distribution_scaling_is_out_and_the_mean_is_inaccurate(place: Any) -> None:
     width = place.stitched.stitch.widths[1]
     identity, mean = torch.eye(width), place.stitched.stitch.body_mean
     itself = audit(with_map(place, identity, torch.zeros(width)), place)
@@ -85,7 +85,7 @@ def test_itself_is_in_scaled_is_out_and_the_mean_is_inaccurate(place: Any) -> No
     assert "beyond" in str(twice)
 
 
-def test_order_and_batches_of_the_samples_change_nothing(direct: Audit, place: Any) -> None:
+def test_sample_order_and_batch_size_do_not_matter(direct: Audit, place: Any) -> None:
     order = np.random.default_rng(0).permutation(len(place.test)).tolist()
     again = hf_stitch.audit(
         place.stitched, place.test.select(order), train_data=place.train, resamples=200, batch_size=7, progress=False
@@ -95,11 +95,11 @@ def test_order_and_batches_of_the_samples_change_nothing(direct: Audit, place: A
     assert again.residual["body"] == pytest.approx(direct.residual["body"], rel=1e-5)
 
 
-def test_another_rows_policy_is_recorded(place: Any) -> None:
+def test_another_pooling_is_recorded(place: Any) -> None:
     assert audit(place.stitched, place, pooling="mean").pooling == "mean"
 
 
-def test_the_target_may_see_other_samples(direct: Audit, place: Any) -> None:
+def test_the_target_may_receive_other_samples(direct: Audit, place: Any) -> None:
     assert audit(place.stitched, place, train_data=place.train, paired_data=place.test) == direct
     order = [*range(1, len(place.test)), 0]
     images = torch.stack([image for batch in place.test.batches(400) for image in batch.samples])
@@ -114,7 +114,7 @@ def test_the_target_may_see_other_samples(direct: Audit, place: Any) -> None:
     assert other.residual["body"] == pytest.approx(float(direct_matching(mapped.double(), real.double())), rel=1e-6)
 
 
-def test_prefix_tokens_are_audited_too() -> None:
+def test_prefix_tokens_are_audited() -> None:
     import transformers
 
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_prefix_tokens_are_audited_too() -> None:
     assert len(found.plot().axes[0].get_yticklabels()) == 6
 
 
-def test_it_goes_through_json_to_text_and_to_a_figure(direct: Audit) -> None:
+def test_an_audit_converts_to_json_text_and_figure(direct: Audit) -> None:
     record = json.loads(json.dumps(direct.to_dict(), allow_nan=False))
     assert Audit.from_dict(record) == direct
     assert record["verdict"] == direct.verdict
@@ -147,7 +147,7 @@ def test_it_goes_through_json_to_text_and_to_a_figure(direct: Audit) -> None:
     assert names == ["raw", "compensated", "distance", "control"]
 
 
-def test_what_cannot_be_audited_is_refused(place: Any) -> None:
+def test_models_and_samples_that_cannot_be_audited_are_rejected(place: Any) -> None:
     with pytest.raises(ValueError, match="min_relative_accuracy must be above 0"):
         audit(place.stitched, place, min_relative_accuracy=0)
     with pytest.raises(ValueError, match="the two sides differ first"):

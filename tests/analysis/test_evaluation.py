@@ -1,4 +1,4 @@
-"""Scores of stitched models against computations by hand."""
+"""Scores of stitched models compared with reference computations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = [f"w{i}" for i in range(30)]
 
 
 def vit(seed: int) -> Adapter:
-    """A tiny network of images whose predictions vary from image to image."""
+    """A tiny vision transformer whose predictions vary between images."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = transformers.ViTConfig(
@@ -53,16 +53,16 @@ def b() -> Adapter:
 
 @pytest.fixture(scope="module")
 def data(b: Adapter) -> list[dict[str, Any]]:
-    """Images, half of them labelled with what the target says."""
+    """Images; the labels of half of them are the predictions of the target."""
     pixels = torch.randn(200, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        says = b.model(pixels).logits.argmax(-1).tolist()
-    return [{"image": image, "label": says[i] if i % 2 else i % CLASSES} for i, image in enumerate(pixels)]
+        predicted = b.model(pixels).logits.argmax(-1).tolist()
+    return [{"image": image, "label": predicted[i] if i % 2 else i % CLASSES} for i, image in enumerate(pixels)]
 
 
 @pytest.fixture(scope="module")
 def stitched(a: Adapter, b: Adapter, data: Any) -> StitchedModel:
-    """From the source to the target, scored on the first 60 images."""
+    """A model from the source to the target, scored on the first 60 images."""
     return hf_stitch.stitch(
         a, b, data[N:], source_layer="vit.layers.0", target_layer="vit.layers.0", test_data=data[:N], progress=False
     )
@@ -70,7 +70,7 @@ def stitched(a: Adapter, b: Adapter, data: Any) -> StitchedModel:
 
 @pytest.fixture(scope="module")
 def scored(stitched: StitchedModel) -> Evaluation:
-    """What it got when it was made."""
+    """The evaluation from the call to stitch."""
     assert isinstance(stitched.evaluation, Evaluation)
     return stitched.evaluation
 
@@ -87,7 +87,7 @@ def by_hand(logits: torch.Tensor, target: torch.Tensor, labels: np.ndarray) -> d
 
 
 @torch.no_grad()
-def test_classifiers_get_the_figures_of_numpy(
+def test_figures_of_classifiers_match_numpy(
     stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any
 ) -> None:
     pixels, labels = torch.stack([s["image"] for s in data[:N]]), np.array([s["label"] for s in data[:N]])
@@ -118,13 +118,15 @@ def test_classifiers_get_the_figures_of_numpy(
     assert 0 < scored["agreement"].value < 1
 
 
-def test_the_mean_is_that_of_the_target_s_training_rows(stitched: StitchedModel, b: Adapter, data: Any) -> None:
+def test_the_mean_baseline_is_the_mean_of_the_target_training_rows(
+    stitched: StitchedModel, b: Adapter, data: Any
+) -> None:
     y = b.encode(torch.stack([s["image"] for s in data[N:]]), "vit.layers.0")["vit.layers.0"]
     torch.testing.assert_close(stitched.stitch.body_mean, y.rows("none").mean(0))
     torch.testing.assert_close(stitched.stitch.prefix_mean, y.prefix()[:, 0].mean(0))
 
 
-def test_intervals_are_a_bootstrap_over_samples(
+def test_intervals_match_a_bootstrap_over_samples(
     stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
 ) -> None:
     pixels = torch.stack([s["image"] for s in data[:N]])
@@ -135,7 +137,7 @@ def test_intervals_are_a_bootstrap_over_samples(
     assert [score.low, score.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1.6 / N)
 
 
-def test_intervals_hold_the_value_shrink_with_n_and_repeat_by_seed(
+def test_intervals_contain_the_value_shrink_with_n_and_depend_on_the_seed(
     stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
 ) -> None:
     for figures in scored.scores.values():
@@ -153,14 +155,14 @@ def test_intervals_hold_the_value_shrink_with_n_and_repeat_by_seed(
     assert few["agreement"].high - few["agreement"].low > scored["agreement"].high - scored["agreement"].low
 
 
-def test_batches_change_nothing(stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any) -> None:
+def test_batch_size_does_not_change_scores(stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any) -> None:
     small = evaluate(stitched, data[:N], target=b, batch_size=7, progress=True)
     for who, figures in small.scores.items():
         for figure, score in figures.items():
             assert score.value == pytest.approx(scored.scores[who][figure].value, rel=1e-5)
 
 
-def test_a_network_stitched_to_itself_scores_as_itself(b: Adapter, data: Any) -> None:
+def test_a_network_stitched_to_itself_scores_like_the_target(b: Adapter, data: Any) -> None:
     model = hf_stitch.stitch(
         b, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity", progress=False
     )
@@ -170,7 +172,7 @@ def test_a_network_stitched_to_itself_scores_as_itself(b: Adapter, data: Any) ->
     assert model.evaluation["relative_accuracy"] == model.evaluation["agreement"] == Score(1.0, 1.0, 1.0)
 
 
-def test_a_model_in_training_mode_is_scored_in_eval_mode_and_left_as_it_was(b: Adapter, data: Any) -> None:
+def test_a_model_is_scored_in_eval_mode_and_its_modes_are_restored(b: Adapter, data: Any) -> None:
     model = hf_stitch.stitch(
         b, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity", progress=False
     ).train()
@@ -183,7 +185,7 @@ def test_a_model_in_training_mode_is_scored_in_eval_mode_and_left_as_it_was(b: A
     assert [module.training for module in model.modules()] == modes
 
 
-def test_without_labels_there_is_agreement_only(
+def test_agreement_is_the_only_figure_without_labels(
     stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
 ) -> None:
     unlabelled = evaluate(stitched, [s["image"] for s in data[:N]], target=b, progress=False)
@@ -191,12 +193,12 @@ def test_without_labels_there_is_agreement_only(
     assert unlabelled["agreement"] == scored["agreement"]
 
 
-def test_a_target_that_has_nothing_right_leaves_the_ratio_undefined(
+def test_relative_accuracy_is_nan_if_the_target_is_never_correct(
     stitched: StitchedModel, b: Adapter, data: Any
 ) -> None:
     with torch.no_grad():
-        says = b.model(torch.stack([s["image"] for s in data[:N]])).logits.argmax(-1).tolist()
-    wrong = [{**s, "label": (label + 1) % CLASSES} for s, label in zip(data, says, strict=False)]
+        predicted = b.model(torch.stack([s["image"] for s in data[:N]])).logits.argmax(-1).tolist()
+    wrong = [{**s, "label": (label + 1) % CLASSES} for s, label in zip(data, predicted, strict=False)]
     found = evaluate(stitched, wrong, target=b, progress=False)
     assert np.isnan([found["relative_accuracy"].value, found["relative_accuracy"].low]).all()
     record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -204,7 +206,7 @@ def test_a_target_that_has_nothing_right_leaves_the_ratio_undefined(
     assert Evaluation.from_dict(record).to_dict() == found.to_dict()
 
 
-def test_it_goes_through_json_to_pandas_and_to_text(scored: Evaluation) -> None:
+def test_an_evaluation_converts_to_json_pandas_and_text(scored: Evaluation) -> None:
     assert Evaluation.from_dict(json.loads(json.dumps(scored.to_dict(), allow_nan=False))) == scored
     frame = scored.to_pandas()
     assert list(frame.columns) == ["predictor", "figure", "value", "low", "high"]
@@ -227,10 +229,10 @@ def test_the_plot_has_a_bar_for_each_predictor(scored: Evaluation) -> None:
     assert set(scored.scores) <= set(labels)
 
 
-# -- which target --------------------------------------------------------------------------------------------------
+# -- target --------------------------------------------------------------------------------------------------------
 
 
-def test_attached_to_live_parents_it_needs_no_target(
+def test_an_attached_model_needs_no_target(
     stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any, tmp_path: Any
 ) -> None:
     stitched.stitcher.save_pretrained(tmp_path)
@@ -238,7 +240,7 @@ def test_attached_to_live_parents_it_needs_no_target(
     assert evaluate(attached, data[:N], progress=False) == scored
 
 
-def test_loaded_it_needs_the_target_where_this_has_no_name(
+def test_a_loaded_model_needs_the_target_if_it_has_no_name(
     stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any, tmp_path: Any
 ) -> None:
     stitched.save_pretrained(tmp_path)
@@ -252,7 +254,7 @@ def test_loaded_it_needs_the_target_where_this_has_no_name(
 
 
 def llama(seed: int, padding: str) -> Adapter:
-    """A tiny language model, which knows positions by their distance only, with a tokenizer of words."""
+    """A tiny language model with relative positions and a tokenizer of words."""
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", *WORDS])}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -276,13 +278,13 @@ def llama(seed: int, padding: str) -> Adapter:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Texts of 1 to 8 words; one word alone has no next token."""
+    """Texts of 1 to 8 words; a text of one word has no next token."""
     draw = random.Random(0)
     return [" ".join(draw.choices(WORDS, k=1 + i % 8)) for i in range(120)]
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_language_models_get_the_figures_of_a_loop(padding: str, texts: list[str]) -> None:
+def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str]) -> None:
     a, b = llama(0, padding), llama(1, padding)
     layers = ("model.layers.0", "model.layers.0")
     model = hf_stitch.stitch(
@@ -297,7 +299,7 @@ def test_language_models_get_the_figures_of_a_loop(padding: str, texts: list[str
     )
     losses: dict[str, list[float]] = {"stitched": [], "target": []}
     agrees = []
-    for text in texts[:40]:  # one by one: nothing is padded
+    for text in texts[:40]:  # without batching there is no padding
         batch = b.preprocess([text])
         with torch.no_grad():
             logits = {"stitched": model(**batch).logits[0].double(), "target": b.model(**batch).logits[0].double()}
@@ -316,15 +318,17 @@ def test_language_models_get_the_figures_of_a_loop(padding: str, texts: list[str
     assert found.scores["chance"]["agreement"].value == pytest.approx(1 / 40)
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_scored_is_refused(stitched: StitchedModel, a: Adapter, b: Adapter, data: Any) -> None:
+def test_models_and_samples_that_cannot_be_scored_are_rejected(
+    stitched: StitchedModel, a: Adapter, b: Adapter, data: Any
+) -> None:
     headless = hf_stitch.stitch(
         a, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", task=None, progress=False
     )
     assert headless.evaluation is None
-    with pytest.raises(ValueError, match="StitchedModel has no head that could be scored; stitch with a task"):
+    with pytest.raises(ValueError, match="StitchedModel has no head to score; pass task= to stitch"):
         evaluate(headless, data, progress=False)
     with pytest.raises(ValueError, match="empty"):
         evaluate(stitched, [], target=b, progress=False)

@@ -15,7 +15,7 @@ NAMES = "pqrs"
 
 
 def pairs_of(right: dict[tuple[str, str], bool]) -> dict[tuple[str, str], np.ndarray]:
-    """For each pair, similarities that identify all three layers or none."""
+    """Similarities for each pair that identify all three layers or none."""
     return {pair: np.eye(3) if all_right else np.roll(np.eye(3), 1, 0) for pair, all_right in right.items()}
 
 
@@ -46,34 +46,34 @@ def test_guessing_is_at_chance() -> None:
         assert found[axis].high - found[axis].low < 0.15
 
 
-def test_where_every_pair_agrees_the_interval_is_wilsons() -> None:
+def test_the_interval_is_wilsons_if_all_pairs_agree() -> None:
     found = identify_layers(pairs_of(dict.fromkeys(itertools.combinations(NAMES, 2), True)), higher_is_better=True)
     wilson = stats.binomtest(18, 18).proportion_ci(0.95, method="wilson")
     assert (found["a"].low, found["a"].high) == (pytest.approx(wilson.low), pytest.approx(1))
 
 
-def test_pairs_that_share_a_network_are_no_new_evidence() -> None:
-    """One network of ten is unlike the others: nine pairs of 45 fail together."""
+def test_pairs_that_share_a_network_are_not_independent() -> None:
+    """One network of ten differs from the others, so that nine of 45 pairs fail together."""
     networks = [f"net{i}" for i in range(10)]
     values = pairs_of({(a, b): a != "net0" for a, b in itertools.combinations(networks, 2)})
     found = identify_layers(values, higher_is_better=True)["a"]
     wilson = stats.binomtest(36 * 3, 45 * 3).proportion_ci(0.95, method="wilson")
-    # With ten networks of Dirichlet weights, that of net0 has the distribution Beta(1, 9): the interval follows.
+    # The Dirichlet weight of net0 among ten networks has the distribution Beta(1, 9), which determines the interval.
     heavy = stats.beta(1, 9).ppf(0.975)
     assert found.low < 1 - 2 * heavy * (1 - heavy) + 0.02 < wilson.low
     assert found.high > wilson.high
 
 
-def test_networks_may_be_compared_with_themselves_but_not_both() -> None:
+def test_pairs_of_a_network_with_itself_are_not_mixed_with_others() -> None:
     intra = pairs_of({(name, name): name != "p" for name in NAMES})
     found = identify_layers(intra, higher_is_better=True)["a"]
     assert found.value == 0.75
     assert found.low < 0.5
-    with pytest.raises(ValueError, match="a network with itself are another question"):
+    with pytest.raises(ValueError, match="a network with itself cannot be mixed"):
         identify_layers({**intra, ("p", "q"): np.eye(3)}, higher_is_better=True)
 
 
-def test_results_are_records_and_tables() -> None:
+def test_results_convert_to_records_and_tables() -> None:
     values = pairs_of({("p", "q"): True, ("p", "r"): False})
     found = identify_layers(values, higher_is_better=True, layers=["l", "m", "n"])
     table = found.to_pandas()
@@ -102,11 +102,11 @@ def test_results_are_records_and_tables() -> None:
         (np.ones((2, 3)), {}, r"must be \(L, L\).*got \(2, 3\)"),
         (np.ones((1, 1)), {}, "L >= 2"),
         ({("p", "q"): np.eye(2), ("p", "r"): np.eye(3)}, {}, r"\('p', 'r'\).*got \(3, 3\)"),
-        ([[np.nan, 0.0], [0.0, 1.0]], {}, "hold NaN"),
+        ([[np.nan, 0.0], [0.0, 1.0]], {}, "contain NaN"),
         (np.eye(2), {"layers": ["l"]}, "must name the 2 layers, got 1"),
         (np.eye(2), {"confidence": 0.0}, "confidence must be between 0 and 1"),
     ],
 )
-def test_refuses(values: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_input_is_rejected(values: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         identify_layers(values, higher_is_better=True, **options)

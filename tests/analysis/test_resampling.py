@@ -31,11 +31,11 @@ ROUTES = [
     ("paired_cosine", {}, 3),
     ("disagreement", {}, 3),
 ]
-"""Metrics that are computed in different ways: from moments, debiased moments, rows; narrow and wide."""
+"""Metrics with different routes (moments, debiased moments, rows), for narrow and wide layers."""
 
 
 def related(samples: int, positions: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows (about a mean far from 0) that share something of their sample, and the samples they belong to."""
+    """Rows with a large mean and a component shared within each sample, and the sample of each row."""
     g = np.random.default_rng(seed)
     shared = np.repeat(g.standard_normal((samples, width)), positions, 0)
     x, y = (shared + g.standard_normal(shared.shape) + 50 for _ in range(2))
@@ -43,7 +43,7 @@ def related(samples: int, positions: int, width: int, seed: int = 0) -> tuple[np
 
 
 def rearranged(y: np.ndarray, samples: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
-    """The rows of y with sample ``order[i]`` in the place of sample i."""
+    """Return the rows of y with sample i replaced by sample ``order[i]``."""
     other = np.empty_like(y)
     for place, sample in enumerate(order):
         other[samples == place] = y[samples == sample]
@@ -51,7 +51,7 @@ def rearranged(y: np.ndarray, samples: np.ndarray, order: tuple[int, ...]) -> np
 
 
 def random_network(seed: int) -> nn.Module:
-    """Six convolutions with zero padding, which all images feel alike near the border."""
+    """Six convolutions; their zero padding has the same effect on all images near the border."""
     generator, layers, width = torch.Generator().manual_seed(seed), [], 3
     for _ in range(6):
         convolution = nn.Conv2d(width, 32, 3, padding=1)
@@ -67,20 +67,20 @@ def position_rows(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return network(images).flatten(2).transpose(1, 2).flatten(0, 1)
 
 
-# -- better than chance? -----------------------------------------------------------------------------------------------
+# -- permutation tests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 10])
-def test_independent_networks_under_positions_are_at_chance(seed: int) -> None:
+def test_independent_networks_are_at_chance_with_position_rows(seed: int) -> None:
     images = torch.randn(2, 64, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
     samples = torch.arange(64).repeat_interleave(49)
     a, b = random_network(seed + 1), random_network(seed + 2)
-    for seen in (images[1], images[0]):  # images of its own; the same images, of which random networks keep little
-        x, y = position_rows(a, images[0]), position_rows(b, seen)
+    for inputs in (images[1], images[0]):  # other images; the same images, of which random networks keep little
+        x, y = position_rows(a, images[0]), position_rows(b, inputs)
         null = permutation_test("linear_cka", x, y, samples=samples, debiased=True, permutations=99)
         assert null.observed > 0.7
         assert abs(null.calibrated) < 0.02
-        if seen is images[1]:
+        if inputs is images[1]:
             assert null.p_value > 0.05
         by_row = permutation_test("linear_cka", x, y, debiased=True, permutations=99)
         assert by_row.chance < 0.01
@@ -88,7 +88,7 @@ def test_independent_networks_under_positions_are_at_chance(seed: int) -> None:
         assert by_row.calibrated > 0.7
 
 
-def test_p_values_are_uniform_where_nothing_is_shared_unless_rows_are_permuted() -> None:
+def test_p_values_are_uniform_without_similarity_unless_rows_are_permuted() -> None:
     by_sample, by_row = [], []
     for seed in range(300):
         g = np.random.default_rng(seed)
@@ -101,7 +101,7 @@ def test_p_values_are_uniform_where_nothing_is_shared_unless_rows_are_permuted()
 
 
 @pytest.mark.parametrize(("name", "options", "width"), ROUTES)
-def test_null_values_are_those_of_samples_rearranged(name: str, options: dict[str, Any], width: int) -> None:
+def test_null_values_match_rearranged_samples(name: str, options: dict[str, Any], width: int) -> None:
     x, y, samples = related(5, 4, width)
     function = getattr(metrics, name)
     exact = [function(x, rearranged(y, samples, order), **options) for order in itertools.permutations(range(5))]
@@ -115,7 +115,7 @@ def test_null_values_are_those_of_samples_rearranged(name: str, options: dict[st
     assert null.p_value == pytest.approx(share, abs=4 * np.sqrt(share / 300) + 1 / 301)
 
 
-def test_samples_exchange_with_those_of_as_many_rows() -> None:
+def test_samples_exchange_only_with_samples_of_the_same_size() -> None:
     x, y, _ = related(14, 1, 2)
     samples = np.repeat(list("abcdef"), [2, 2, 2, 3, 3, 2])
     places = np.searchsorted(list("abcdef"), samples)
@@ -125,7 +125,7 @@ def test_samples_exchange_with_those_of_as_many_rows() -> None:
     assert np.abs(values[:, None] - exact).min(1).max() < 1e-12
 
 
-def test_mean_of_the_null_is_that_of_the_rv_coefficient() -> None:
+def test_mean_of_the_null_values_matches_the_rv_coefficient() -> None:
     """Kazi-Aoual et al. 1995: over all permutations ``E‖Sxy‖² = tr Sxx tr Syy / (n - 1)``."""
     x, y, _ = related(30, 1, 5)
     a, b = x - x.mean(0), y - y.mean(0)
@@ -145,7 +145,7 @@ def test_calibrated_disagreement_is_cohens_kappa() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "procrustes", "mutual_knn", "distance_correlation"])
-def test_a_copy_is_best_whichever_way_the_metric_points(name: str) -> None:
+def test_a_copy_has_the_best_value_for_similarities_and_distances(name: str) -> None:
     x, _, _ = related(30, 1, 3)
     null = permutation_test(registries.metrics.get(name), x, x, permutations=49)
     assert null.calibrated == pytest.approx(1, abs=1e-6)
@@ -153,7 +153,7 @@ def test_a_copy_is_best_whichever_way_the_metric_points(name: str) -> None:
     assert null.z > 3
 
 
-def test_a_metric_is_taken_by_name_class_and_instance_alike() -> None:
+def test_a_metric_may_be_a_name_a_class_or_an_instance() -> None:
     x, y, _ = related(20, 1, 3)
     ways = (
         ("linear_cka", {"debiased": True}),
@@ -170,32 +170,34 @@ def test_a_metric_is_taken_by_name_class_and_instance_alike() -> None:
 def test_order_of_samples_does_not_matter(name: str) -> None:
     x, y, samples = related(10, 3, 2)
     shuffled = np.concatenate([np.flatnonzero(samples == s) for s in np.random.default_rng(1).permutation(10)])
-    for ask in (permutation_test, bootstrap):
-        one = ask(name, x, y, samples=samples)
-        two = ask(name, x[shuffled], y[shuffled], samples=torch.from_numpy(samples[shuffled]))
+    for estimate in (permutation_test, bootstrap):
+        one = estimate(name, x, y, samples=samples)
+        two = estimate(name, x[shuffled], y[shuffled], samples=torch.from_numpy(samples[shuffled]))
         np.testing.assert_allclose(one.values, two.values, atol=1e-10)
 
 
 @pytest.mark.parametrize("repeats", [2, 40])
 @pytest.mark.parametrize("name", ["linear_cka", "procrustes", "cca"])
-def test_rows_said_twice_are_no_more_samples(name: str, repeats: int) -> None:
-    """Also compares the route by rows with that by blocks, which 40 rows per sample take."""
+def test_repeated_rows_do_not_count_as_more_samples(name: str, repeats: int) -> None:
+    """Also compares the route from rows with the route from blocks, which is used for 40 rows per sample."""
     x, y, samples = related(20, 1, 3)
-    for ask in (permutation_test, bootstrap):
-        once = ask(name, x, y, samples=samples)
-        often = ask(name, *(np.repeat(side, repeats, 0) for side in (x, y)), samples=np.repeat(samples, repeats))
+    for estimate in (permutation_test, bootstrap):
+        once = estimate(name, x, y, samples=samples)
+        often = estimate(name, *(np.repeat(side, repeats, 0) for side in (x, y)), samples=np.repeat(samples, repeats))
         np.testing.assert_allclose(often.values, once.values, rtol=1e-9, atol=1e-10)
         assert (often.samples, often.rows) == (20, 20 * repeats)
 
 
-# -- how sure? ---------------------------------------------------------------------------------------------------------
+# -- bootstrap ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "options", "excess"),
     [("cca", {}, 1.4), ("linear_cka", {"debiased": True}, 1.4), ("mutual_knn", {"k": 3}, 2.2)],
 )
-def test_intervals_cover_what_so_many_samples_score(name: str, options: dict[str, Any], excess: float) -> None:
+def test_intervals_cover_the_expected_value_at_this_number_of_samples(
+    name: str, options: dict[str, Any], excess: float
+) -> None:
     def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
         g = np.random.default_rng(seed)
         shared = g.standard_normal((60, 6))
@@ -231,7 +233,7 @@ def test_samples_may_have_unequal_rows() -> None:
     assert np.abs(values[:, None] - exact).min(1).max() < 1e-10
 
 
-def test_labels_go_with_their_rows() -> None:
+def test_labels_are_resampled_with_their_rows() -> None:
     g = np.random.default_rng(0)
     labels = g.integers(0, 3, 200)
     right = np.eye(3)[labels]
@@ -241,10 +243,10 @@ def test_labels_go_with_their_rows() -> None:
     assert interval.standard_error == pytest.approx(np.sqrt(0.25 * 0.75 / 200), rel=0.2)
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------
+# -- results and errors ------------------------------------------------------------------------------------------------
 
 
-def test_results_are_records_tables_and_figures(tmp_path) -> None:
+def test_results_convert_to_records_tables_and_figures(tmp_path) -> None:
     x, y, _ = related(20, 1, 3)
     null, interval = permutation_test("procrustes", x, y), bootstrap("procrustes", x, y)
     for result, key in ((null, "observed"), (interval, "value")):
@@ -264,8 +266,8 @@ def test_results_are_records_tables_and_figures(tmp_path) -> None:
     assert null.plot().axes[0].lines[0].get_xdata()[0] == null.observed
 
 
-def test_what_has_no_value_says_so() -> None:
-    x, y = np.eye(4)[[0, 1] * 5], np.eye(4)[[2, 3] * 5]  # they disagree in any order
+def test_undefined_values_are_nan_or_infinite() -> None:
+    x, y = np.eye(4)[[0, 1] * 5], np.eye(4)[[2, 3] * 5]  # disagreement in any order
     null = permutation_test("disagreement", x, y, permutations=9)
     assert null.p_value == 1
     assert null.calibrated == 0
@@ -279,7 +281,7 @@ def test_what_has_no_value_says_so() -> None:
     assert again.low == -np.inf and np.isnan(again.high) and np.isnan(again.values[1])
 
 
-def test_histogram_refuses() -> None:
+def test_histogram_rejects_bad_input() -> None:
     with pytest.raises(ValueError, match=r"at least one number, got the shape \(0,\)"):
         histogram([], {})
     with pytest.raises(ValueError, match="must be finite"):
@@ -289,23 +291,23 @@ def test_histogram_refuses() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": np.arange(11)}, r"each of the 12 rows, got the shape \(11,\)"),
+        ({"samples": np.arange(11)}, r"one sample id per row, got the shape \(11,\)"),
         (
             {"samples": np.repeat(range(4), [2, 2, 3, 5])},
-            r"2 of 4 samples have no other of as many rows .*of 3, 5 rows",
+            r"2 of 4 samples are the only ones with their number of rows \(3, 5\)",
         ),
-        ({"samples": np.zeros(12)}, "1 of 1 samples have no other"),
+        ({"samples": np.zeros(12)}, "1 of 1 samples are the only ones"),
         ({"permutations": 1}, "permutations must be at least 2, got 1"),
         ({"debaised": True}, "did you mean 'debiased'"),
     ],
 )
-def test_null_refuses(options: dict[str, Any], message: str) -> None:
+def test_permutation_test_rejects_bad_input(options: dict[str, Any], message: str) -> None:
     x, y, _ = related(12, 1, 2)
     with pytest.raises((ValueError, TypeError), match=message):
         permutation_test("linear_cka", x, y, **options)
 
 
-def test_exchanging_samples_says_nothing_of_labels() -> None:
+def test_permutation_test_rejects_metrics_with_labels() -> None:
     with pytest.raises(ValueError, match="accuracy_difference compares each side with the labels"):
         permutation_test("accuracy_difference", np.eye(4), np.eye(4))
 
@@ -318,10 +320,10 @@ def test_exchanging_samples_says_nothing_of_labels() -> None:
         ("linear_cka", {"confidence": 95}, "confidence must be between 0 and 1, got 95"),
         ("linear_cka", {"labels": np.zeros(12)}, "linear_cka takes no labels"),
         ("accuracy_difference", {}, "accuracy_difference takes labels: pass labels"),
-        ("mutual_knn", {"k": 8}, "half of the samples, a resample, does not determine mutual_knn: .*k"),
+        ("mutual_knn", {"k": 8}, "a resample of half of the samples does not determine mutual_knn: .*k"),
     ],
 )
-def test_bootstrap_refuses(name: str, options: dict[str, Any], message: str) -> None:
+def test_bootstrap_rejects_bad_input(name: str, options: dict[str, Any], message: str) -> None:
     x, y, _ = related(12, 1, 2)
     with pytest.raises(ValueError, match=message):
         bootstrap(name, x, y, **options)

@@ -1,4 +1,4 @@
-"""Figures along the training of a stitch."""
+"""Figures recorded during the training of a stitching layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model() -> hf_stitch.StitchedModel:
     )
 
 
-def test_figures_are_those_of_the_stitch_at_each_step() -> None:
+def test_figures_match_the_stitching_layer_at_each_step() -> None:
     stitched, probe = model(), torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
     metrics = ["linear_cka", "direct_matching", registries.metrics.build("cca", ridge=1e-6)]
     recorder = TrajectoryRecorder(stitched, probe, metrics, every=5, batch_size=30)
@@ -38,25 +38,25 @@ def test_figures_are_those_of_the_stitch_at_each_step() -> None:
         for place, which in ((0, stitched.stitch), (-1, layer)):
             rows = which(x).values
             assert found["linear_cka"][place] == pytest.approx(hf_stitch.metrics.linear_cka(rows, y.values).item())
-            answers, wanted = stitched.head(which(x)).logits, b.decode(y, "1")
-            loss = torch.nn.functional.cross_entropy(answers, wanted.softmax(-1)).item()
+            logits, expected = stitched.head(which(x)).logits, b.decode(y, "1")
+            loss = torch.nn.functional.cross_entropy(logits, expected.softmax(-1)).item()
             assert found["cross_entropy"][place] == pytest.approx(loss, rel=1e-5)
-            agreed = (answers.argmax(1) == wanted.argmax(1)).double().mean().item()
+            agreed = (logits.argmax(1) == expected.argmax(1)).double().mean().item()
             assert found["relative_accuracy"][place] == pytest.approx(agreed)
-    # invariant to invertible maps, and so to all of training
+    # CCA is invariant to invertible maps, so it does not change during training
     assert max(found["cca(ridge=1e-06)"]) - min(found["cca(ridge=1e-06)"]) < 1e-3
     assert Trajectory.from_dict(found.to_dict()) == found
     assert list(found.to_pandas()["step"]) == list(found.steps)
 
 
-def test_what_cannot_be_watched_is_refused() -> None:
+def test_bad_input_is_rejected() -> None:
     with pytest.raises(ValueError, match="every must be at least 1"):
         TrajectoryRecorder(model(), torch.randn(10, 6), every=0)
-    with pytest.raises(ValueError, match="disagreement compares what networks answer"):
+    with pytest.raises(ValueError, match="disagreement compares outputs"):
         TrajectoryRecorder(model(), torch.randn(10, 6), ["disagreement"])
     stitched = model()
     headless = hf_stitch.stitch(
         *stitched.parents, torch.randn(100, 6), source_layer="1", target_layer="1", task=None, progress=False
     )
-    with pytest.raises(ValueError, match="needs a head that classifies"):
+    with pytest.raises(ValueError, match="needs a classification head"):
         TrajectoryRecorder(headless, torch.randn(10, 6))

@@ -1,4 +1,4 @@
-"""Stitched models are exported, compiled, copied and pickled: plain modules, without a hook or an exception inside."""
+"""Export, compilation, copies and pickles of stitched models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_compiles_in_one_graph(model_and_batch: Any) -> None:
     assert torch.equal(logits(compiled, batch), logits(model, batch))
 
 
-def test_copies_and_pickles_run_and_share_nothing(model_and_batch: Any) -> None:
+def test_copies_and_pickles_run_and_share_no_memory(model_and_batch: Any) -> None:
     model, batch = model_and_batch
     expected = logits(model, batch)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -70,10 +70,10 @@ def test_copies_and_pickles_run_and_share_nothing(model_and_batch: Any) -> None:
         assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in model.parameters()}
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in twin.modules())
         for half in (twin.source, twin.target):
-            assert half._slot.values is None  # no representation stays behind
+            assert half._slot.values is None  # no activations are kept
 
 
-def test_a_forward_that_fails_leaves_nothing_behind(model_and_batch: Any) -> None:
+def test_a_failed_forward_keeps_no_activations(model_and_batch: Any) -> None:
     model, batch = model_and_batch
     expected = logits(model, batch)
     with pytest.raises((RuntimeError, IndexError, ValueError, AssertionError)):

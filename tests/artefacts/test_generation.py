@@ -1,4 +1,4 @@
-"""Language models generate across the stitch, with the cache and without it alike."""
+"""Generation with stitched language models, with and without a cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any)
     return hf_stitch.stitch(a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **options)
 
 
-def written(model: Any, tokens: int = 8, **options: Any) -> Any:
+def generated(model: Any, tokens: int = 8, **options: Any) -> Any:
     prompt = {} if "input_ids" in options else {"input_ids": torch.tensor([[7, 12, 30, 9]])}
     return model.generate(**prompt, max_new_tokens=tokens, **{**GREEDY, **options})
 
@@ -42,48 +42,48 @@ def model(request: Any, net: Any, texts: Any) -> StitchedModelForCausalLM:
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_the_identity_stitch_writes_what_the_network_writes(family: str, layer: int, net: Any, texts: Any) -> None:
-    """Bit for bit; at the last block the target has no attention left, and no cache of its own."""
+def test_the_identity_stitch_generates_the_same_as_the_network(family: str, layer: int, net: Any, texts: Any) -> None:
+    """Bitwise equal; after the last block the target has no attention layers and no cache."""
     a = net(family)
     cut = a.layers[layer]
     model = stitched(a, a, texts, (cut, cut), matcher="identity")
     for batch in ({}, prompts(a, ["w1 w2 w3 w4 w5 w6", "w7 w8"])):
-        expected, got = written(a.model, **batch), written(model, **batch)
+        expected, got = generated(a.model, **batch), generated(model, **batch)
         assert torch.equal(got.sequences, expected.sequences)
         assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
 
 
 def test_the_cache_changes_nothing(model: StitchedModelForCausalLM) -> None:
-    with_cache, without = written(model), written(model, use_cache=False)
+    with_cache, without = generated(model), generated(model, use_cache=False)
     assert torch.equal(with_cache.sequences, without.sequences)
     for x, y in zip(with_cache.logits, without.logits, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
     torch.manual_seed(0)
-    drawn = written(model, do_sample=True).sequences
+    drawn = generated(model, do_sample=True).sequences
     torch.manual_seed(0)
-    assert torch.equal(written(model, do_sample=True, use_cache=False).sequences, drawn)
+    assert torch.equal(generated(model, do_sample=True, use_cache=False).sequences, drawn)
 
 
-def test_a_batch_padded_on_the_left_writes_what_each_text_alone_does(model: StitchedModelForCausalLM, net: Any) -> None:
+def test_a_batch_padded_on_the_left_equals_single_texts(model: StitchedModelForCausalLM, net: Any) -> None:
     texts = ["w1 w2 w3 w4 w5 w6", "w7 w8 w9"]
-    batch = written(model, **prompts(model, texts))
+    batch = generated(model, **prompts(model, texts))
     for index, text in enumerate(texts):
-        alone = written(model, **prompts(model, [text]))
+        alone = generated(model, **prompts(model, [text]))
         assert torch.equal(batch.sequences[index, -8:], alone.sequences[0, -8:])
         for x, y in zip(batch.logits, alone.logits, strict=True):
             torch.testing.assert_close(x[index], y[0], rtol=1e-5, atol=1e-6)
 
 
 def test_beams_static_caches_and_chunks(model: StitchedModelForCausalLM) -> None:
-    expected = written(model).sequences
-    assert torch.equal(written(model, cache_implementation="static").sequences, expected)
-    assert torch.equal(written(model, past_key_values=transformers.DynamicCache()).sequences, expected)
-    beams = written(model, num_beams=3, tokens=5).sequences
-    assert torch.equal(written(model, num_beams=3, tokens=5, use_cache=False).sequences, beams)
+    expected = generated(model).sequences
+    assert torch.equal(generated(model, cache_implementation="static").sequences, expected)
+    assert torch.equal(generated(model, past_key_values=transformers.DynamicCache()).sequences, expected)
+    beams = generated(model, num_beams=3, tokens=5).sequences
+    assert torch.equal(generated(model, num_beams=3, tokens=5, use_cache=False).sequences, beams)
 
 
-def test_the_cache_holds_the_layers_of_both_halves(model: StitchedModelForCausalLM) -> None:
-    """With early layers left out, the target's first layer is none of the first of its own network's."""
+def test_the_cache_contains_the_layers_of_both_halves(model: StitchedModelForCausalLM) -> None:
+    """The first layer of the back half is not the first layer of the target network."""
     ids = torch.tensor([[7, 12, 30, 9]])
     with torch.no_grad():
         first = model(input_ids=ids, use_cache=True)
@@ -96,8 +96,8 @@ def test_the_cache_holds_the_layers_of_both_halves(model: StitchedModelForCausal
     torch.testing.assert_close(second.logits[:, -1], whole.logits[:, -1], rtol=1e-5, atol=1e-6)
 
 
-def test_each_half_sees_the_cache_in_its_own_numbers() -> None:
-    """The target must not be told the length of the source's layers, which are ahead of it by what is new."""
+def test_each_half_receives_the_cache_in_its_own_numbering() -> None:
+    """The target must not receive the length of the source's layers, which already include the new tokens."""
     cache = transformers.DynamicCache()
     source, target = shown(cache, 0, (0, 1)), shown(cache, 2, (3, 4))
     assert source is not None and target is not None
@@ -113,18 +113,18 @@ def test_each_half_sees_the_cache_in_its_own_numbers() -> None:
 
 
 def test_sliding_windows(texts: Any) -> None:
-    """Longer than the window: bit-equal to the network itself, whose windowed layers keep part of the past only."""
+    """Beyond the window, the output is bitwise equal to that of the network, which keeps only part of the past."""
     torch.manual_seed(0)
     config = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     nets = [transformers.MistralForCausalLM(transformers.MistralConfig(**config, sliding_window=w)) for w in (4, 6)]
     a, b = (adapted("llama", net.eval()) for net in nets)
     same = stitched(a, a, texts, (LAYERS["llama"],) * 2, matcher="identity")
-    expected, got = written(a.model), written(same)
+    expected, got = generated(a.model), generated(same)
     assert same.config.layer_types == ["sliding_attention"] * 3
     assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
     other = stitched(a, b, texts, (LAYERS["llama"],) * 2)
-    assert other.config.layer_types == ["full_attention"] * 3  # two windows in one cache: all of the past is kept
-    assert torch.equal(written(other).sequences, written(other, use_cache=False).sequences)
+    assert other.config.layer_types == ["full_attention"] * 3  # two different windows: the whole past is kept
+    assert torch.equal(generated(other).sequences, generated(other, use_cache=False).sequences)
 
 
 def test_a_network_that_computes_with_the_number_of_a_layer(texts: Any) -> None:
@@ -135,24 +135,24 @@ def test_a_network_that_computes_with_the_number_of_a_layer(texts: Any) -> None:
     torch.manual_seed(0)
     a = adapted("gpt2", transformers.GPT2LMHeadModel(config).eval())
     model = stitched(a, a, texts, ("transformer.h.0",) * 2, matcher="identity")
-    expected, got = written(a.model), written(model)
+    expected, got = generated(a.model), generated(model)
     assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
 
 
 @pytest.mark.parametrize("source", ["t5", "bert"])
-def test_a_source_that_sees_the_whole_text_generates_without_a_cache(source: str, net: Any, texts: Any) -> None:
+def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(source: str, net: Any, texts: Any) -> None:
     model = stitched(net(source), net("llama", 1), texts, (LAYERS[source], LAYERS["llama"]))
     assert decoder_layers(model.source.model) is None
-    out = written(model)
+    out = generated(model)
     assert out.past_key_values is None
     with torch.no_grad():
         again = model(input_ids=out.sequences[:, :-1]).logits[:, -1]
     torch.testing.assert_close(out.logits[-1], again)
-    with pytest.raises(ValueError, match="sees the whole text at once or keeps none: use_cache=False"):
+    with pytest.raises(ValueError, match="attends to the whole text or has no cache: pass use_cache=False"):
         model(input_ids=torch.tensor([[5, 6]]), use_cache=True)
 
 
-def test_it_generates_after_loading_as_it_was_told_to(net: Any, texts: Any, tmp_path: Path) -> None:
+def test_the_generation_config_is_saved(net: Any, texts: Any, tmp_path: Path) -> None:
     a = network("gpt2")
     b = adapted("llama", build("llama", 1))
     b.model.generation_config.max_new_tokens, b.model.generation_config.eos_token_id = 3, [2, 11]
@@ -176,7 +176,7 @@ def test_logits_of_the_last_tokens_and_tuples(model: StitchedModelForCausalLM) -
     assert torch.equal(first, whole)
 
 
-def test_hidden_states_are_refused_and_not_left_out(model: StitchedModelForCausalLM) -> None:
+def test_requests_for_hidden_states_are_rejected(model: StitchedModelForCausalLM) -> None:
     for name in ("output_hidden_states", "output_attentions"):
         with pytest.raises(ValueError, match=f"takes no {name}=True; representations at any layer .*encode"):
-            written(model, **{name: True})
+            generated(model, **{name: True})

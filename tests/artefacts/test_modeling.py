@@ -1,5 +1,4 @@
-"""What goes wrong silently in models made of models, each held by a test; the rest of the list is in test_saving,
-test_generation and test_pipelines."""
+"""Silent errors of models made of models; more are in test_saving, test_generation and test_pipelines."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any)
 
 
 @pytest.mark.parametrize("pair", [("cnn", "vit"), ("vit", "cnn"), ("cnn", "cnn")], ids="-".join)
-def test_nothing_initialises_the_weights_of_loaded_halves_again(
+def test_weights_of_loaded_halves_are_not_initialised_again(
     pair: tuple[str, str], net: Any, images: Any, tmp_path: Path
 ) -> None:
-    """``post_init`` would draw anew what modules of timm hold."""
+    """``post_init`` would initialise modules of timm again."""
     a, b = net(pair[0]), net(pair[1], 1)
     model = stitched(a, b, images, (LAYERS[pair[0]], LAYERS[pair[1]]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -46,8 +45,8 @@ def test_nothing_initialises_the_weights_of_loaded_halves_again(
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_neither_half_nor_parent_loses_its_attention(attention: str, texts: Any, tmp_path: Path) -> None:
-    """A config nested alive would be reset to no attention, and the padding mask then be ignored without a word."""
+def test_halves_and_networks_keep_their_attention_implementation(attention: str, texts: Any, tmp_path: Path) -> None:
+    """transformers would reset the attention of a nested config object, and silently ignore the padding mask."""
     a, b = adapted("bert", build("bert", 0)), adapted("bert", build("bert", 1))
     for adapter in (a, b):
         adapter.model.set_attn_implementation(attention)
@@ -64,8 +63,8 @@ def test_neither_half_nor_parent_loses_its_attention(attention: str, texts: Any,
             assert torch.equal(found(**{**words, "input_ids": other}).logits, found(**words).logits)
 
 
-def test_weights_are_plain_and_none_may_be_missing(net: Any, images: Any) -> None:
-    """Orthogonal parametrisations do not load; names that may be missing hide randomly initialised networks."""
+def test_weights_are_plain_and_none_can_be_missing(net: Any, images: Any) -> None:
+    """Parametrised weights do not load; a list of optional weights would hide randomly initialised networks."""
     a = net("vit")
     model = stitched(a, a, images, (LAYERS["vit"],) * 2, matcher="procrustes")
     assert not any(parametrize.is_parametrized(module) for module in model.modules())
@@ -74,10 +73,10 @@ def test_weights_are_plain_and_none_may_be_missing(net: Any, images: Any) -> Non
         assert not kind._tied_weights_keys
     assert {f"stitch.{name}_mean" for name in model.stitch.parts} <= model.state_dict().keys()
     names = {name for name, _ in model.named_buffers()} | {name for name, _ in model.named_parameters()}
-    assert names == model.state_dict().keys()  # no buffer is left to a constructor
+    assert names == model.state_dict().keys()  # all buffers are saved
 
 
-def test_a_map_of_devices_with_one_device(net: Any, images: Any, tmp_path: Path) -> None:
+def test_a_device_map_with_one_device(net: Any, images: Any, tmp_path: Path) -> None:
     stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"])).save_pretrained(tmp_path)
     for device in ("cpu", {"": "cpu"}, torch.device("cpu")):
         assert StitchedModel.from_pretrained(tmp_path, device_map=device).device.type == "cpu"
@@ -86,8 +85,8 @@ def test_a_map_of_devices_with_one_device(net: Any, images: Any, tmp_path: Path)
             StitchedModel.from_pretrained(tmp_path, device_map=several)
 
 
-def test_a_cast_leaves_what_a_network_computes_for_itself(net: Any, texts: Any, tmp_path: Path) -> None:
-    """In bfloat16 the frequencies of rotary embeddings are off by radians after some thousand tokens."""
+def test_a_cast_keeps_buffers_that_a_network_computes_itself(net: Any, texts: Any, tmp_path: Path) -> None:
+    """In bfloat16, rotary embeddings are wrong by radians after a few thousand tokens."""
     stitched(net("llama"), net("llama", 1), texts, (LAYERS["llama"],) * 2).save_pretrained(tmp_path)
     whole, cast = (StitchedModel.from_pretrained(tmp_path, dtype=dtype) for dtype in ("auto", "bfloat16"))
     for name, buffer in cast.named_buffers():
@@ -98,14 +97,14 @@ def test_a_cast_leaves_what_a_network_computes_for_itself(net: Any, texts: Any, 
     assert any("inv_freq" in name for name, _ in cast.named_buffers())
 
 
-def test_a_cast_leaves_modules_that_a_network_keeps_in_float32(net: Any, texts: Any, tmp_path: Path) -> None:
-    """T5 overflows in float16 without."""
+def test_a_cast_keeps_modules_that_a_network_keeps_in_float32(net: Any, texts: Any, tmp_path: Path) -> None:
+    """Otherwise T5 overflows in float16."""
     stitched(net("t5"), net("t5", 1), texts, (LAYERS["t5"],) * 2, task=None).save_pretrained(tmp_path)
     for name, parameter in StitchedModel.from_pretrained(tmp_path, dtype=torch.float16).named_parameters():
         assert parameter.dtype == (torch.float32 if ".wo." in name else torch.float16), name
 
 
-def test_a_cast_takes_the_statistics_of_batchnorm_along(net: Any, images: Any, tmp_path: Path) -> None:
+def test_a_cast_includes_the_statistics_of_batchnorm(net: Any, images: Any, tmp_path: Path) -> None:
     stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
     cast = transformers.AutoModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert {v.dtype for v in cast.state_dict().values() if v.is_floating_point()} == {torch.bfloat16}
@@ -122,7 +121,7 @@ def test_a_cast_takes_the_statistics_of_batchnorm_along(net: Any, images: Any, t
         ({"torch_dtype": torch.int8}, ValueError, "dtype must be a floating-point dtype of torch"),
     ],
 )
-def test_an_option_that_means_nothing_is_refused(
+def test_unknown_options_and_values_are_rejected(
     options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
@@ -130,8 +129,8 @@ def test_an_option_that_means_nothing_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
-def test_a_target_of_another_problem_answers_as_it_does(kind: str, texts: Any, tmp_path: Path) -> None:
-    """Pipelines read ``problem_type``: softmax over labels of which several are true would be other answers."""
+def test_problem_types_of_the_target_are_kept(kind: str, texts: Any, tmp_path: Path) -> None:
+    """Pipelines read ``problem_type``: a softmax over labels would give other scores for several true labels."""
     target = build("bert", 1)
     target.config.problem_type = kind
     a = adapted("bert", target)
@@ -142,9 +141,9 @@ def test_a_target_of_another_problem_answers_as_it_does(kind: str, texts: Any, t
     labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     with torch.no_grad():
         torch.testing.assert_close(again(**words, labels=labels).loss, target(**words, labels=labels).loss)
-    answers = [
+    outputs = [
         transformers.pipeline("text-classification", model=model, tokenizer=a.processor, top_k=None)(["w1 w2"])[0]
         for model in (target, again)
     ]
-    scores = [{each["label"]: each["score"] for each in answer} for answer in answers]
+    scores = [{each["label"]: each["score"] for each in output} for output in outputs]
     assert scores[1] == pytest.approx(scores[0], abs=1e-6)

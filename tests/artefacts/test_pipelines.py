@@ -1,4 +1,4 @@
-"""What is in a folder is enough: Auto classes and pipelines load it, and preprocess as the source does."""
+"""Auto classes and pipelines load a saved model together with the source's processor."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LAYER = {"timm": LAYERS["cnn"], "transformers": LAYERS["vit"]}
 @pytest.mark.parametrize("target", LAYER)
 @pytest.mark.parametrize("source", LAYER)
 def test_images_between_any_two_libraries(source: str, target: str, pictures: Any, tmp_path: Path) -> None:
-    """Both artefacts, four combinations: the folder with its processor, and the stitcher with its parents."""
+    """Model and stitcher, for four combinations of libraries."""
     a, b = vision(source, 0), vision(target, 1)
     model = hf_stitch.stitch(
         a, b, pictures, source_layer=LAYER[source], target_layer=LAYER[target], matcher="ridge", progress=False
@@ -86,7 +86,7 @@ def test_images_between_any_two_libraries(source: str, target: str, pictures: An
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_saved_processor_is_timms_transform_to_the_pixel(name: str, tmp_path: Path) -> None:
+def test_the_saved_processor_equals_the_transform_of_timm(name: str, tmp_path: Path) -> None:
     given = CONFIGS[name]
     TimmImageProcessor(**given).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "hf_stitch"}')
@@ -115,13 +115,12 @@ def test_the_saved_processor_is_timms_transform_to_the_pixel(name: str, tmp_path
         processor(array, do_resize=False)
 
 
-def test_a_timm_network_within_transformers_has_its_processor_saved(pictures: Any, tmp_path: Path) -> None:
-    """TimmWrapperImageProcessor reads the config.json of a timm model and cannot be saved; a nested one forgets its
-    number of classes."""
+def test_the_processor_of_a_timm_network_in_transformers_is_saved(pictures: Any, tmp_path: Path) -> None:
+    """TimmWrapperImageProcessor cannot be saved, and a nested timm config loses the number of classes."""
     net = timm.create_model("resnet10t", num_classes=CLASSES, pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE)})
     timm.models.save_for_hf(net.eval(), tmp_path / "parent", safe_serialization=True)
     config = json.loads((tmp_path / "parent" / "config.json").read_text())
-    del config["model_args"]  # which says again how many classes there are, and transformers takes it once
+    del config["model_args"]  # contains the number of classes again, which transformers does not accept twice
     (tmp_path / "parent" / "config.json").write_text(json.dumps(config))
     parent = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "parent")
     a = hf_stitch.load(parent, processor=AutoImageProcessor.from_pretrained(tmp_path / "parent"))
@@ -218,8 +217,8 @@ def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_another_process_needs_the_import_of_auto_alone(net: Any, images: Any, tmp_path: Path) -> None:
-    """``AutoConfig`` knows the config by hf_stitch.models; the mappings of models need hf_stitch.auto."""
+def test_another_process_only_needs_to_import_auto(net: Any, images: Any, tmp_path: Path) -> None:
+    """``hf_stitch.auto`` registers the model classes."""
     model = hf_stitch.stitch(
         net("cnn"),
         net("vit", 1),
@@ -245,7 +244,7 @@ def test_another_process_needs_the_import_of_auto_alone(net: Any, images: Any, t
 
 
 @pytest.mark.parametrize("pair", [("vit", "vit"), ("gpt2", "llama")], ids="-".join)
-def test_attention_is_as_it_was_or_as_it_is_asked_for(
+def test_attention_implementation_is_kept_or_set(
     pair: tuple[str, str], images: Any, texts: Any, inputs: Any, tmp_path: Path
 ) -> None:
     a, b = network(pair[0]), network(pair[1], 1)

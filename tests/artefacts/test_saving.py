@@ -1,4 +1,4 @@
-"""A stitched model saved and loaded is the same model; what is damaged is refused."""
+"""Saving and loading of stitched models, and damaged files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
     )
 
 
-def there_and_back(model: StitchedModel, folder: Path, **options: Any) -> StitchedModel:
+def saved_and_loaded(model: StitchedModel, folder: Path, **options: Any) -> StitchedModel:
     model.save_pretrained(folder, **options)
     return StitchedModel.from_pretrained(folder)
 
@@ -63,12 +63,12 @@ def cnn_vit(net: Any, images: Any) -> StitchedModel:
 
 @pytest.fixture
 def saved(cnn_vit: StitchedModel, tmp_path: Path) -> Path:
-    """Its folder."""
+    """The folder of the saved model."""
     cnn_vit.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-# -- the same again ------------------------------------------------------------------------------------------------
+# -- round trips ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("matcher", CLOSED_FORMS)
@@ -87,17 +87,17 @@ def test_every_matcher(
         matcher=matcher,
         **OPTIONS.get(matcher, {}),
     )
-    assert_same(model, there_and_back(model, tmp_path), inputs(a))
+    assert_same(model, saved_and_loaded(model, tmp_path), inputs(a))
 
 
 @pytest.mark.parametrize("family", VISION + LANGUAGE[:-1])
-def test_every_family_on_both_sides_at_once(
+def test_every_family_on_both_sides(
     family: str, net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
 ) -> None:
-    """Buffers that parents do not save (Swin, Llama), tied weights (GPT-2), names that loaders rewrite (ConvNeXt)."""
+    """Buffers that networks do not save (Swin, Llama), tied weights (GPT-2), names that loaders rewrite (ConvNeXt)."""
     a, layer = net(family), LAYERS[family]
     model = stitched(a, a, texts if family in LANGUAGE else images, (layer, layer))
-    again = there_and_back(model, tmp_path)
+    again = saved_and_loaded(model, tmp_path)
     assert_same(model, again, inputs(a))
     if family in LANGUAGE:
         words = [sample["text"] for sample in texts[:3]]
@@ -119,17 +119,17 @@ def test_every_part_keeps_its_dtype(
     assert {p.dtype for p in model.source.parameters()} == {getattr(torch, source)}
     assert {p.dtype for p in model.target.parameters()} == {getattr(torch, target)}
     assert model.stitch.body.weight.dtype == torch.float32
-    assert_same(model, there_and_back(model, tmp_path), inputs(a))
+    assert_same(model, saved_and_loaded(model, tmp_path), inputs(a))
 
 
-def test_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
-    again = there_and_back(cnn_vit, tmp_path, max_shard_size="100KB")
+def test_weights_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
+    again = saved_and_loaded(cnn_vit, tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert_same(cnn_vit, again, inputs(net("cnn")))
-    assert_same(cnn_vit, there_and_back(again, tmp_path), inputs(net("cnn")))  # the shards of before are gone
+    assert_same(cnn_vit, saved_and_loaded(again, tmp_path), inputs(net("cnn")))  # old shards are deleted
 
 
-def test_saved_again_it_is_the_same_folder(saved: Path, tmp_path: Path) -> None:
+def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None:
     StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
     files = sorted(path.name for path in saved.iterdir())
     assert files == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
@@ -138,24 +138,24 @@ def test_saved_again_it_is_the_same_folder(saved: Path, tmp_path: Path) -> None:
         assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
 
 
-def test_after_a_stitch_was_exchanged(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
+def test_after_replacing_the_stitch(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
     cnn_vit.stitch = cnn_vit.stitch.identity()
-    assert_same(cnn_vit, there_and_back(cnn_vit, tmp_path), inputs(net("cnn")))
+    assert_same(cnn_vit, saved_and_loaded(cnn_vit, tmp_path), inputs(net("cnn")))
 
 
-def test_in_another_dtype(saved: Path) -> None:
+def test_loading_in_another_dtype(saved: Path) -> None:
     for dtype in ("bfloat16", torch.bfloat16):
         assert {p.dtype for p in StitchedModel.from_pretrained(saved, dtype=dtype).parameters()} == {torch.bfloat16}
     assert {p.dtype for p in StitchedModel.from_pretrained(saved, dtype="auto").parameters()} == {torch.float32}
 
 
-def test_loading_draws_no_random_numbers(saved: Path) -> None:
+def test_loading_keeps_the_random_state(saved: Path) -> None:
     before = torch.get_rng_state()
     StitchedModel.from_pretrained(saved)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_path_of_this_machine_is_saved(images: Any, tmp_path: Path) -> None:
+def test_no_local_path_is_saved(images: Any, tmp_path: Path) -> None:
     build("vit", 0).save_pretrained(tmp_path / "parent")
     a = hf_stitch.load(str(tmp_path / "parent"))
     b = adapted("vit", transformers.ViTForImageClassification.from_pretrained(tmp_path / "parent"))
@@ -172,13 +172,12 @@ def test_no_warning_about_the_processor(
     net: Any, texts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     a = net("bert")
-    there_and_back(stitched(a, a, texts, (LAYERS["bert"], LAYERS["bert"])), tmp_path)
+    saved_and_loaded(stitched(a, a, texts, (LAYERS["bert"], LAYERS["bert"])), tmp_path)
     transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert "instantiate a model of type" not in capfd.readouterr().err
 
 
 def test_auto_classes_load_it(saved: Path, cnn_vit: StitchedModel, net: Any, inputs: Any) -> None:
-
     for kind in (transformers.AutoModelForImageClassification, transformers.AutoModel):
         assert_same(cnn_vit, kind.from_pretrained(saved), inputs(net("cnn")))
 
@@ -190,7 +189,7 @@ def test_auto_classes_load_it(saved: Path, cnn_vit: StitchedModel, net: Any, inp
 def test_trainer_trains_it_and_its_checkpoint_loads(
     trained: str, net: Any, images: Any, inputs: Any, tmp_path: Path
 ) -> None:
-    """With a source of timm, whose forward takes its input and nothing besides."""
+    """With a source of timm, whose forward method takes only its input."""
     model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
     if trained == "stitch":
         model.requires_grad_(False)
@@ -224,7 +223,7 @@ def test_trainer_trains_it_and_its_checkpoint_loads(
     assert same_state(again, model)
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------------
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -248,18 +247,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no config": (
         lambda f: (f / "config.json").unlink(),
         FileNotFoundError,
-        "has no config.json: it is no saved stitched model",
+        "has no config.json: it contains no stitched model",
     ),
     "no weights": (
         lambda f: (f / "model.safetensors").unlink(),
         FileNotFoundError,
         "has no model.safetensors: the weights are missing",
     ),
-    "config not JSON": (lambda f: truncate(f / "config.json", 100), ValueError, "config.json is no valid JSON"),
+    "config not JSON": (lambda f: truncate(f / "config.json", 100), ValueError, "config.json is not valid JSON"),
     "config no object": (
         lambda f: (f / "config.json").write_text("[]"),
         ValueError,
-        "must hold a JSON object, got list",
+        "must contain a JSON object, got list",
     ),
     "truncated": (
         lambda f: truncate(f / "model.safetensors", 50_000),
@@ -270,7 +269,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "another model": (
         lambda f: edit(f, lambda c: c.update(model_type="bert")),
         ValueError,
-        "config of a 'bert' model, not of a stitched one",
+        "config of a 'bert' model, not of a stitched model",
     ),
     "unknown class": (
         lambda f: edit(f, lambda c: c.update(task="tts")),
@@ -317,41 +316,41 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_folder_is_refused(damage: str, saved: Path) -> None:
+def test_a_damaged_folder_is_rejected(damage: str, saved: Path) -> None:
     harm, error, message = DAMAGE[damage]
     harm(saved)
     with pytest.raises(error, match=message):
         StitchedModel.from_pretrained(saved)
 
 
-def test_a_shard_that_is_missing_is_noticed(cnn_vit: StitchedModel, tmp_path: Path) -> None:
+def test_a_missing_shard_is_rejected(cnn_vit: StitchedModel, tmp_path: Path) -> None:
     cnn_vit.save_pretrained(tmp_path, max_shard_size="100KB")
     sorted(tmp_path.glob("model-*.safetensors"))[1].unlink()
     with pytest.raises(ValueError, match=r"lacks \d+ weights"):
         StitchedModel.from_pretrained(tmp_path)
 
 
-def test_the_class_with_another_head_is_refused(saved: Path) -> None:
+def test_the_class_of_another_head_is_rejected(saved: Path) -> None:
     assert isinstance(StitchedModelForImageClassification.from_pretrained(saved), StitchedModelForImageClassification)
     with pytest.raises(
-        ValueError, match="holds a StitchedModelForImageClassification and no StitchedModelForSequenceClassification"
+        ValueError, match="contains a StitchedModelForImageClassification, not a StitchedModelForSequenceClassification"
     ):
         StitchedModelForSequenceClassification.from_pretrained(saved)
 
 
-def test_it_goes_to_one_device(saved: Path) -> None:
+def test_device_map_with_one_device(saved: Path) -> None:
     assert StitchedModel.from_pretrained(saved, device_map="cpu").device.type == "cpu"
     with pytest.raises(ValueError, match="device_map must name one device"):
         StitchedModel.from_pretrained(saved, device_map="auto")
 
 
-def test_a_config_alone_makes_no_model() -> None:
+def test_an_empty_config_is_rejected() -> None:
     with pytest.raises(ValueError, match="this config describes no stitched model"):
         StitchedModel(hf_stitch.StitchConfig())
 
 
 def pickled(folder: Path, name: str) -> Path:
-    """A folder whose weights are a pickle that leaves a file behind when it is opened."""
+    """Write weights as a pickle that creates a file when it is opened; return the path of this file."""
     trace = folder / "unpickled"
 
     class Bomb:
@@ -371,7 +370,7 @@ def test_pickles_are_never_opened(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["vit", "cnn"])
-def test_load_opens_no_pickle_either(family: str, tmp_path: Path) -> None:
+def test_load_opens_no_pickles(family: str, tmp_path: Path) -> None:
     if family == "vit":
         build("vit", 0).config.save_pretrained(tmp_path)
     else:
@@ -382,7 +381,7 @@ def test_load_opens_no_pickle_either(family: str, tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_code_of_a_repository_does_not_run_unless_asked_for(tmp_path: Path) -> None:
+def test_code_of_a_repository_does_not_run_by_default(tmp_path: Path) -> None:
     config = {
         "model_type": "custom",
         "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"},

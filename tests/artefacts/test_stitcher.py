@@ -1,4 +1,4 @@
-"""The small artefact: saved, loaded and attached to the networks that it names."""
+"""Stitchers, saved, loaded and attached to their networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def saved(net: Any, images: Any, tmp_path: Path) -> Path:
     return tmp_path / "stitcher"
 
 
-def as_it_was(stitcher: Stitcher) -> tuple[Any, ...]:
+def content(stitcher: Stitcher) -> tuple[Any, ...]:
     ends = (stitcher.source, stitcher.source_layer, stitcher.target, stitcher.target_layer)
     return (*ends, stitcher.task, stitcher.scores, stitcher.stitch.to_dict(), json.loads(json.dumps(stitcher.recipe)))
 
@@ -46,7 +46,7 @@ def as_it_was(stitcher: Stitcher) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "pair", [("cnn", "deit"), ("vit", "vit"), ("gpt2", "llama"), ("roberta", "bert")], ids="-".join
 )
-def test_saved_loaded_and_attached_it_is_the_same_model(
+def test_a_saved_loaded_and_attached_stitcher_is_the_same_model(
     matcher: str, pair: tuple[str, str], net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
 ) -> None:
     a, b = net(pair[0]), net(pair[1], 1)
@@ -66,7 +66,7 @@ def test_saved_loaded_and_attached_it_is_the_same_model(
     )
     model.stitcher.save_pretrained(tmp_path)
     again = Stitcher.from_pretrained(tmp_path)
-    assert as_it_was(again) == as_it_was(model.stitcher)
+    assert content(again) == content(model.stitcher)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "stitch.safetensors", "stitcher.json"]
     attached = again.attach(a.model if pair[0] == "vit" else a, b)
     batch = inputs(a)
@@ -77,7 +77,7 @@ def test_saved_loaded_and_attached_it_is_the_same_model(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_parents_of_other_dtypes(dtype: str, images: Any, inputs: Any, tmp_path: Path) -> None:
+def test_networks_of_other_dtypes(dtype: str, images: Any, inputs: Any, tmp_path: Path) -> None:
     a, b = network("vit", 0, dtype), network("swin", 1, dtype)
     model = stitched(a, b, images, (LAYERS["vit"], LAYERS["swin"]))
     model.stitcher.save_pretrained(tmp_path)
@@ -87,7 +87,7 @@ def test_parents_of_other_dtypes(dtype: str, images: Any, inputs: Any, tmp_path:
         assert torch.equal(attached(**inputs(a)).logits, model(**inputs(a)).logits)
 
 
-def test_networks_of_user_code_are_attached_live(tmp_path: Path) -> None:
+def test_networks_of_user_code_are_attached_as_modules(tmp_path: Path) -> None:
     nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
     a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
     x = torch.randn(60, 4)
@@ -97,12 +97,12 @@ def test_networks_of_user_code_are_attached_live(tmp_path: Path) -> None:
     assert torch.equal(stitcher.attach(a, b)(input=x), model(input=x))
     for side, given in (("source", {"target": b}), ("target", {"source": a})):
         with pytest.raises(
-            ValueError, match=f"the {side} was a live module or in a local folder: pass it, as {side}=…"
+            ValueError, match=f"the {side} was a module in memory or in a local folder: pass it, as {side}=…"
         ):
             stitcher.attach(**given)
 
 
-def test_a_local_folder_is_named_when_it_is_attached(images: Any, inputs: Any, net: Any, tmp_path: Path) -> None:
+def test_a_local_folder_is_passed_to_attach(images: Any, inputs: Any, net: Any, tmp_path: Path) -> None:
     build("vit", 0).save_pretrained(tmp_path / "vit")
     a = hf_stitch.load(str(tmp_path / "vit"))
     model = stitched(a, net("cnn", 1), images, (LAYERS["vit"], LAYERS["cnn"]))
@@ -112,7 +112,7 @@ def test_a_local_folder_is_named_when_it_is_attached(images: Any, inputs: Any, n
         assert torch.equal(attached(**inputs(a)).logits, model(**inputs(a)).logits)
 
 
-def test_attaching_changes_neither_the_stitcher_nor_the_parents(saved: Path, net: Any) -> None:
+def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved: Path, net: Any) -> None:
     stitcher = Stitcher.from_pretrained(saved)
     attached = stitcher.attach(net("cnn"), net("vit", 1))
     assert attached.parents == (net("cnn"), net("vit", 1))
@@ -124,14 +124,14 @@ def test_attaching_changes_neither_the_stitcher_nor_the_parents(saved: Path, net
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_other_weights_are_refused(side: str, saved: Path, net: Any) -> None:
+def test_other_weights_are_rejected(side: str, saved: Path, net: Any) -> None:
     parents = {"source": net("cnn"), "target": net("vit", 1)}
     parents[side] = net("cnn", 7) if side == "source" else net("vit", 7)
     with pytest.raises(ValueError, match=f"the {side} .* has other weights than the stitch was fitted to"):
         Stitcher.from_pretrained(saved).attach(**parents)
 
 
-def test_a_single_weight_that_changed_is_noticed(saved: Path, net: Any) -> None:
+def test_a_single_changed_weight_is_rejected(saved: Path, net: Any) -> None:
     model = build("cnn", 0)
     assert adapted("cnn", model).pinned.weights_hash == net("cnn").pinned.weights_hash
     with torch.no_grad():
@@ -140,12 +140,12 @@ def test_a_single_weight_that_changed_is_noticed(saved: Path, net: Any) -> None:
         Stitcher.from_pretrained(saved).attach(adapted("cnn", model), net("vit", 1))
 
 
-def test_it_is_small_and_reads_well(saved: Path) -> None:
+def test_size_and_repr(saved: Path) -> None:
     assert sum(path.stat().st_size for path in saved.iterdir()) < 20_000
     assert repr(Stitcher.from_pretrained(saved)).endswith(f"{LAYERS['vit']})")
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------------
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -169,15 +169,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no config": (
         lambda f: (f / "stitcher.json").unlink(),
         FileNotFoundError,
-        "has no stitcher.json: it is no saved stitcher",
+        "has no stitcher.json: it contains no stitcher",
     ),
     "no weights": (lambda f: (f / "stitch.safetensors").unlink(), FileNotFoundError, "has no stitch.safetensors"),
     "config not JSON": (
         lambda f: truncate(f / "stitcher.json", 80),
         ValueError,
-        "stitcher.json is no valid JSON",
+        "stitcher.json is not valid JSON",
     ),
-    "config no object": (lambda f: (f / "stitcher.json").write_text("[]"), ValueError, "must hold a JSON object"),
+    "config no object": (lambda f: (f / "stitcher.json").write_text("[]"), ValueError, "must contain a JSON object"),
     "no layer": (
         lambda f: edit(f, lambda c: c["source"].pop("layer")),
         ValueError,
@@ -213,14 +213,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_folder_is_refused(damage: str, saved: Path) -> None:
+def test_a_damaged_folder_is_rejected(damage: str, saved: Path) -> None:
     harm, error, message = DAMAGE[damage]
     harm(saved)
     with pytest.raises(error, match=f"(?s){message}"):
         Stitcher.from_pretrained(saved)
 
 
-def test_a_task_that_does_not_exist_is_refused(saved: Path, net: Any) -> None:
+def test_an_unknown_task_is_rejected(saved: Path, net: Any) -> None:
     edit(saved, lambda c: (c.update(task="image-clasification"), c.pop("checksum")))
     with pytest.raises(ValueError, match="no 'image-clasification' among heads; did you mean"):
         Stitcher.from_pretrained(saved).attach(net("cnn"), net("vit", 1))

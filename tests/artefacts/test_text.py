@@ -1,4 +1,4 @@
-"""Two networks of texts joined into one."""
+"""Stitching of two text networks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any)
         ("t5", "bert", "none"),
     ],
 )
-def test_it_gives_what_encoding_stitching_and_decoding_give(
+def test_output_equals_encode_stitch_decode(
     source: str, target: str, pooling: str, padding: str, net: Any, inputs: Any, texts: Any
 ) -> None:
     a, b, layers = net(source), net(target, 1), (LAYERS[source], LAYERS[target])
@@ -45,7 +45,7 @@ def test_it_gives_what_encoding_stitching_and_decoding_give(
 
 
 @pytest.mark.parametrize(("source", "target", "pooling"), [("roberta", "bert", "mean"), ("gpt2", "llama", "none")])
-def test_what_padding_holds_and_how_long_it_is_changes_nothing(
+def test_content_and_length_of_padding_do_not_matter(
     source: str, target: str, pooling: str, net: Any, inputs: Any, texts: Any
 ) -> None:
     a = net(source)
@@ -54,7 +54,7 @@ def test_what_padding_holds_and_how_long_it_is_changes_nothing(
     mask = batch["attention_mask"].bool()
     other = {**batch, "input_ids": batch["input_ids"].masked_fill(~mask, 9)}
     longer = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in batch.items()}
-    if source == "roberta":  # its positions are read off the padding id
+    if source == "roberta":  # its positions depend on the padding id
         other, longer["input_ids"][:, -3:] = batch, a.interface.pad_id
     with torch.no_grad():
         expected, got, long = (model(**given).logits for given in (batch, other, longer))
@@ -90,7 +90,7 @@ def test_a_language_model(net: Any, inputs: Any, texts: Any) -> None:
     assert model.evaluation["perplexity"].value > 1
 
 
-def test_the_processor_is_the_source_s(net: Any, texts: Any) -> None:
+def test_the_processor_is_that_of_the_source(net: Any, texts: Any) -> None:
     a, samples = net("roberta"), [sample["text"] for sample in texts[:4]]
     model = stitched(a, net("bert", 1), texts, ROBERTA_BERT, pooling="mean")
     for name, value in a.preprocess(samples).items():
@@ -111,19 +111,19 @@ def test_tokens_of_two_tokenizers_do_not_correspond(net: Any, texts: Any) -> Non
         stitched(net("roberta"), net("bert", 1), texts, ROBERTA_BERT)
 
 
-def test_tokenizers_that_pad_on_different_sides_are_refused(net: Any, texts: Any) -> None:
+def test_tokenizers_that_pad_on_different_sides_are_rejected(net: Any, texts: Any) -> None:
     left = adapted("llama", build("llama", 1))
     left.processor.padding_side = "left"
     with pytest.raises(ValueError, match="cut or pad the texts differently"):
         stitched(net("gpt2"), left, texts, GPT2_LLAMA)
 
 
-def test_a_language_model_takes_no_pooled_stitch(net: Any, texts: Any) -> None:
+def test_a_pooled_stitch_into_a_language_model_is_rejected(net: Any, texts: Any) -> None:
     with pytest.raises(ValueError, match="no next token could be predicted; use pooling='none'"):
         stitched(net("gpt2"), net("llama", 1), texts, GPT2_LLAMA, pooling="mean")
 
 
-def test_texts_in_two_languages_meet_by_their_ids(net: Any, texts: Any) -> None:
+def test_paired_texts_correspond_by_their_ids(net: Any, texts: Any) -> None:
     a, b = net("roberta"), net("bert", 1)
     other = [sample["text"].upper() for sample in texts]
     model = stitched(a, b, texts, ROBERTA_BERT, pooling="mean", paired_data=other)

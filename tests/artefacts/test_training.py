@@ -1,4 +1,4 @@
-"""transformers' Trainer takes a stitched model as any other."""
+"""Training of stitched models with the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transforme
     return transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
 
 
-def test_frozen_networks_stay_as_they_are_while_the_stitch_learns(images: Any, tmp_path: Path) -> None:
-    """Not a bit of the halves moves, nor a statistic of a BatchNorm."""
+def test_frozen_networks_do_not_change_while_the_stitch_is_trained(images: Any, tmp_path: Path) -> None:
+    """Weights of the halves and statistics of BatchNorm stay bitwise the same."""
     model = image_model(images).freeze_networks()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer(model, images, tmp_path).train()
@@ -57,7 +57,7 @@ def test_frozen_networks_stay_as_they_are_while_the_stitch_learns(images: Any, t
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_interrupted_training_goes_on_to_the_same_weights(frozen: bool, images: Any, tmp_path: Path) -> None:
+def test_a_resumed_training_reaches_the_same_weights(frozen: bool, images: Any, tmp_path: Path) -> None:
     def fresh() -> StitchedModel:
         return image_model(images).freeze_networks() if frozen else image_model(images)
 
@@ -106,7 +106,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         torch.testing.assert_close(gradient, expected[name])
 
 
-def test_gradient_checkpointing_is_refused_where_a_half_has_none(images: Any) -> None:
+def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
         image_model(images).activation_checkpointing_enable()
 
@@ -130,7 +130,7 @@ run.save_model(str(folder / "trained"))
 
 @pytest.mark.slow
 def test_two_processes(images: Any, tmp_path: Path) -> None:
-    """The same steps as one process with batches twice as large."""
+    """Two processes take the same steps as one process with twice the batch size."""
     draw = torch.Generator().manual_seed(0)
     data = [{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5} for i in range(24)]
     model = image_model(images)
@@ -148,8 +148,8 @@ def test_two_processes(images: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(trained.stitch.body.weight, model.stitch.body.weight, rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_live_parent_is_does_not_matter_after(images: Any) -> None:
-    """The halves are copies: training them leaves the parents alone."""
+def test_training_does_not_change_the_networks(images: Any) -> None:
+    """The halves are copies of the networks."""
     parent = build("cnn", 0)
     a = hf_stitch.load(parent, example_inputs=torch.randn(2, 3, 32, 32))
     before = {name: value.clone() for name, value in parent.state_dict().items()}

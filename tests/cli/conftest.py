@@ -1,4 +1,4 @@
-"""What the tests of the command line run on: two tiny untrained networks in folders."""
+"""Fixtures of the command line tests: two tiny untrained networks in folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A ResNet of timm and a ViT of transformers, for the digits."""
+    """Save a timm ResNet and a transformers ViT for images of digits, and return their folders."""
     from hf_stitch import Samples
     from hf_stitch.cli import networks
     from hf_stitch.data import read_data

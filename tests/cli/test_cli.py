@@ -24,8 +24,8 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="hf-stitch")
 
 
-def told(*arguments: object) -> str:
-    """The one line that tells of an error."""
+def error_line(*arguments: object) -> str:
+    """Run a command that fails and return its one-line error message."""
     result = run(*arguments)
     assert result.exit_code == 1, result.output
     assert not result.stdout
@@ -35,7 +35,7 @@ def told(*arguments: object) -> str:
 
 
 def recorded(*arguments: object) -> Any:
-    """What ``--json`` prints: stdout is JSON and nothing else."""
+    """Run a command with ``--json`` and parse stdout, which contains nothing but JSON."""
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -43,7 +43,7 @@ def recorded(*arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def stitched(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of ``hf-stitch stitch``: its folder and its record."""
+    """Run ``hf-stitch stitch`` once, and return its output folder and its JSON record."""
     out = tmp_path_factory.mktemp("out") / "run"
     record = recorded(
         "stitch", folders["cnn"], folders["vit"], "--source-layer", "layer2.0", "--target-layer", "vit.layers.1",
@@ -52,7 +52,7 @@ def stitched(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     return out, record
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -80,7 +80,7 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-def test_debug_shows_the_error_itself(tmp_path: Path) -> None:
+def test_debug_raises_the_error(tmp_path: Path) -> None:
     result = run("--debug", "layers", tmp_path)
     assert isinstance(result.exception, ValueError)
     assert "no config.json" in str(result.exception)
@@ -89,7 +89,7 @@ def test_debug_shows_the_error_itself(tmp_path: Path) -> None:
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
-def test_layers_are_those_of_the_adapter(folders: dict[str, Path]) -> None:
+def test_layers_lists_the_layers_of_the_adapter(folders: dict[str, Path]) -> None:
     adapter = hf_stitch.load(str(folders["vit"]))
     record = recorded("layers", folders["vit"])
     assert record["task"] == "image-classification"
@@ -100,19 +100,19 @@ def test_layers_are_those_of_the_adapter(folders: dict[str, Path]) -> None:
     assert 0 < first["cost"] < record["layers"][-1]["cost"] <= 1
 
 
-def test_layers_in_a_table(folders: dict[str, Path]) -> None:
+def test_layers_prints_a_table(folders: dict[str, Path]) -> None:
     result = run("layers", folders["cnn"])
     assert result.exit_code == 0
     (line,) = [line for line in result.stdout.splitlines() if "layer2.0" in line]
     assert all(word in line for word in ("bchw", "32", "4×4", "verified", "stubs"))
 
 
-def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
-    assert "no config.json" in told("layers", tmp_path)
+def test_layers_rejects_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert "no config.json" in error_line("layers", tmp_path)
 
 
-def test_an_unknown_architecture_is_told_with_the_nearest() -> None:
-    assert "did you mean 'resnet18'?" in told("layers", "timm:resnet_18")
+def test_layers_suggests_the_nearest_architecture() -> None:
+    assert "did you mean 'resnet18'?" in error_line("layers", "timm:resnet_18")
 
 
 # -- list --------------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_list_shows_every_name(kind: str) -> None:
     assert run("list", kind).exit_code == 0
 
 
-def test_list_says_where_a_matcher_is_and_what_it_does() -> None:
+def test_list_shows_source_and_summary_of_a_matcher() -> None:
     (entry,) = [e for e in recorded("list", "matchers") if e["name"] == "lstsq"]
     assert entry["origin"] == "built-in"
     assert entry["source"] == "hf_stitch.matchers.lstsq:Lstsq"
@@ -147,7 +147,7 @@ def test_list_shows_a_broken_plugin_as_broken(monkeypatch: pytest.MonkeyPatch) -
 # -- stitch and evaluate -----------------------------------------------------------------------------------------------
 
 
-def test_stitch_saves_what_it_says(stitched: tuple[Path, dict[str, Any]]) -> None:
+def test_stitch_saves_everything_in_its_record(stitched: tuple[Path, dict[str, Any]]) -> None:
     out, record = stitched
     assert record["recipe"]["matcher"] == {"name": "low_rank", "rank": 4, "rcond": None}
     assert record["recipe"]["samples"] == 80
@@ -158,8 +158,10 @@ def test_stitch_saves_what_it_says(stitched: tuple[Path, dict[str, Any]]) -> Non
     Image.open(out / "evaluation.png").verify()
 
 
-def test_evaluate_repeats_what_stitch_measured(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
-    """Both artefacts, on other samples than the first time, and alike."""
+def test_evaluate_scores_both_artefacts_the_same(
+    stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
+) -> None:
+    """The stitched model and the stitcher have the same scores on samples that ``stitch`` did not use."""
     out, record = stitched
     data = ("--data", "sklearn:digits", "--split", "train", "--max-samples", 50)
     model = recorded("evaluate", out / "model", *data, "--target", folders["vit"])
@@ -170,7 +172,7 @@ def test_evaluate_repeats_what_stitch_measured(stitched: tuple[Path, dict[str, A
     assert model["scores"].keys() == record["evaluation"]["scores"].keys()
 
 
-def test_evaluate_audits(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
+def test_evaluate_runs_an_audit(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
     arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits")
     result = run(*arguments, "--split", "test", "--max-samples", 300, "--audit", "--train-split", "train", "--json")
     record, shown = json.loads(result.stdout), result.stderr
@@ -181,42 +183,42 @@ def test_evaluate_audits(stitched: tuple[Path, dict[str, Any]], folders: dict[st
     assert refused.exit_code == 2 and "--audit" in refused.stderr
 
 
-def test_evaluate_warns_of_samples_that_were_fitted_on(
+def test_evaluate_warns_about_samples_used_for_fitting(
     stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
 ) -> None:
     arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split")
-    assert "the map was fitted on some of these" in run(*arguments, "test", "--max-samples", 120).stderr
-    assert "the map was fitted on some of these" not in run(*arguments, "train", "--max-samples", 20).stderr
+    assert "was fitted on some of these" in run(*arguments, "test", "--max-samples", 120).stderr
+    assert "was fitted on some of these" not in run(*arguments, "train", "--max-samples", 20).stderr
 
 
-def test_evaluate_asks_for_networks_that_were_local(stitched: tuple[Path, dict[str, Any]]) -> None:
+def test_evaluate_requires_networks_from_local_folders(stitched: tuple[Path, dict[str, Any]]) -> None:
     for folder, option in (("model", "--target"), ("stitcher", "--source")):
         result = run("evaluate", stitched[0] / folder, *DIGITS)
         assert result.exit_code == 2
         assert option in result.stderr
 
 
-def test_evaluate_tells_what_is_no_stitched_model(folders: dict[str, Path]) -> None:
-    assert "not of a stitched" in told("evaluate", folders["vit"], *DIGITS)
+def test_evaluate_rejects_an_ordinary_model(folders: dict[str, Path]) -> None:
+    assert "not of a stitched" in error_line("evaluate", folders["vit"], *DIGITS)
 
 
-def stitching(folders: dict[str, Path], out: Path, *options: object) -> tuple[object, ...]:
+def stitch_arguments(folders: dict[str, Path], out: Path, *options: object) -> tuple[object, ...]:
     return (
         "stitch", folders["cnn"], folders["vit"], "--source-layer", "layer2.0", "--target-layer", "vit.layers.1",
         "--out", out, *DIGITS, *options,
     )  # fmt: skip
 
 
-def test_stitch_tells_of_an_unknown_matcher_with_the_nearest(folders: dict[str, Path], tmp_path: Path) -> None:
-    assert "did you mean 'procrustes'?" in told(*stitching(folders, tmp_path, "--matcher", "procustes"))
+def test_stitch_suggests_the_nearest_matcher(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "did you mean 'procrustes'?" in error_line(*stitch_arguments(folders, tmp_path, "--matcher", "procustes"))
 
 
-def test_stitch_tells_of_what_is_no_layer(folders: dict[str, Path], tmp_path: Path) -> None:
-    assert "layer9" in told(*stitching(folders, tmp_path, "--source-layer", "layer9"))
+def test_stitch_rejects_an_unknown_layer(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "layer9" in error_line(*stitch_arguments(folders, tmp_path, "--source-layer", "layer9"))
 
 
-def test_stitch_tells_how_many_samples_there_are(folders: dict[str, Path], tmp_path: Path) -> None:
-    assert "at most 359" in told(*stitching(folders, tmp_path, "--max-samples", 1000))
+def test_stitch_rejects_more_samples_than_available(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "at most 359" in error_line(*stitch_arguments(folders, tmp_path, "--max-samples", 1000))
 
 
 @pytest.mark.parametrize(
@@ -224,15 +226,15 @@ def test_stitch_tells_how_many_samples_there_are(folders: dict[str, Path], tmp_p
     [
         (("--matcher", "ridge", "--option", "rigde=1"), "did you mean 'ridge'"),
         (("--matcher", "low_rank"), "needs the option 'rank'"),
-        (("--option", "rank"), "write key=value"),
+        (("--option", "rank"), "must be key=value"),
         (("--pooling", "all"), "must be one of none"),
-        (("--test-size", "1.5"), "a share is below 1"),
+        (("--test-size", "1.5"), "must be a share below 1"),
     ],
 )
-def test_stitch_refuses_wrong_options(
+def test_stitch_rejects_wrong_options(
     folders: dict[str, Path], tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    result = run(*stitching(folders, tmp_path / "out", *options))
+    result = run(*stitch_arguments(folders, tmp_path / "out", *options))
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
@@ -241,9 +243,7 @@ def test_stitch_refuses_wrong_options(
 # -- swap --------------------------------------------------------------------------------------------------------------
 
 
-def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[str, Path], tmp_path: Path) -> None:
     place = ("--encoder-layer", "layer4.0", "--max-samples", "60", "--out")
     record = recorded(
         "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90",
@@ -264,10 +264,10 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
         "--matcher", "ridge", "--option", "ridge=0.1", *DIGITS[:4], "--max-samples", "60", "--out", tmp_path / "two",
     )  # fmt: skip
     assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
-    # What the set knows needs no samples, and is not scored on the anchors either.
+    # The anchor set already contains this encoder, and the anchors are left out of scoring as before.
     back = recorded(
-        "swap", again["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", "--pooling", "mean", *DIGITS[:4],
-        "--out", tmp_path / "three",
+        "swap", again["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", "--pooling", "mean",
+        *DIGITS[:4], "--out", tmp_path / "three",
     )  # fmt: skip
     assert back["evaluation"]["n"] == everything - 90
     assert again["recipe"]["matcher"] == {"name": "ridge", "ridge": 0.1, **{
@@ -278,21 +278,21 @@ def test_swap_gives_a_network_another_encoder_and_what_it_made_yet_another(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--anchors", "9"), "no stitched model: --target-layer"),
-        (("--selection", "random"), "no stitched model: --target-layer"),
-        (("--task", "image-classification"), "no stitched model: --target-layer"),
-        (("--option", "ridge=1"), "none is named: --matcher"),
+        (("--anchors", "9"), "which need --target-layer"),
+        (("--selection", "random"), "which need --target-layer"),
+        (("--task", "image-classification"), "which need --target-layer"),
+        (("--option", "ridge=1"), "requires --matcher"),
         (("--target-layer", "x", "--selection", "kmeans"), "must be one of random, stratified"),
     ],
 )
-def test_swap_refuses_options_that_say_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+def test_swap_rejects_options_without_effect(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
     result = run("swap", "a", "b", "--encoder-layer", "x", *DIGITS[:4], "--out", tmp_path / "out", *options)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
 
 
-def test_the_seed_of_swap_draws_the_anchors(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_swap_draws_anchors_by_seed(folders: dict[str, Path], tmp_path: Path) -> None:
     one, other = (
         recorded(
             "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--encoder-layer", "layer4.0",
@@ -302,8 +302,10 @@ def test_the_seed_of_swap_draws_the_anchors(folders: dict[str, Path], tmp_path: 
     assert one != other
 
 
-def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path) -> None:
-    line = told(
+def test_swap_rejects_a_stitched_model_without_anchors(
+    stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    line = error_line(
         "swap",
         stitched[0] / "model",
         folders["cnn"],
@@ -313,27 +315,27 @@ def test_swap_tells_what_it_cannot_do(stitched: tuple[Path, Any], folders: dict[
         "--out",
         tmp_path / "x",
     )
-    assert "keeps no anchors" in line
+    assert "contains no anchors" in line
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_tells_what_is_found(folders: dict[str, Path]) -> None:
+def test_doctor_reports_cuts_and_inputs(folders: dict[str, Path]) -> None:
     record = recorded("doctor", folders["vit"])
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
     shown = run("doctor", folders["vit"]).stdout
-    assert "takes pixel_values (image)" in " ".join(shown.split())  # wherever the path makes the line break
+    assert "takes pixel_values (image)" in " ".join(shown.split())  # the length of the path decides where lines break
 
 
-def test_doctor_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
+def test_doctor_exits_with_1_if_loading_fails(tmp_path: Path) -> None:
     result = run("doctor", tmp_path / "nothing")
     assert result.exit_code == 1
     assert "could not be loaded" in result.stdout
 
 
-def test_doctor_looks_at_either_stack_of_an_encoder_decoder_with_random_weights(tmp_path: Path) -> None:
+def test_doctor_examines_the_decoder_of_an_encoder_decoder_with_random_weights(tmp_path: Path) -> None:
     config = T5Config(
         d_model=16, num_layers=2, num_heads=2, d_ff=16, d_kv=8, vocab_size=50, decoder_start_token_id=0,
         architectures=["T5ForConditionalGeneration"],
@@ -343,7 +345,7 @@ def test_doctor_looks_at_either_stack_of_an_encoder_decoder_with_random_weights(
     assert [e["layer"] for e in record["layers"]] == ["decoder.block.0", "decoder.block.1"]
 
 
-def test_nothing_precedes_the_report(tmp_path: Path) -> None:
+def test_doctor_silences_transformers(tmp_path: Path) -> None:
     BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)).save_pretrained(
         tmp_path
     )

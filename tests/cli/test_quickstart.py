@@ -15,7 +15,7 @@ from hf_stitch.cli import app, quickstart
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
-    """The quickstart with one network of each kind and two matchers: its folder, what it said, its record."""
+    """Run the quickstart on one network of each kind with two matchers: output folder, stderr and JSON record."""
     out = tmp_path_factory.mktemp("quickstart")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart, "NETWORKS", {"cnn-0": ("cnn", 0), "vit-0": ("vit", 0)})
@@ -34,12 +34,12 @@ def test_every_layer_is_scored_with_every_matcher(ran: tuple[Path, str, dict[str
     assert [r["matcher"] for r in results] == ["identity", "rank 4"] * 4
     for r in results[::2]:
         scores = r["evaluation"]["scores"]
-        assert scores["stitched"] == scores["identity"], "the matcher and the baseline are one"
+        assert scores["stitched"] == scores["identity"], "the matcher and the baseline are the same map"
         assert scores["target"]["accuracy"]["value"] > 0.5
 
 
 def test_best_follows_the_rule(ran: tuple[Path, str, dict[str, Any]]) -> None:
-    _, said, record = ran
+    _, output, record = ran
     last = record["results"][-1]["target_layer"]
     figures = [
         r["evaluation"]["scores"]["stitched"]["relative_accuracy"]["value"]
@@ -50,11 +50,11 @@ def test_best_follows_the_rule(ran: tuple[Path, str, dict[str, Any]]) -> None:
     assert best["stitched"]["relative_accuracy"]["value"] == max(figures)
     for baseline in ("identity", "mean_only", "chance"):
         assert best["stitched"]["relative_accuracy"]["low"] > best[baseline]["relative_accuracy"]["high"]
-    assert record["rule"] in said
-    assert "answer all 359 held-out images as before, bit for bit" in said
+    assert record["rule"] in output
+    assert "bit-identical logits on all 359 held-out images" in output
 
 
-def test_files_hold_what_was_found(ran: tuple[Path, str, dict[str, Any]]) -> None:
+def test_files_contain_the_results(ran: tuple[Path, str, dict[str, Any]]) -> None:
     out, _, record = ran
     assert all(Path(path).exists() for path in record["saved"].values())
     assert json.loads((out / "results.json").read_text()) == record["results"]
@@ -65,13 +65,13 @@ def test_files_hold_what_was_found(ran: tuple[Path, str, dict[str, Any]]) -> Non
     Image.open(out / "results.png").verify()
 
 
-def test_networks_are_found_by_their_folders(ran: tuple[Path, str, dict[str, Any]]) -> None:
+def test_networks_load_from_their_folders(ran: tuple[Path, str, dict[str, Any]]) -> None:
     saved = ran[2]["saved"]
     assert hf_stitch.load(saved["cnn-0"]).library == "timm"
     assert hf_stitch.load(saved["vit-0"]).library == "transformers"
 
 
-def test_data_without_labelled_images_is_told(tmp_path: Path) -> None:
+def test_data_without_labelled_images_is_rejected(tmp_path: Path) -> None:
     import datasets
 
     for split in ("train", "test"):

@@ -1,4 +1,8 @@
-"""For each page, what its snippets take for granted: networks and samples at hand, a Hub with those they name."""
+"""For each page of the documentation, the names that its snippets assume to exist.
+
+A page's *scene* is a namespace of small networks and samples. :func:`on_the_hub` provides the networks that pages load
+from the Hub.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ Namespace = dict[str, Any]
 
 
 def pictures(n: int, seed: int = 0) -> Dataset:
-    """Labelled images, as a data set has them."""
+    """Create a data set of random labelled images."""
     random = np.random.default_rng(seed)
     images = [Image.fromarray(random.integers(0, 255, (40, 48, 3), dtype=np.uint8)) for _ in range(n)]
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=[f"class {i}" for i in range(CLASSES)])})
@@ -37,7 +41,7 @@ def pictures(n: int, seed: int = 0) -> Dataset:
 
 
 def sentences(n: int, seed: int = 0) -> Dataset:
-    """Labelled texts."""
+    """Create a data set of random labelled texts."""
     random = np.random.default_rng(seed)
     texts = [" ".join(random.choice(WORDS, size=random.integers(3, 9))) for _ in range(n)]
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes", "perhaps"])})
@@ -45,7 +49,7 @@ def sentences(n: int, seed: int = 0) -> Dataset:
 
 
 def cnn(seed: int = 0, name: str = "resnet18", **arguments: Any) -> torch.nn.Module:
-    """A network of timm, thin, for small images."""
+    """Create a narrow timm network for small images."""
     torch.manual_seed(seed)
     config = {"input_size": (3, SIZE, SIZE), "crop_pct": 1.0}
     thin = arguments or {"channels": (16, 24, 32, 32)}
@@ -53,7 +57,7 @@ def cnn(seed: int = 0, name: str = "resnet18", **arguments: Any) -> torch.nn.Mod
 
 
 def vit(seed: int = 0) -> transformers.PreTrainedModel:
-    """A vision transformer of eight thin blocks."""
+    """Create a vision transformer with eight narrow blocks."""
     torch.manual_seed(seed)
     config = transformers.ViTConfig(
         **{**BODY, "num_hidden_layers": 8}, image_size=SIZE, patch_size=8, num_labels=CLASSES
@@ -62,12 +66,12 @@ def vit(seed: int = 0) -> transformers.PreTrainedModel:
 
 
 def vit_processor() -> Any:
-    """Its images."""
+    """Create the image processor of :func:`vit`."""
     return transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
 
 
 def text_network(family: str, seed: int = 0) -> Adapter:
-    """A language model of either family, which share a tokenizer."""
+    """Create a small BERT classifier or GPT-2. Both use the same tokenizer."""
     torch.manual_seed(seed)
     if family == "gpt2":
         ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -80,7 +84,7 @@ def text_network(family: str, seed: int = 0) -> Adapter:
 
 @cache
 def on_the_hub() -> dict[str, dict[str, bytes]]:
-    """Files of the networks that pages name: their ids, another size."""
+    """Return the files of the networks that pages load from the Hub, with the same ids but smaller sizes."""
     rexnet = {"width_mult": 0.25, "initial_chs": 8, "final_chs": 64}
     return {
         "timm/rexnet_100.nav_in1k": _timm_files(cnn(0, "rexnet_100", **rexnet), rexnet),
@@ -106,19 +110,27 @@ def _vision_pair() -> tuple[Adapter, Adapter]:
 
 def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
     source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
-    return hf_stitch.stitch(source, target, pictures(60), source_layer="features.8", target_layer="vit.layers.6", progress=False, **arguments)  # fmt: skip
+    return hf_stitch.stitch(
+        source,
+        target,
+        pictures(60),
+        source_layer="features.8",
+        target_layer="vit.layers.6",
+        progress=False,
+        **arguments,
+    )
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
 def readme() -> Namespace:
-    """Images alone: it loads its networks from the Hub."""
+    """Images. The page loads its networks from the Hub."""
     return {"my_images": pictures(60)}
 
 
 def compare() -> Namespace:
-    """Two networks of images, two of texts, and rows recorded elsewhere."""
+    """Two image networks, two text networks, and saved activations."""
     np.savez("theirs.npz", **{"layer": np.random.default_rng(0).normal(size=(1000, 8))})
     return {
         "a": hf_stitch.load(cnn()),
@@ -136,7 +148,7 @@ def cut() -> Namespace:
 
 
 def relative() -> Namespace:
-    """A CNN and a ViT that take the same images, rows of theirs, images made ready, and many rows in a file."""
+    """A CNN and a ViT, their activations, preprocessed images, and a file of many rows."""
     torch.manual_seed(0)
     deit = timm.create_model(
         "deit_tiny_patch16_224", img_size=SIZE, depth=12, embed_dim=24, num_classes=CLASSES,
@@ -165,18 +177,18 @@ def relative() -> Namespace:
 
 
 def save() -> Namespace:
-    """A stitched model of two networks of the Hub, and these."""
+    """A stitched model of two networks from the Hub, and both networks."""
     stitched = _stitched()
     return {"stitched": stitched, "a": stitched.parents[0], "b": stitched.parents[1]}
 
 
 def share() -> Namespace:
-    """A stitched model of two networks of the Hub."""
+    """A stitched model of two networks from the Hub."""
     return {"stitched": _stitched()}
 
 
 def stitch() -> Namespace:
-    """A CNN and a ViT, stitched in three ways; two language models; two networks of one architecture."""
+    """A CNN and a ViT, three stitched models, two language models, and two seeds of one architecture."""
     source, target = _vision_pair()
     dataset = pictures(60)
     train, held_out = Samples.of(dataset).split(0.2, 0)
@@ -193,7 +205,7 @@ def stitch() -> Namespace:
 
 
 def train() -> Namespace:
-    """A ViT to be trained, by a Trainer or a loop, and what it is compared with."""
+    """A ViT, training data for a Trainer or a loop, and a reference network."""
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
@@ -215,7 +227,7 @@ def train() -> Namespace:
 
 
 def trust_a_metric() -> Namespace:
-    """Rows of two networks that have something in common."""
+    """Rows of two networks with a common component."""
     random = np.random.default_rng(0)
     common = random.normal(size=(40, 1, 4))
     x, y = (
@@ -230,7 +242,7 @@ def trust_a_metric() -> Namespace:
 
 
 def trust_a_stitch() -> Namespace:
-    """A stitched model, and other stitches of its place."""
+    """A stitched model, and other stitching layers at the same cuts."""
     from hf_stitch.training import TaskLoss
 
     source, target = _vision_pair()
@@ -256,7 +268,7 @@ def trust_a_stitch() -> Namespace:
 
 
 def nothing() -> Namespace:
-    """A page that brings all it needs."""
+    """An empty scene, for pages that define everything themselves."""
     return {}
 
 
@@ -275,11 +287,15 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
     "plugins/hf-stitch-diagonal/README.md": nothing,
 }
-"""Every page with snippets of Python, and what makes its scene."""
+"""Page with Python snippets -> function that creates its scene."""
 
 
 def folders() -> dict[str, str]:
-    """What stands for names on the command line, some of it written to the working folder."""
+    """Write local networks and data sets to the working folder.
+
+    Returns:
+        Name in a command of the documentation -> what the test passes instead.
+    """
     for name, family in (("bert", "bert"), ("gpt2", "gpt2")):
         adapter = text_network(family)
         adapter.model.save_pretrained(name)

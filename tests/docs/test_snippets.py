@@ -1,4 +1,4 @@
-"""Every snippet of README and docs runs as it stands, those of a page one after another."""
+"""All snippets of README and docs run unchanged, page by page in one namespace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def snippets(page: str, language: str) -> Iterator[tuple[int, str]]:
-    """The line of the page at which a snippet begins, and the snippet."""
+    """Yield the line number and the text of every snippet in a language."""
     text = (ROOT / page).read_text()
     for found in FENCED.finditer(text):
         if found[1] == language:
@@ -30,6 +30,7 @@ def snippets(page: str, language: str) -> Iterator[tuple[int, str]]:
 
 
 def every_page() -> list[str]:
+    """List README and all pages of the documentation, relative to the repository."""
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
     return sorted(str(page.relative_to(ROOT)) for page in pages)
 
@@ -48,7 +49,7 @@ COMMANDS = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Hub with the networks that pages name, and a working folder of one's own."""
+    """Serve a local Hub with the networks that the pages name, and change to an empty working folder."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     with turned_to_a_hub(tmp_path / "cache") as server:
@@ -66,7 +67,7 @@ def test_every_page_with_snippets_has_a_scene() -> None:
 def test_python(page: str, hub: None) -> None:
     namespace = {"hf_stitch": hf_stitch, **PAGES[page]()}
     for line, text in snippets(page, "python"):
-        # Blank lines before it, so that an error names the line of the page.
+        # Leading blank lines align line numbers in tracebacks with the page.
         exec(compile("\n" * line + text, page, "exec"), namespace)
     plt.close("all")
 

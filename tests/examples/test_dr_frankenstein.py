@@ -1,4 +1,4 @@
-"""Every experiment runs from the command line to its figures, on a handful of random images."""
+"""Every experiment runs from the command line to its figures on a few random images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPERIMENTS = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two data sets of random images: of 32 × 32 in colour, and of 28 × 28 in grey."""
+    """Write two data sets of random images, 32 × 32 in colour and 28 × 28 in grey, and return their folder."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name, column, shape in (("cifar10", "img", (32, 32, 3)), ("fashion_mnist", "image", (28, 28))):
         (folder / name).mkdir()
@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", EXPERIMENTS)
-def test_an_experiment_runs_from_its_data_to_its_pictures(script: str, data: Path, tmp_path: Path) -> None:
+def test_experiment_writes_record_and_figures(script: str, data: Path, tmp_path: Path) -> None:
     options, pictures = EXPERIMENTS[script]
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", "--preset", "test", "--data-dir", data, "--networks",

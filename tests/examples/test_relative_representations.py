@@ -1,4 +1,4 @@
-"""Every experiment runs from the command line to its figures, on a handful of real samples."""
+"""Every experiment runs from the command line to its figures on a few real samples."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ EXPERIMENTS = {
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of encoders, shared by the experiments."""
+    """Folder of trained encoders, shared by the experiments."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no ../shared/data")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_runs_from_its_data_to_its_pictures(name: str, cache: Path, tmp_path: Path) -> None:
+def test_experiment_writes_record_table_and_figures(name: str, cache: Path, tmp_path: Path) -> None:
     if name == "pretrained" and find_spec(PACKAGE) is None:
         pytest.skip(f"the package {PACKAGE} is not installed")
     options, pictures = EXPERIMENTS[name]

@@ -1,4 +1,4 @@
-"""A Hub of one's own, and this process turned to it."""
+"""Local Hub servers for tests."""
 
 from __future__ import annotations
 

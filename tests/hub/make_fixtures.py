@@ -1,6 +1,6 @@
-"""Writes the artefacts of this version that later versions must read: ``python tests/hub/make_fixtures.py VERSION``.
+"""Write artefacts of this version that later versions must read: ``python tests/hub/make_fixtures.py VERSION``.
 
-Networks of random weights, a few kB; beside each what it answered to which input.
+The networks have random weights and take a few kB. Each artefact is written together with an input and its output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "int
 
 
 def networks() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
-    """Two networks of user code, for a stitcher."""
+    """Build two networks of user code, for a stitcher."""
     nets = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -53,8 +53,8 @@ def main(version: str) -> None:
     )
     whole.save_pretrained(folder / "model")
     with torch.no_grad():
-        answer = {"pixel_values": pictures[:3], "output": whole(pixel_values=pictures[:3]).logits}
-    save_file(answer, folder / "model.answer.safetensors")
+        expected = {"pixel_values": pictures[:3], "output": whole(pixel_values=pictures[:3]).logits}
+    save_file(expected, folder / "model.answer.safetensors")
 
 
 if __name__ == "__main__":

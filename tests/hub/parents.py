@@ -1,4 +1,4 @@
-"""Tiny parents as they lie on the Hub: in transformers' own format and in timm's."""
+"""Tiny networks for the Hub, in the formats of transformers and timm."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PARENTS = {
 
 
 def serve(hub: Hub, *ids: str) -> None:
-    """Put parents on a Hub."""
+    """Upload networks to a Hub."""
     for id in ids:
         hub.put(id, files_of(*PARENTS[id]))
 
 
 def files_of(family: str, seed: int) -> dict[str, bytes]:
-    """The files of a parent."""
+    """Return the files of a network."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if family == "cnn":

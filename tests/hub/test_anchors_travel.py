@@ -1,4 +1,4 @@
-"""Anchors pushed with an artefact: in a fresh process another encoder is swapped in, with no samples."""
+"""Anchors are pushed with an artefact, so that another process can swap the encoder without samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ save_file(found, f"{folder}/found")
 
 @pytest.fixture
 def folder(hub: Hub, images: Any, tmp_path: Path) -> Path:
-    """Both kinds of model pushed, both artefacts; what they and their swaps say here and in a fresh process."""
+    """Push both artefacts of two models; write their outputs and those after a swap, here and in a new process."""
     serve(hub, "timm/cnn", "alice/vit", "alice/vit-2")
     cnn, vit, other = (hf_stitch.load(id) for id in ("timm/cnn", "alice/vit", "alice/vit-2"))
     chosen, last = Samples.of(images).take(12), "vit.layers.2"
@@ -64,7 +64,7 @@ def folder(hub: Hub, images: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pulled_and_swapped_in_a_fresh_process_it_says_the_same(folder: Path, hub: Hub) -> None:
+def test_outputs_after_a_swap_in_a_new_process_are_equal(folder: Path, hub: Hub) -> None:
     expected, found = load_file(folder / "expected"), load_file(folder / "found")
     for name, values in found.items():
         assert torch.equal(values, expected[name.replace("-model", "")]), name

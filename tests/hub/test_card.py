@@ -1,4 +1,4 @@
-"""The card: what it tells, what it never tells, and whose words it keeps."""
+"""Model cards: metadata, text, and merging with text that a person added."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(scope="module")
 def stitcher(images: Any) -> Stitcher:
-    """Between two networks that are said to be on the Hub."""
+    """A stitcher between two networks with ids on the Hub."""
     a, b = network("cnn"), network("vit", 1)
     made = hf_stitch.stitch(
         a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="low_rank", rank=4, progress=False
@@ -35,7 +35,7 @@ def stitcher(images: Any) -> Stitcher:
 
 
 @pytest.mark.parametrize(("whole", "relation"), [(False, "adapter"), (True, "merge")])
-def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitcher) -> None:
+def test_the_metadata_describe_the_artefact(whole: bool, relation: str, stitcher: Stitcher) -> None:
     data = ModelCard(card(replace(stitcher.describe(), whole=whole), name="alice/link")).data
     assert data.library_name == "hf_stitch"
     assert data.pipeline_tag == "image-classification"
@@ -51,7 +51,7 @@ def test_the_metadata_say_what_it_is(whole: bool, relation: str, stitcher: Stitc
     assert {r.task_type for r in data.eval_results} == {"image-classification"}
 
 
-def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
+def test_the_text_contains_the_recipe(stitcher: Stitcher) -> None:
     text = card(stitcher.describe(), name="alice/link")
     for word in (
         f"https://huggingface.co/timm/cnn/tree/{SHA}", "layer2.0", "vit.layers.1", "`low_rank`", "rank = 4",
@@ -64,7 +64,7 @@ def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figure", "low", "high", "identity", "said"),
+    ("figure", "low", "high", "identity", "warned"),
     [
         ("accuracy", 0.6, 0.8, 0.5, False),
         ("accuracy", 0.4, 0.8, 0.5, True),
@@ -72,43 +72,43 @@ def test_the_text_tells_the_recipe(stitcher: Stitcher) -> None:
         ("perplexity", 4.0, 8.0, 7.0, True),
     ],
 )
-def test_a_stitch_that_does_not_beat_its_baselines_is_told_in_words(
-    figure: str, low: float, high: float, identity: float, said: bool, stitcher: Stitcher
+def test_the_card_warns_if_a_baseline_is_not_exceeded(
+    figure: str, low: float, high: float, identity: float, warned: bool, stitcher: Stitcher
 ) -> None:
     rows = {"stitched": {figure: {"value": (low + high) / 2, "low": low, "high": high}}}
     rows["identity"] = rows["target"] = {figure: {"value": identity, "low": identity, "high": identity}}
-    told = Stitcher(
+    made = Stitcher(
         stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe=stitcher.recipe,
         scores={**stitcher.scores, "scores": rows},
     )  # fmt: skip
-    assert ("**It is not shown to do better than: with no map.**" in card(told.describe())) is said
+    assert ("**It is not shown to be better than: no map.**" in card(made.describe())) is warned
 
 
-def test_an_audit_is_told(stitcher: Stitcher) -> None:
+def test_the_card_contains_the_audit(stitcher: Stitcher) -> None:
     assert "Audit" not in card(stitcher.describe())
     for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
-        told = Stitcher(
+        made = Stitcher(
             stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe={**stitcher.recipe, "audit": audit}
         )
-        assert "**Audit**: Nothing found." in card(told.describe())
+        assert "**Audit**: Nothing found." in card(made.describe())
 
 
-def test_figures_that_are_undefined_are_a_dash(stitcher: Stitcher) -> None:
+def test_undefined_figures_are_a_dash(stitcher: Stitcher) -> None:
     scores = json.loads(json.dumps(stitcher.scores))
     scores["scores"]["identity"]["relative_accuracy"] = {"value": "nan", "low": "nan", "high": "nan"}
-    told = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", task=stitcher.task, scores=scores)
-    text = card(told.describe())
+    made = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", task=stitcher.task, scores=scores)
+    text = card(made.describe())
     assert "nan" not in text
     assert " – |" in text
 
 
-def test_no_path_of_this_machine_is_told(images: Any, tmp_path: Path) -> None:
+def test_the_card_contains_no_local_path(images: Any, tmp_path: Path) -> None:
     build("vit", 0).save_pretrained(tmp_path / "parent")
     a = hf_stitch.load(str(tmp_path / "parent"))
     model = hf_stitch.stitch(a, a, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     model.save_pretrained(tmp_path / "model")
     stitcher = model.stitcher
-    stitcher.source = a.pinned  # as someone might who makes one by hand
+    stitcher.source = a.pinned  # as in a stitcher made by hand
     stitcher.save_pretrained(tmp_path / "stitcher")
     for folder in ("model", "stitcher"):
         for path in (tmp_path / folder).iterdir():
@@ -117,17 +117,17 @@ def test_no_path_of_this_machine_is_told(images: Any, tmp_path: Path) -> None:
     assert "attach(source=your_source, target=your_target)" in (tmp_path / "stitcher" / "README.md").read_text()
 
 
-def test_what_a_record_says_means_nothing_to_markdown(stitcher: Stitcher) -> None:
+def test_markdown_and_html_in_a_record_are_removed(stitcher: Stitcher) -> None:
     harm = f"x` | <script>alert(1)</script> [a](b) {END}\n# Title"
-    told = Stitcher(stitcher.stitch, ModelReference(harm, "timm"), harm, stitcher.target, harm, recipe={"seed": harm})
-    text = card(told.describe())
+    made = Stitcher(stitcher.stitch, ModelReference(harm, "timm"), harm, stitcher.target, harm, recipe={"seed": harm})
+    text = card(made.describe())
     assert "<script>" not in text
     assert text.count(END) == 1
     assert "\n# Title" not in text
     assert "base_model" not in ModelCard(text).data.to_dict() or harm not in ModelCard(text).data.base_model
 
 
-def test_a_second_push_keeps_what_a_person_wrote(hub: Hub, images: Any) -> None:
+def test_a_second_push_keeps_added_text(hub: Hub, images: Any) -> None:
     a, b = network("vit"), network("vit", 1)
     model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     for push in (model.stitcher.push_to_hub, model.push_to_hub):
@@ -147,20 +147,20 @@ def test_a_second_push_keeps_what_a_person_wrote(hub: Hub, images: Any) -> None:
         assert data.license == "mit" and data.datasets == ["mnist"]
         assert {"mine", "hf_stitch"} <= set(data.tags)
         before = hub.models["alice/link"].refs["main"]
-        assert push("alice/link").oid == before  # nothing has changed, so there is no commit
+        assert push("alice/link").oid == before  # without changes there is no commit
         del hub.models["alice/link"]
 
 
-def test_a_card_of_someone_else_gets_a_part(stitcher: Stitcher) -> None:
+def test_a_foreign_card_is_extended(stitcher: Stitcher) -> None:
     text = card(stitcher.describe(), name="alice/link", present="# Mine\n\nWords.\n")
     assert re.search(r"# Mine\n\nWords\.\n\n<!-- hf-stitch", text)
     assert ModelCard(text).data.library_name == "hf_stitch"
     assert card(stitcher.describe(), name="alice/link", present=text) == text
-    with pytest.raises(ValueError, match="the metadata of the card that is there cannot be read"):
+    with pytest.raises(ValueError, match="the metadata of the existing card cannot be read"):
         card(stitcher.describe(), present="---\n- a\n- list\n---\n")
 
 
-def test_saving_into_the_same_folder_keeps_it_too(stitcher: Stitcher, tmp_path: Path) -> None:
+def test_saving_to_the_same_folder_keeps_added_text(stitcher: Stitcher, tmp_path: Path) -> None:
     stitcher.save_pretrained(tmp_path)
     path = tmp_path / "README.md"
     path.write_text(path.read_text() + "\nMine.\n")
@@ -173,8 +173,10 @@ def metadata(text: str) -> Any:
     return RepoCard(text).data.to_dict()
 
 
-def test_what_an_earlier_push_measured_and_called_it_goes(stitcher: Stitcher, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a person: everything that the generated part of the card does not tell of."""
+def test_generated_metadata_of_an_earlier_push_are_replaced(
+    stitcher: Stitcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metadata that do not belong to the generated part of the card are kept."""
     first = card(stitcher.describe(), name="alice/link", tags=["mine"])
     theirs = {"name": "link", "results": [{"task": {"type": "x"}, "dataset": {"type": "y", "name": "Y"},
                                            "metrics": [{"type": "accuracy", "value": 0.5}]}]}  # fmt: skip
@@ -198,13 +200,13 @@ def test_what_an_earlier_push_measured_and_called_it_goes(stitcher: Stitcher, ca
     assert not caplog.records
 
 
-def test_saved_and_then_pushed_there_is_one_entry(stitcher: Stitcher) -> None:
+def test_a_push_after_saving_adds_no_second_entry(stitcher: Stitcher) -> None:
     local = card(stitcher.describe())
     pushed = metadata(card(stitcher.describe(), name="alice/link", present=local))
     assert [entry["name"] for entry in pushed["model-index"]] == ["link"]
 
 
-def test_of_two_cards_the_words_here_win_and_metadata_are_joined(stitcher: Stitcher) -> None:
+def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> None:
     plain = card(stitcher.describe())
     there = plain.replace("# Stitcher", "# Link").replace("tags:\n", "license: mit\ntags:\n- theirs\n") + "\nTheirs.\n"
     here = plain.replace("tags:\n", "language: de\ntags:\n- ours\n")
@@ -220,7 +222,7 @@ def test_of_two_cards_the_words_here_win_and_metadata_are_joined(stitcher: Stitc
         assert str(united(there, here + "\nOurs.\n")).endswith("\nOurs.\n")
 
 
-def test_a_model_pulled_and_saved_again_has_one_card(hub: Hub, images: Any, tmp_path: Path) -> None:
+def test_saving_a_pulled_model_keeps_one_generated_part(hub: Hub, images: Any, tmp_path: Path) -> None:
     a, b = network("vit"), network("vit", 1)
     model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
     model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/whole")

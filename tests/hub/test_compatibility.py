@@ -1,4 +1,4 @@
-"""Artefacts of every version so far load and say what they said; what a newer one adds is named."""
+"""Artefacts of all earlier versions load with the same outputs; keys of newer versions cause a warning."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ LOADERS = {
 }
 
 RENAMED = {"0.1.0": {"reference": "endpoint", "spec": "form"}}
-"""Version -> what it called the keys of its records that have other names now."""
+"""Version -> current key -> its name in the records of this version."""
 
 VERSIONS = sorted(path.name for path in FIXTURES.iterdir())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_artefact_of_a_version_says_what_it_said(version: str) -> None:
-    answer = load_file(FIXTURES / version / "stitcher.answer.safetensors")
+def test_an_artefact_of_an_earlier_version_has_the_same_outputs(version: str) -> None:
+    expected = load_file(FIXTURES / version / "stitcher.answer.safetensors")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
         stitcher = Stitcher.from_pretrained(FIXTURES / version / "stitcher")
-        found = stitcher.attach(*networks())(input=answer["input"])
-    torch.testing.assert_close(found, answer["output"], rtol=1e-5, atol=1e-6)
-    answer = load_file(FIXTURES / version / "model.answer.safetensors")
+        found = stitcher.attach(*networks())(input=expected["input"])
+    torch.testing.assert_close(found, expected["output"], rtol=1e-5, atol=1e-6)
+    expected = load_file(FIXTURES / version / "model.answer.safetensors")
     for loader in LOADERS["model"]:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.filterwarnings("error", message=".*does not know")
-            found = loader.from_pretrained(FIXTURES / version / "model")(pixel_values=answer["pixel_values"]).logits
-        torch.testing.assert_close(found, answer["output"], rtol=1e-5, atol=1e-6)
+            found = loader.from_pretrained(FIXTURES / version / "model")(pixel_values=expected["pixel_values"]).logits
+        torch.testing.assert_close(found, expected["output"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -60,7 +60,7 @@ def test_an_artefact_of_a_version_says_what_it_said(version: str) -> None:
         ("model", "config.json", ("source", "cut", "spec")),
     ],
 )
-def test_what_a_newer_version_adds_is_named(
+def test_keys_of_a_newer_version_are_named(
     version: str, kind: str, record: str, way: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(FIXTURES / version / kind, tmp_path / kind))
@@ -77,8 +77,8 @@ def test_what_a_newer_version_adds_is_named(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_map_with_an_option_of_the_future_is_refused(version: str, tmp_path: Path) -> None:
-    """It might be other numbers."""
+def test_a_map_with_an_unknown_option_is_rejected(version: str, tmp_path: Path) -> None:
+    """The option could change the output."""
     folder = Path(shutil.copytree(FIXTURES / version / "stitcher", tmp_path / "stitcher"))
     values = json.loads((folder / "stitcher.json").read_text())
     values["stitch"]["body"]["of_the_future"] = 1

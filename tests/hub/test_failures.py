@@ -1,4 +1,4 @@
-"""What goes wrong between here and the Hub: nothing is left half done, and the error says what to do."""
+"""Failed uploads and downloads: nothing is left incomplete, and the error contains a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiny_networks import LAYERS  # isort: skip
 
 @pytest.fixture(scope="module")
 def model(images: Any) -> StitchedModel:
-    """A stitched model of two live networks."""
+    """A stitched model of two networks in memory."""
     from tiny_networks import network
 
     a, b = network("vit"), network("vit", 1)
@@ -29,7 +29,7 @@ def model(images: Any) -> StitchedModel:
 
 @pytest.fixture
 def stitcher(hub: Hub, images: Any) -> Stitcher:
-    """A stitcher whose parents are on the Hub."""
+    """A stitcher whose networks are on the Hub."""
     serve(hub, "alice/vit", "alice/vit-2")
     a, b = hf_stitch.load("alice/vit"), hf_stitch.load("alice/vit-2")
     return hf_stitch.stitch(
@@ -52,7 +52,7 @@ def test_a_push_is_one_commit(hub: Hub, model: StitchedModel) -> None:
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision=commit.oid))
 
 
-def test_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel) -> None:
+def test_a_push_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel) -> None:
     model.stitcher.push_to_hub("alice/new", revision="trial")
     assert "stitcher.json" not in hub.files("alice/new")
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision="trial"))
@@ -62,7 +62,7 @@ def test_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel) -> No
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision="refs/pr/1"))
 
 
-def test_shards_of_an_earlier_push_go(hub: Hub, model: StitchedModel) -> None:
+def test_shards_of_an_earlier_push_are_deleted(hub: Hub, model: StitchedModel) -> None:
     model.push_to_hub("alice/new", max_shard_size="20KB")
     assert any("-of-" in name for name in hub.files("alice/new"))
     model.save_pretrained("unused", is_main_process=False)
@@ -72,7 +72,7 @@ def test_shards_of_an_earlier_push_go(hub: Hub, model: StitchedModel) -> None:
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
 
-def test_what_is_saved_is_what_is_pushed(hub: Hub, model: StitchedModel, tmp_path: Path) -> None:
+def test_saved_and_pushed_files_are_equal(hub: Hub, model: StitchedModel, tmp_path: Path) -> None:
     weights = {name: value * 2 for name, value in model.state_dict().items()}
     how = {"state_dict": weights, "max_shard_size": "20KB"}
     model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/new", **how)
@@ -96,8 +96,8 @@ def test_what_is_saved_is_what_is_pushed(hub: Hub, model: StitchedModel, tmp_pat
         (("/commit/",), {"status": 412}, OSError, "it changed while it was written.*push again"),
         (("/commit/",), {"status": 409}, OSError, "it changed while it was written"),
         (("/commit/",), {"status": 403}, PermissionError, "the token may not do this.*log in .* or pass token="),
-        (("/commit/",), {"status": 500}, ConnectionError, "the Hub answers 500.*try again later"),
-        (("/preupload/",), {"status": 503}, ConnectionError, "the Hub answers 503"),
+        (("/commit/",), {"status": 500}, ConnectionError, "the Hub returned status 500.*try again later"),
+        (("/preupload/",), {"status": 503}, ConnectionError, "the Hub returned status 503"),
     ],
 )
 def test_a_push_that_fails_changes_nothing(
@@ -120,13 +120,13 @@ def test_a_push_that_fails_changes_nothing(
             model.stitch.body.weight.copy_(other)
 
 
-def test_an_upload_that_is_cut_once_is_taken_up_again(hub: Hub, model: StitchedModel) -> None:
+def test_an_interrupted_upload_is_retried(hub: Hub, model: StitchedModel) -> None:
     hub.fail("PUT /upload", cut=100, times=1)
     model.stitcher.push_to_hub("alice/new")
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new"))
 
 
-def test_who_may_not_write_is_told(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_without_permission_is_reported(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     model.stitcher.push_to_hub("alice/new")
     with pytest.raises(PermissionError, match="could not be uploaded: the token may not do this"):
         model.stitcher.push_to_hub("alice/new", token="bob-token")
@@ -143,10 +143,10 @@ def test_who_may_not_write_is_told(hub: Hub, model: StitchedModel, monkeypatch: 
         (("GET /alice", "stitcher.json"), {"status": 403}, PermissionError, "the token may not do this"),
         (("/cdn/",), {"cut": 100}, OSError, "could not be downloaded"),
         (("/cdn/",), {"flip": True}, ValueError, "was changed since it was saved, or is damaged"),
-        (("stitcher.json",), {"flip": True}, ValueError, "no valid JSON|was changed since"),
+        (("stitcher.json",), {"flip": True}, ValueError, "not valid JSON|was changed since"),
     ],
 )
-def test_a_pull_that_fails_is_told(
+def test_a_failed_pull_is_reported(
     words: Any, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
 ) -> None:
     model.stitcher.push_to_hub("alice/new")
@@ -157,18 +157,20 @@ def test_a_pull_that_fails_is_told(
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", force_download=True))
 
 
-def test_what_is_not_there_is_told(hub: Hub, model: StitchedModel) -> None:
+def test_missing_models_and_revisions_are_reported(hub: Hub, model: StitchedModel) -> None:
     model.stitcher.push_to_hub("alice/new")
     with pytest.raises(FileNotFoundError, match="alice/none could not be downloaded: the Hub has no such model, or it"):
         Stitcher.from_pretrained("alice/none")
     with pytest.raises(FileNotFoundError, match="alice/new@old could not be downloaded: it has no such revision"):
         Stitcher.from_pretrained("alice/new", revision="old")
-    with pytest.raises(FileNotFoundError, match="there is no such folder here"):
+    with pytest.raises(FileNotFoundError, match="it is neither a folder on this machine"):
         Stitcher.from_pretrained("./no/such/folder")
-    with pytest.raises(FileNotFoundError, match=r"holds a stitcher, which hf_stitch.Stitcher.from_pretrained loads"):
+    with pytest.raises(
+        FileNotFoundError, match=r"contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
+    ):
         StitchedModel.from_pretrained("alice/new")
     model.push_to_hub("alice/whole")
-    with pytest.raises(FileNotFoundError, match=r"hf_stitch.StitchedModel.from_pretrained loads it"):
+    with pytest.raises(FileNotFoundError, match=r"load it with hf_stitch.StitchedModel.from_pretrained"):
         Stitcher.from_pretrained("alice/whole")
 
 
@@ -180,7 +182,7 @@ def test_private_models_need_a_token(hub: Hub, model: StitchedModel, monkeypatch
     assert same(model.stitcher, Stitcher.from_pretrained("alice/mine", token="alice-token"))
 
 
-def test_without_network_a_warm_cache_serves(hub: Hub, stitcher: Stitcher) -> None:
+def test_without_network_the_cache_is_used(hub: Hub, stitcher: Stitcher) -> None:
     stitcher.push_to_hub("alice/new")
     Stitcher.from_pretrained("alice/new").attach()
     hub.fail("", status=503)
@@ -188,16 +190,16 @@ def test_without_network_a_warm_cache_serves(hub: Hub, stitcher: Stitcher) -> No
     Stitcher.from_pretrained("alice/new", local_files_only=True).attach(local_files_only=True)
 
 
-def test_without_network_a_cold_cache_says_so(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
+def test_without_network_an_empty_cache_is_reported(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
     stitcher.push_to_hub("alice/new")
     with pytest.raises(FileNotFoundError, match="alice/new could not be downloaded: it is not in the cache"):
         Stitcher.from_pretrained("alice/new", local_files_only=True, cache_dir=tmp_path / "cold")
     hub.fail("", status=503)
-    with pytest.raises(OSError, match=r"the source alice/vit@.* is not to be had"):
+    with pytest.raises(OSError, match=r"the source alice/vit@.* could not be loaded"):
         stitcher.attach(cache_dir=tmp_path / "cold")
 
 
-def test_of_what_was_only_looked_at_the_cache_has_a_part(hub: Hub, model: StitchedModel) -> None:
+def test_info_downloads_only_a_part(hub: Hub, model: StitchedModel) -> None:
     model.stitcher.push_to_hub("alice/link")
     model.push_to_hub("alice/whole")
     for id, load in (("alice/link", Stitcher.from_pretrained), ("alice/whole", StitchedModel.from_pretrained)):
@@ -206,47 +208,47 @@ def test_of_what_was_only_looked_at_the_cache_has_a_part(hub: Hub, model: Stitch
             load(id, local_files_only=True)
 
 
-# -- parents -----------------------------------------------------------------------------------------------------------
-def test_a_parent_that_moved_on_is_taken_as_it_was(hub: Hub, stitcher: Stitcher) -> None:
+# -- networks ----------------------------------------------------------------------------------------------------------
+def test_a_changed_network_is_loaded_at_the_recorded_revision(hub: Hub, stitcher: Stitcher) -> None:
     hub.put("alice/vit", files_of("vit", 7))
     assert stitcher.attach().parents[0].reference.revision == stitcher.source.revision
 
 
-def test_a_parent_with_other_weights_is_refused_wherever_it_is_now(hub: Hub, stitcher: Stitcher) -> None:
+def test_a_network_with_other_weights_is_rejected_with_its_current_revision(hub: Hub, stitcher: Stitcher) -> None:
     now = hub.put("alice/vit", files_of("vit", 7))
     with pytest.raises(ValueError, match=f"(?s)the source .* has other weights .*it is now at revision {now}"):
         stitcher.attach(source="alice/vit")
 
 
-def test_a_commit_that_is_gone_is_told_and_the_same_weights_elsewhere_serve(
+def test_a_deleted_commit_is_reported_and_the_same_weights_at_another_revision_are_accepted(
     hub: Hub, stitcher: Stitcher, tmp_path: Path
 ) -> None:
     files = files_of("vit", 0)
     hub.models["alice/vit"].commits.clear()
     hub.put("alice/vit", {**files, "NOTES.md": b"history rewritten"})
-    with pytest.raises(OSError, match=r"(?s)the source .* is not to be had.*attach\(source=…\)"):
+    with pytest.raises(OSError, match=r"(?s)the source .* could not be loaded.*attach\(source=…\)"):
         stitcher.attach(cache_dir=tmp_path / "cold")
     stitcher.attach(source="alice/vit", cache_dir=tmp_path / "cold")
 
 
-def test_a_parent_that_is_gone_is_told(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
+def test_a_deleted_network_is_reported(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
     del hub.models["alice/vit-2"]
-    with pytest.raises(OSError, match=r"(?s)the target alice/vit-2@.* is not to be had"):
+    with pytest.raises(OSError, match=r"(?s)the target alice/vit-2@.* could not be loaded"):
         stitcher.attach(cache_dir=tmp_path / "cold")
 
 
-def test_a_model_compares_its_parents_too(hub: Hub, stitcher: Stitcher) -> None:
+def test_a_model_checks_the_weights_of_its_networks(hub: Hub, stitcher: Stitcher) -> None:
     model = stitcher.attach()
     model.parents = None
     assert model.parent("source").pinned.weights_hash == stitcher.source.weights_hash
     model.config.source["reference"]["revision"] = hub.put("alice/vit", files_of("vit", 7))
     with pytest.raises(ValueError, match=r"the source .* has other weights"):
         model.parent("source")
-    with pytest.raises(OSError, match=r"the target .* is not to be had"):
+    with pytest.raises(OSError, match=r"the target .* could not be loaded"):
         model.parent("target", cache_dir="nowhere", local_files_only=True)
 
 
-def test_parents_are_compared_as_they_were_and_cast_then(hub: Hub, stitcher: Stitcher) -> None:
+def test_weights_are_checked_before_the_cast(hub: Hub, stitcher: Stitcher) -> None:
     live = hf_stitch.load("alice/vit")
     for model in (stitcher.attach(dtype="bfloat16"), stitcher.attach(source=live, dtype=torch.bfloat16)):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -255,7 +257,7 @@ def test_parents_are_compared_as_they_were_and_cast_then(hub: Hub, stitcher: Sti
         stitcher.attach(dtype="bf16")
 
 
-def test_a_parent_loaded_with_options_is_found_under_another_name(hub: Hub, images: Any) -> None:
+def test_a_network_loaded_with_options_is_accepted_under_another_name(hub: Hub, images: Any) -> None:
     serve(hub, "alice/vit")
     hub.put("alice/moved", files_of("vit", 0))
     a = hf_stitch.load("alice/vit", dtype="bfloat16")
@@ -265,7 +267,7 @@ def test_a_parent_loaded_with_options_is_found_under_another_name(hub: Hub, imag
     assert made.attach(source="alice/moved").dtype == torch.bfloat16
 
 
-def test_a_parent_with_other_layers_is_refused(hub: Hub, stitcher: Stitcher) -> None:
+def test_a_network_with_other_layers_is_rejected(hub: Hub, stitcher: Stitcher) -> None:
     hub.put("alice/vit", files_of("cnn", 0))
     with pytest.raises((ValueError, OSError)):
         stitcher.attach(source="alice/vit")

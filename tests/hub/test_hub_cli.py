@@ -32,7 +32,7 @@ def recorded(*arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["stitcher", "model"])
-def test_pushed_and_pulled_it_is_the_same(kind: str, hub: Hub, tmp_path: Path) -> None:
+def test_pushed_and_pulled_artefacts_are_equal(kind: str, hub: Hub, tmp_path: Path) -> None:
     pushed = recorded("push", NEWEST / kind, "alice/one", "--private", "--message", "First")
     assert hub.models["alice/one"].private
     pulled = recorded("pull", "alice/one", "--out", tmp_path / "here")
@@ -48,14 +48,14 @@ def test_pushed_and_pulled_it_is_the_same(kind: str, hub: Hub, tmp_path: Path) -
     assert "alice/one" in (tmp_path / "here" / "README.md").read_text()
 
 
-def test_info_shows_parents_map_and_scores(hub: Hub) -> None:
+def test_info_shows_networks_map_and_scores(hub: Hub) -> None:
     shown = run("info", NEWEST / "model").stdout
-    for word in ("source", "target", "cut behind vit.layers.0", "lstsq", "linear, 8 → 8", "stitched", "chance"):
+    for word in ("source", "target", "cut after vit.layers.0", "lstsq", "linear, 8 → 8", "stitched", "chance"):
         assert word in shown
     assert "ridge" in run("info", NEWEST / "stitcher").stdout
 
 
-def test_what_was_written_into_the_card_here_reaches_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_text_added_to_the_local_card_is_pushed(hub: Hub, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(NEWEST / "stitcher", tmp_path / "stitcher"))
     recorded("push", folder, "alice/one")
     path = folder / "README.md"
@@ -64,7 +64,7 @@ def test_what_was_written_into_the_card_here_reaches_the_hub(hub: Hub, tmp_path:
     assert b"My note." in hub.files("alice/one")["README.md"]
 
 
-def test_pulled_over_another_artefact_it_is_the_one_that_was_asked_for(hub: Hub, tmp_path: Path) -> None:
+def test_a_pull_replaces_another_artefact(hub: Hub, tmp_path: Path) -> None:
     model = StitchedModel.from_pretrained(NEWEST / "model")
     old = model.push_to_hub("alice/one", max_shard_size="2KB").oid
     model.push_to_hub("alice/one")
@@ -75,7 +75,7 @@ def test_pulled_over_another_artefact_it_is_the_one_that_was_asked_for(hub: Hub,
     assert recorded("info", tmp_path)["kind"] == "stitched model"
 
 
-def test_info_of_a_map_that_keeps_no_widths_and_of_scores_that_lack(hub: Hub, tmp_path: Path) -> None:
+def test_info_without_recorded_widths_and_with_incomplete_scores(hub: Hub, tmp_path: Path) -> None:
     spec, end = RepresentationSpec("bnd", 8), ModelReference("alice/a", "torch")
     layer = StitchingLayer(spec, RepresentationSpec("bnd", 6), "none", RelativeProjection(8, 6))
     Stitcher(layer, end, "x", end, "y").save_pretrained(tmp_path)
@@ -89,11 +89,11 @@ def test_info_of_a_map_that_keeps_no_widths_and_of_scores_that_lack(hub: Hub, tm
     assert "config.json is damaged" in result.stderr
 
 
-def test_what_is_missing_or_wrong_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_missing_artefacts_are_reported(hub: Hub, tmp_path: Path) -> None:
     for arguments, words in (
         (("info", "alice/none"), "the Hub has no such model"),
-        (("info", tmp_path), "holds no stitcher and no stitched model"),
-        (("push", tmp_path, "alice/one"), "holds no stitcher and no stitched model"),
+        (("info", tmp_path), "contains no stitcher and no stitched model"),
+        (("push", tmp_path, "alice/one"), "contains no stitcher and no stitched model"),
         (("pull", "alice/none", "--out", tmp_path / "out"), "the Hub has no such model"),
     ):
         result = run(*arguments)

@@ -1,4 +1,4 @@
-"""Pushed, and pulled in a fresh process: the same numbers, bit for bit, and a card whose code runs."""
+"""Artefacts pushed and pulled in a new process: bitwise equal outputs, and cards with code that runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "text": ("alice/bert", "alice/bert-2", "lstsq", {}),
     "decoder": ("alice/gpt2", "alice/llama", "ridge", {"ridge": 1.0}),
 }
-"""Name -> source, target, matcher, its options."""
+"""Name -> source, target, matcher and its options."""
 
 PULL = """
 import json, sys
@@ -61,7 +61,7 @@ for name in names:
 
 
 def in_a_fresh_process(hub: Hub, code: str, *arguments: object, cache: Path, **environment: str) -> str:
-    """What Python code prints that talks to a Hub, in a process that has never seen it."""
+    """Run Python code with a Hub in a new process with an empty cache; return what it prints."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},
         "HF_ENDPOINT": hub.url,
@@ -78,7 +78,7 @@ def in_a_fresh_process(hub: Hub, code: str, *arguments: object, cache: Path, **e
 
 @pytest.fixture(scope="module")
 def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every case pushed, both artefacts; the folder of inputs, of outputs, and of what a fresh process found."""
+    """Push both artefacts of all cases; return the folder with inputs, outputs, and outputs of a new process."""
     folder = tmp_path_factory.mktemp("outputs")
     serve(shared_hub, *PARENTS)
     adapters = {id: hf_stitch.load(id) for id in PARENTS}
@@ -100,18 +100,18 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
     return folder
 
 
-def test_every_matcher_is_among_the_cases() -> None:
+def test_the_cases_include_every_matcher() -> None:
     assert {matcher for _, _, matcher, _ in CASES.values()} == set(hf_stitch.registries.matchers.names())
 
 
 @pytest.mark.parametrize("what", ["stitcher", "model"])
 @pytest.mark.parametrize("name", CASES)
-def test_pulled_in_a_fresh_process_it_says_the_same(name: str, what: str, pushed: Path) -> None:
+def test_outputs_in_a_new_process_are_equal(name: str, what: str, pushed: Path) -> None:
     expected, found = load_file(pushed / f"{name}.expected")["logits"], load_file(pushed / f"{name}.found")[what]
     assert torch.equal(found, expected)
 
 
-def test_parents_are_pinned_by_the_commit_they_had(shared_hub: Hub, pushed: Path) -> None:
+def test_networks_are_pinned_by_their_commit(shared_hub: Hub, pushed: Path) -> None:
     stitcher = Stitcher.from_pretrained("alice/lstsq")
     assert stitcher.source.revision == shared_hub.models["timm/cnn"].refs["main"]
     assert stitcher.target.revision == shared_hub.models["alice/vit"].refs["main"]
@@ -125,7 +125,7 @@ def test_the_code_of_a_card_runs(name: str, shared_hub: Hub, pushed: Path) -> No
     exec(compile(code, name, "exec"), {})
 
 
-def test_the_whole_is_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> None:
+def test_a_model_is_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> None:
     stitched = StitchedModel.from_pretrained("alice/lstsq-model")
     parts = sum(t.numel() * t.element_size() for t in stitched.state_dict().values())
     size = len(shared_hub.files("alice/lstsq-model")["model.safetensors"])
@@ -154,7 +154,7 @@ json.dump(found, open(out, "w"))
 """
 
 
-def test_a_pipeline_from_a_pushed_id_says_what_the_model_did(
+def test_pipelines_of_pushed_models_give_the_same_outputs(
     shared_hub: Hub, pushed: Path, texts: Any, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def test_a_pipeline_from_a_pushed_id_says_what_the_model_did(
     arguments = (tmp_path / "picture.png", tmp_path / "found.json")
     in_a_fresh_process(shared_hub, PIPELINES, *arguments, cache=tmp_path / "cache")
     found = json.loads((tmp_path / "found.json").read_text())
-    read, spoken = (StitchedModel.from_pretrained(f"alice/{name}-model") for name in ("text", "decoder"))
+    read, language = (StitchedModel.from_pretrained(f"alice/{name}-model") for name in ("text", "decoder"))
     words = read.preprocess(["w1 w2 w3"])
     with torch.no_grad():
         expected = {
@@ -183,12 +183,12 @@ def test_a_pipeline_from_a_pushed_id_says_what_the_model_did(
             "text-classification": read(**words).logits.softmax(-1)[0],
         }
         features = plain(**words).last_hidden_state
-        ids = spoken.preprocess(["w1 w2 w3"])["input_ids"]
-        said = spoken.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+        ids = language.preprocess(["w1 w2 w3"])["input_ids"]
+        tokens = language.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
     for task, model in (("image-classification", seen), ("text-classification", read)):
         scores = {each["label"]: each["score"] for each in found[task]}
         ours = torch.tensor([scores[model.config.id2label[i]] for i in range(len(scores))])
         torch.testing.assert_close(ours, expected[task])
     torch.testing.assert_close(torch.tensor(found["feature-extraction"]), features)
-    text = spoken.processor.decode(said, skip_special_tokens=True)
+    text = language.processor.decode(tokens, skip_special_tokens=True)
     assert found["text-generation"][0]["generated_text"] == text

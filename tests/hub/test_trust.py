@@ -1,4 +1,4 @@
-"""What comes from anyone: refused in words where it is damaged or means harm, and never other numbers."""
+"""Untrusted files: damaged or harmful artefacts are rejected with a message and never change the output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLEAR = (ValueError, OSError)
 
 @pytest.fixture(scope="module")
 def originals(images: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both artefacts, tiny."""
+    """The folders of a tiny model and its stitcher."""
     folder = tmp_path_factory.mktemp("originals")
     a, b = network("vit"), network("vit", 1)
     model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
@@ -42,7 +42,7 @@ def originals(images: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture
 def copied(originals: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of an artefact, to be harmed."""
+    """A function that copies an artefact for modification."""
     return lambda kind: Path(shutil.copytree(originals[kind], tmp_path / kind))
 
 
@@ -56,17 +56,17 @@ MODEL_BY: dict[str, Callable[[Path], Any]] = {
 
 
 def content(kind: str, loaded: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """All that an artefact says."""
+    """Return everything that an artefact contains: its record and its weights."""
     if kind == "model":
         config = loaded.config
-        said = (config.source, config.target, config.stitch, config.recipe, config.scores, config.id2label)
-        return said, loaded.state_dict()
-    said = (loaded.source, loaded.source_layer, loaded.target, loaded.target_layer, loaded.task, loaded.recipe)
-    return (*said, loaded.scores, loaded.stitch.to_dict()), loaded.stitch.state_dict()
+        record = (config.source, config.target, config.stitch, config.recipe, config.scores, config.id2label)
+        return record, loaded.state_dict()
+    record = (loaded.source, loaded.source_layer, loaded.target, loaded.target_layer, loaded.task, loaded.recipe)
+    return (*record, loaded.scores, loaded.stitch.to_dict()), loaded.stitch.state_dict()
 
 
 def rewrite(folder: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a record as someone would who can compute a checksum."""
+    """Change a record and remove its checksum, as an attacker could."""
     path = folder / RECORD[kind]
     record = json.loads(path.read_text())
     change(record)
@@ -123,10 +123,10 @@ def corrupt_weights(data: bytes, draw: random.Random) -> bytes:
 
 
 def endure(kind: str, original: Path, folder: Path, seeds: range) -> dict[str, int]:
-    """Load corrupted copies; each is what it was, or refused in words."""
-    said, state = content(kind, LOAD[kind](original))
+    """Load corrupted copies; each must be unchanged, or rejected with a message."""
+    record, state = content(kind, LOAD[kind](original))
     whole = {name: (original / name).read_bytes() for name in (RECORD[kind], WEIGHTS[kind])}
-    outcomes = {"same": 0, "refused": 0}
+    outcomes = {"same": 0, "rejected": 0}
     for seed in seeds:
         draw = random.Random(seed)
         name = draw.choice(list(whole))
@@ -137,13 +137,13 @@ def endure(kind: str, original: Path, folder: Path, seeds: range) -> dict[str, i
                 warnings.simplefilter("ignore")
                 loaded = LOAD[kind](folder)
         except CLEAR as error:
-            assert str(error), f"seed {seed}: {error!r} says nothing"
-            outcomes["refused"] += 1
+            assert str(error), f"seed {seed}: {error!r} has no message"
+            outcomes["rejected"] += 1
         except Exception as error:
             raise AssertionError(f"seed {seed}: {name} gave {error!r}") from error
         else:
             again, values = content(kind, loaded)
-            assert json.dumps(repr(again)) == json.dumps(repr(said)), f"seed {seed}: {name} says something else"
+            assert json.dumps(repr(again)) == json.dumps(repr(record)), f"seed {seed}: {name} has another content"
             assert values.keys() == state.keys() and all(torch.equal(v, state[k]) for k, v in values.items()), seed
             outcomes["same"] += 1
         (folder / name).write_bytes(whole[name])
@@ -160,17 +160,17 @@ def endure(kind: str, original: Path, folder: Path, seeds: range) -> dict[str, i
     ],
     ids=["stitcher", "model", "model-more", "stitcher-more"],
 )
-def test_a_corrupted_artefact_is_what_it_was_or_refused(
+def test_a_corrupted_artefact_is_unchanged_or_rejected(
     kind: str, seeds: range, originals: dict[str, Path], copied: Any
 ) -> None:
     folder = copied(kind)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes = endure(kind, originals[kind], folder, seeds)
-    assert outcomes["refused"] > 0.8 * len(seeds)
+    assert outcomes["rejected"] > 0.8 * len(seeds)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
 
 
-def test_weights_of_another_artefact_are_refused(copied: Any) -> None:
+def test_weights_of_another_artefact_are_rejected(copied: Any) -> None:
     for kind in WEIGHTS:
         folder = copied(kind)
         weights = load_file(folder / WEIGHTS[kind])
@@ -180,7 +180,7 @@ def test_weights_of_another_artefact_are_refused(copied: Any) -> None:
             LOAD[kind](folder)
 
 
-def test_a_record_that_was_changed_is_refused_until_its_checksum_goes(copied: Any) -> None:
+def test_a_changed_record_is_rejected_unless_its_checksum_is_removed(copied: Any) -> None:
     folder = copied("model")
     path = folder / "config.json"
     path.write_text(path.read_text().replace("LABEL_0", "a cat"))
@@ -198,7 +198,7 @@ def widen(stitch: dict[str, Any]) -> None:
 
 
 def forget_labels(record: dict[str, Any]) -> dict[str, Any]:
-    """Names of classes win over their number."""
+    """Remove the names of the classes, which take precedence over their number."""
     return {} if record.pop("id2label") is record.pop("label2id") else record
 
 
@@ -209,7 +209,7 @@ MANY_MASKS = {
         "max_position_embeddings": 8191, "attention_types": [[["global"], 8]],
     },
 }  # fmt: skip
-"""Masks of 64 MiB, each of which is small by itself."""
+"""Config of a network with many buffers of 64 MiB."""
 
 HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "width of a stitcher": ("stitcher", lambda r: widen(r["stitch"])),
@@ -232,7 +232,7 @@ HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
         for load in (MODEL_BY.values() if kind == "model" else [LOAD[kind]])
     ],
 )
-def test_a_size_of_a_billion_takes_no_memory(what: str, load: Any, copied: Any) -> None:
+def test_sizes_of_a_billion_take_no_memory(what: str, load: Any, copied: Any) -> None:
     kind, change = HUGE[what]
     folder = copied(kind)
     rewrite(folder, kind, change)
@@ -242,8 +242,8 @@ def test_a_size_of_a_billion_takes_no_memory(what: str, load: Any, copied: Any) 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
-def test_labels_may_be_called_anything(copied: Any) -> None:
-    """Also what counts layers elsewhere."""
+def test_labels_can_have_any_name(copied: Any) -> None:
+    """Names of labels can match the keys of layer counts."""
     folder = copied("model")
     labels = {"bricklayer": 12_000, "LABEL_0": 0}
     rewrite(folder, "model", lambda r: r["target"]["blueprint"]["config"].update(label2id=labels))
@@ -251,10 +251,8 @@ def test_labels_may_be_called_anything(copied: Any) -> None:
     StitchedModel.from_pretrained(folder)
 
 
-def test_a_network_with_more_buffers_than_there_is_room_for_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that get no memory while building come from the file, and so do those that are computed from them."""
+def test_a_network_with_buffers_beyond_the_memory_limit_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers without memory while building, and those computed from them, are read from the file."""
     monkeypatch.setattr("hf_stitch.artefacts.skeleton.ROOM", 2**14)
     kind = transformers.GPTNeoForCausalLM
     size = {"vocab_size": 80, "hidden_size": 8, "num_layers": 3, "num_heads": 1, "intermediate_size": 8}
@@ -282,53 +280,53 @@ def test_a_network_with_more_buffers_than_there_is_room_for_loads(
         {"gguf_file": "x.gguf"},
     ],
 )
-def test_a_record_cannot_ask_for_files_addresses_or_code(options: dict[str, Any]) -> None:
+def test_a_record_cannot_set_files_addresses_or_code(options: dict[str, Any]) -> None:
     for id, library in (("timm:resnet10t", "timm"), ("someone/bert", "transformers")):
-        with pytest.raises(ValueError, match="which a record is not trusted with: pass the same yourself"):
+        with pytest.raises(ValueError, match="which a record may not set on its own: pass the option yourself"):
             load_recorded(ModelReference(id, library, kwargs=options))
 
 
-def test_a_record_cannot_trust_itself() -> None:
+def test_a_record_cannot_enable_remote_code() -> None:
     assert (
         ModelReference.from_dict({"id": "a/b", "library": "transformers", "kwargs": {"trust_remote_code": True}}).kwargs
         == {}
     )
 
 
-def test_a_record_that_names_a_folder_is_not_followed(copied: Any, tmp_path: Path) -> None:
+def test_a_local_folder_in_a_record_is_not_loaded(copied: Any, tmp_path: Path) -> None:
     folder = copied("stitcher")
     rewrite(folder, "stitcher", lambda r: r["source"]["reference"].update(id=str(tmp_path)))
-    with pytest.raises(ValueError, match="the source was a live module or in a local folder: pass it"):
+    with pytest.raises(ValueError, match="the source was a module in memory or in a local folder: pass it"):
         Stitcher.from_pretrained(folder).attach()
 
 
 BACKBONE = {"backbone": "someone/network", "use_timm_backbone": False}
-"""By which transformers would look for a config on the Hub."""
+"""Options with which transformers would load a config from the Hub."""
 
 
 @pytest.mark.parametrize("load", MODEL_BY.values(), ids=MODEL_BY)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b.update(attention="someone/kernels"), "what transformers and timm have themselves only"),
-        (lambda b: b.update(attention={"": "someone/kernels"}), "have themselves only"),
-        (lambda b: b["config"].update(attn_implementation="someone/kernels:run"), "have themselves only"),
-        (lambda b: b["config"].update(attn_implementation={"": "someone/kernels"}), "have themselves only"),
-        (lambda b: b["config"].update(sub={"_attn_implementation": {"": "someone/kernels"}}), "have themselves only"),
-        (lambda b: b["config"].update(checkpoint_path="/tmp/weights.pth"), "have themselves only"),
-        (lambda b: b.update({"class": "DPTForDepthEstimation", "config": BACKBONE}), "have themselves only"),
-        (lambda b: b["config"].update(sub={**BACKBONE, "backbone": "gpt2"}), "have themselves only"),
+        (lambda b: b.update(attention="someone/kernels"), "may refer only to components of transformers and timm"),
+        (lambda b: b.update(attention={"": "someone/kernels"}), "only to components"),
+        (lambda b: b["config"].update(attn_implementation="someone/kernels:run"), "only to components"),
+        (lambda b: b["config"].update(attn_implementation={"": "someone/kernels"}), "only to components"),
+        (lambda b: b["config"].update(sub={"_attn_implementation": {"": "someone/kernels"}}), "only to components"),
+        (lambda b: b["config"].update(checkpoint_path="/tmp/weights.pth"), "only to components"),
+        (lambda b: b.update({"class": "DPTForDepthEstimation", "config": BACKBONE}), "only to components"),
+        (lambda b: b["config"].update(sub={**BACKBONE, "backbone": "gpt2"}), "only to components"),
         (lambda b: b.update({"class": "AutoModel"}), "transformers has no model class 'AutoModel'"),
         (lambda b: b.update({"class": "pipeline"}), "transformers has no model class"),
         (lambda b: b.update(library="os"), "no 'os' among adapters"),
         (lambda b: b.update(library="torch"), "cannot be rebuilt from a config"),
     ],
 )
-def test_a_config_names_what_is_registered_only(
+def test_a_config_can_only_name_registered_components(
     change: Any, message: str, load: Any, copied: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the Hub was asked")
+        raise AssertionError("the Hub was accessed")
 
     monkeypatch.setattr("transformers.backbone_utils.hf_api", ask)
     folder = copied("model")
@@ -338,7 +336,7 @@ def test_a_config_names_what_is_registered_only(
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
-def test_a_config_does_not_choose_the_attention_of_who_loads(key: str, copied: Any) -> None:
+def test_a_config_cannot_choose_the_attention_implementation(key: str, copied: Any) -> None:
     folder = copied("model")
     rewrite(folder, "model", lambda r: r.update({key: "someone/kernels"}))
     with warnings.catch_warnings():
@@ -347,7 +345,7 @@ def test_a_config_does_not_choose_the_attention_of_who_loads(key: str, copied: A
             assert "kernels" not in str(loaded.from_pretrained(folder).config._attn_implementation)
 
 
-def test_an_index_of_shards_leads_nowhere(copied: Any, tmp_path: Path) -> None:
+def test_an_index_of_shards_is_not_followed(copied: Any, tmp_path: Path) -> None:
     folder = copied("model")
     (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
     index = {"weight_map": {"stitch.body.weight": "../model.safetensors"}}
@@ -356,22 +354,22 @@ def test_an_index_of_shards_leads_nowhere(copied: Any, tmp_path: Path) -> None:
         StitchedModel.from_pretrained(folder)
 
 
-def test_two_files_with_one_weight_are_refused(copied: Any) -> None:
+def test_two_files_with_the_same_weight_are_rejected(copied: Any) -> None:
     folder = copied("model")
     shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors")
-    with pytest.raises(ValueError, match="both hold"):
+    with pytest.raises(ValueError, match="both contain"):
         StitchedModel.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
-def spoken(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def language_model(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model with its tokenizer."""
-    folder = tmp_path_factory.mktemp("spoken")
+    folder = tmp_path_factory.mktemp("language_model")
     a = network("llama")
     made = hf_stitch.stitch(
         a, a, texts, source_layer=LAYERS["llama"], target_layer=LAYERS["llama"], matcher="identity", progress=False
     )
-    made.config.pad_token_id, made.config.eos_token_id = 0, 2  # as one does for pipelines
+    made.config.pad_token_id, made.config.eos_token_id = 0, 2  # as users do for pipelines
     made.save_pretrained(folder)
     return folder
 
@@ -385,18 +383,20 @@ BESIDE: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("hashed", [True, False])
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_lies_beside_the_weights_is_checked(name: str, hashed: bool, spoken: Path, tmp_path: Path) -> None:
-    """Artefacts of the first version have no hashes of it."""
-    folder = Path(shutil.copytree(spoken, tmp_path / "model"))
+def test_files_other_than_the_weights_are_checked(
+    name: str, hashed: bool, language_model: Path, tmp_path: Path
+) -> None:
+    """Artefacts of the first version contain no hashes of these files."""
+    folder = Path(shutil.copytree(language_model, tmp_path / "model"))
     if not hashed:
         rewrite(folder, "model", lambda record: record["manifest"].clear())
     path = folder / name
     path.write_text(BESIDE[name](path.read_text()))
-    assert path.read_bytes() != (spoken / name).read_bytes()
+    assert path.read_bytes() != (language_model / name).read_bytes()
     if not hashed and name == "tokenizer.json":
         StitchedModel.from_pretrained(folder)
     else:
-        message = "was changed since it was saved, or is damaged" if hashed else "what lies beside the weights in .* is"
+        message = "was changed since it was saved" if hashed else "a processor or generation config in .* is"
         with pytest.raises(ValueError, match=message):
             StitchedModel.from_pretrained(folder)
     path.unlink()
@@ -405,13 +405,13 @@ def test_what_lies_beside_the_weights_is_checked(name: str, hashed: bool, spoken
             StitchedModel.from_pretrained(folder)
 
 
-def test_what_a_user_set_on_the_config_is_not_of_a_newer_version(spoken: Path) -> None:
+def test_options_set_by_a_user_cause_no_warning(language_model: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert StitchedModel.from_pretrained(spoken).config.pad_token_id == 0
+        assert StitchedModel.from_pretrained(language_model).config.pad_token_id == 0
 
 
-def test_files_of_a_record_stay_in_the_folder(copied: Any, tmp_path: Path) -> None:
+def test_files_in_a_record_must_be_in_the_folder(copied: Any, tmp_path: Path) -> None:
     folder = copied("model")
     (tmp_path / "secret").write_text("x")
     rewrite(folder, "model", lambda record: record["manifest"].update({"../secret": "sha256:0"}))
@@ -419,7 +419,7 @@ def test_files_of_a_record_stay_in_the_folder(copied: Any, tmp_path: Path) -> No
         StitchedModel.from_pretrained(folder)
 
 
-def test_code_beside_a_tokenizer_is_not_run(copied: Any, tmp_path: Path) -> None:
+def test_code_in_the_folder_of_a_model_is_not_run(copied: Any, tmp_path: Path) -> None:
     folder = copied("model")
     (folder / "preprocessor_config.json").write_text(
         json.dumps({"auto_map": {"AutoImageProcessor": "code.Processor"}, "image_processor_type": "Processor"})
@@ -430,7 +430,7 @@ def test_code_beside_a_tokenizer_is_not_run(copied: Any, tmp_path: Path) -> None
     assert not (tmp_path / "ran").exists()
 
 
-# -- sizes of what is written ------------------------------------------------------------------------------------------
+# -- sizes of saved files ---------------------------------------------------------------------------------------------
 def test_a_stitcher_of_two_base_sized_networks_is_small(tmp_path: Path) -> None:
     from hf_stitch.representation import RepresentationSpec
     from hf_stitch.stitches import LinearStitch, StitchingLayer

@@ -71,10 +71,10 @@ def test_bad_rows_are_refused() -> None:
     x, y = rows()
     with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
         wrapped("linear_cka").compute(predictions=x, references=y[:7])
-    with pytest.raises(ValueError, match=r"all rows of references must have one width, got the widths \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"all rows of references must have the same width, got the widths \[1, 2\]"):
         wrapped("linear_cka").compute(predictions=[[1.0], [2.0]], references=[[1.0], [1.0, 2.0]])
     x[3, 1] = np.nan
-    with pytest.raises(ValueError, match="row 3 of x holds NaN"):
+    with pytest.raises(ValueError, match="row 3 of x contains NaN"):
         wrapped("linear_cka").compute(predictions=x, references=y)
 
 

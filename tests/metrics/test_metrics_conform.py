@@ -145,17 +145,17 @@ def _in_place(x: Any, y: Any) -> Any:
     ("defect", "message"),
     [
         ({"invariances": ("translation",)}, "x put through translation"),
-        ({"invariances": ("rotation",)}, "invariances must be of"),
+        ({"invariances": ("rotation",)}, "invariances must be among"),
         ({"range": (0.0, 1e-3)}, "outside the range"),
         ({"statistic": "rows"}, "statistic must be one of"),
-        ({"name": "gap"}, "function must be called 'gap'"),
+        ({"name": "gap"}, "function must be named 'gap'"),
         ({"formula": staticmethod(lambda moments: moments.mean_x.norm())}, "streamed in batches"),
-        ({"higher_is_better": True}, "only a distance"),
+        ({"higher_is_better": True}, "triangle_inequality needs"),
         ({"equal_widths": False}, "."),
         ({"function": staticmethod(_of_float32)}, "0-d float64"),
         ({"function": staticmethod(_without_checks)}, "must raise ValueError|error on"),
         ({"function": staticmethod(_random)}, "no random numbers"),
-        ({"function": staticmethod(_in_place)}, "leave the rows"),
+        ({"function": staticmethod(_in_place)}, "must not modify the rows"),
     ],
     ids=lambda part: str(next(iter(part))) if isinstance(part, dict) else None,
 )
@@ -192,9 +192,9 @@ def test_a_metric_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     built = registries.metrics.build("odd_cca", ridge=0.5)
     assert repr(built) == "CCA(squared=False, ridge=0.5)"
     assert registries.metrics.build(built) is built
-    with pytest.raises(TypeError, match=r"built already"):
+    with pytest.raises(TypeError, match=r"is an instance and cannot take further options"):
         registries.metrics.build(built, ridge=1.0)
-    with pytest.raises(TypeError, match=r"no subclass of Metric"):
+    with pytest.raises(TypeError, match=r"not a subclass of Metric"):
         registries.metrics.build("odd")
     with pytest.raises(UnknownNameError):
         registries.metrics.build("no such metric")

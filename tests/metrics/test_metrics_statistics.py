@@ -94,15 +94,15 @@ def test_a_limit_keeps_a_uniform_part() -> None:
 
 def test_wrong_features_are_refused() -> None:
     kept = Features(limit=5).update(X, Y)
-    with pytest.raises(ValueError, match="x rows must have width 5 as before, got 3"):
+    with pytest.raises(ValueError, match="x rows must have width 5 like earlier rows, got 3"):
         kept.update(Y, Y)
     with pytest.raises(ValueError, match="must pair up"):
         kept.update(X, Y[:-1])
-    with pytest.raises(ValueError, match="equal limits merge, got 5 and None"):
+    with pytest.raises(ValueError, match="equal limits to merge, got 5 and None"):
         kept.merge(Features())
     with pytest.raises(ValueError, match="limit >= 2"):
         Features(limit=1)
-    with pytest.raises(ValueError, match="no rows have come yet"):
+    with pytest.raises(ValueError, match="no rows have been added yet"):
         _ = Features().x
     with pytest.raises(ValueError, match="lacks 'most'; it has x_parts"):
         Features.from_state_dict({"x_parts": X})

@@ -21,7 +21,7 @@ def labels(n: int) -> list[str]:
 
 @settings(max_examples=15, deadline=None)
 @given(arrays(float, array_shapes(min_dims=2, max_dims=2, max_side=4), elements=st.floats(-1e3, 1e3, width=32)))
-def test_every_cell_shows_its_number_where_it_stands(values: np.ndarray) -> None:
+def test_every_cell_shows_its_number(values: np.ndarray) -> None:
     axes = heatmap(values, labels(len(values)), labels(values.shape[1])).axes[0]
     written = {(round(t.get_position()[1]), round(t.get_position()[0])): t.get_text() for t in axes.texts}
     assert written == {place: f"{value:.2f}" for place, value in np.ndenumerate(values)}
@@ -38,7 +38,7 @@ def test_heatmap_writes_readable_numbers() -> None:
         assert abs(ground - ink) >= 0.45, (value, text.get_color())
 
 
-def test_heatmap_shows_what_is_undefined_in_grey() -> None:
+def test_heatmap_shows_undefined_values_in_grey() -> None:
     axes = heatmap([[np.nan, 0.5]], ["row"], ["a", "b"]).axes[0]
     assert [t.get_text() for t in axes.texts] == ["–", "0.50"]
     red, green, blue, _ = axes.images[0].to_rgba(np.ma.masked_invalid([[np.nan, 0.5]]))[0, 0]
@@ -46,7 +46,7 @@ def test_heatmap_shows_what_is_undefined_in_grey() -> None:
     assert axes.texts[0].get_color() == "black"
 
 
-def test_heatmap_frames_what_is_marked_and_keeps_the_range() -> None:
+def test_heatmap_frames_marked_cells_and_keeps_the_range() -> None:
     figure = heatmap(
         [[0.2, 0.9], [0.4, 0.3]], ["a", "b"], ["c", "d"], title="T", label="L", low=0, high=1, marked=[[0, 1], [1, 0]]
     )
@@ -73,12 +73,12 @@ def test_heatmap_of_many_columns_has_no_numbers() -> None:
         ([[1.0]], {"low": 1.0, "high": 1.0}, "low must be less than high"),
     ],
 )
-def test_heatmap_refuses(values: list, options: dict, message: str) -> None:
+def test_heatmap_refuses_invalid_arguments(values: list, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         heatmap(values, ["row"], ["column"], **options)
 
 
-def test_intervals_stand_where_they_are() -> None:
+def test_intervals_have_the_right_coordinates() -> None:
     axes = intervals({"a": (0.5, 0.4, 0.7), "b": (0.1, 0.1, 0.1), "c": (np.nan,) * 3}, "accuracy").axes[0]
     first, second, third = axes.collections[0].get_segments()
     np.testing.assert_array_equal([first, second], [[[0.4, 0], [0.7, 0]], [[0.1, 1], [0.1, 1]]])
@@ -88,10 +88,10 @@ def test_intervals_stand_where_they_are() -> None:
     assert [t.get_text() for t in axes.get_yticklabels()] == ["a", "b", "c"]
     assert axes.get_xlabel() == "accuracy"
     low, high = axes.get_ylim()
-    assert low > high, "the first name stands on top"
+    assert low > high, "the first name must be on top"
 
 
-def test_intervals_refuse() -> None:
+def test_intervals_refuses_invalid_arguments() -> None:
     with pytest.raises(ValueError, match="no scores"):
         intervals({}, "accuracy")
     with pytest.raises(ValueError, match=r"'a' ends at 0\.4, before it begins at 0\.6"):
@@ -115,7 +115,7 @@ def test_importing_plots_imports_no_matplotlib_and_drawing_no_pyplot() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_curves_stand_where_they_are_in_order() -> None:
+def test_curves_have_the_right_coordinates_in_order() -> None:
     figure = curves({"a": {8: (0.9, 0.8, 1.0), 4: (0.5, 0.4, 0.6)}, "b": {4: (0.1, 0.1, 0.1)}}, axis="rank", label="x")
     axes = figure.axes[0]
     np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[4, 0.5], [8, 0.9]])

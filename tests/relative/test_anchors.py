@@ -1,4 +1,4 @@
-"""Anchors: which samples, what encoders say of them, and what must not be mixed up."""
+"""Anchors: selection, representations by encoders, and checks against mixing them up."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_frequent_samples_come_first() -> None:
     words = Samples.of(["the", "of", "cat", "and"], id=["the", "of", "cat", "and"])
     counts = {"the": 9, "of": 7, "cat": 1, "and": 7}
     assert select_anchors(words, 3, "frequency", counts=counts).ids == ("the", "of", "and")
-    with pytest.raises(ValueError, match="2 of 4 samples have a count above 0, and 3 anchors"):
+    with pytest.raises(ValueError, match="2 of 4 samples have a count above 0, but 3 were"):
         select_anchors(words, 3, "frequency", counts={"the": 9, "of": 7})
 
 
@@ -85,7 +85,7 @@ def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
         one.check_parallel(swapped)
     with pytest.raises(ValueError, match="2 of 3 ids of parallel anchors are not among the samples, the first 'x'"):
         select_anchors(french, 3, "parallel", ids=["w", "x", "y"])
-    with pytest.raises(ValueError, match="3 parallel anchors are wanted, and 2 ids are given"):
+    with pytest.raises(ValueError, match="3 parallel anchors were requested, but only 2 ids were given"):
         select_anchors(french, 3, "parallel", ids=["w", "d"])
 
 
@@ -102,12 +102,12 @@ def test_any_number_of_anchors_can_be_chosen(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((DATA, 61), {}, "from 1 to 60, that of the samples, got 61"),
+        ((DATA, 61), {}, "from 1 to 60, the number of samples, got 61"),
         ((DATA, 0), {}, "got 0"),
-        ((torch.randn(5, 2), 3, "stratified"), {}, "goes by labels, and these samples have none"),
+        ((torch.randn(5, 2), 3, "stratified"), {}, "needs labels, but these samples have none"),
         ((DATA, 3, "kmeans"), {}, "pass features"),
         ((DATA, 3, "kmeans"), {"features": ROWS[1:]}, r"shape \(60, d\), .* got torch.float32 of \(59, 3\)"),
-        ((DATA, 3, "kmeans"), {"features": ROWS / 0 * 0}, "row 0 of the features holds NaN"),
+        ((DATA, 3, "kmeans"), {"features": ROWS / 0 * 0}, "row 0 of the features contains NaN"),
         ((DATA, 3, "kmeans"), {"features": torch.ones(60, 2)}, "only 1 of 60 samples have different features"),
         ((DATA, 3, "farthest_point"), {"features": torch.ones(60, 2)}, "only 1 of 60 samples"),
         ((DATA, 3, "randum"), {}, "did you mean 'random'"),
@@ -120,10 +120,10 @@ def test_a_choice_that_cannot_be_made_is_refused(arguments: Any, options: dict[s
 
 def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registries.anchors.build("kmeans", seed=3) == KMeans(seed=3)
-    with pytest.raises(TypeError, match="built already"):
+    with pytest.raises(TypeError, match="is an instance and cannot take further options"):
         registries.anchors.build(Random(), seed=1)
     monkeypatch.setitem(registries.anchors._registered, "odd", dict)
-    with pytest.raises(TypeError, match="no subclass of Selection"):
+    with pytest.raises(TypeError, match="not a subclass of Selection"):
         registries.anchors.build("odd")
     with pytest.raises(UnknownNameError):
         registries.anchors.build("no such")
@@ -147,12 +147,12 @@ def test_bootstrap_recovers_a_planted_correspondence_from_few_seeds(seeds: int) 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seeds": [0, 1]}, "at least 3 seeds"),
+        ({"seeds": [0, 1]}, "at least 3 different seeds"),
         ({"seeds": [0, 1, 1]}, "of which 2 differ"),
         ({"seeds": [0, 1, 99]}, "not among the samples, the first 99"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"anchors": torch.ones(10, 3)}, "same representation"),
-        ({"anchors": ROWS[:11]}, "has 11 anchors, and 10"),
+        ({"anchors": ROWS[:11]}, "must be 11, the number of anchors of the other side, got 10"),
     ],
 )
 def test_bootstrap_refuses_what_gives_no_correspondence(given: dict[str, Any], message: str) -> None:
@@ -166,9 +166,9 @@ def test_out_of_domain_anchors_are_none_of_the_domain() -> None:
     features = ROWS + 50 * far[:, None]
     chosen = select_anchors(DATA, 20, "ood", features=features, domain=ROWS)
     assert sorted(chosen.ids) == far.nonzero()[:, 0].tolist()
-    with pytest.raises(ValueError, match="20 of 60 samples are out of the domain, and 21 anchors"):
+    with pytest.raises(ValueError, match="20 of 60 samples are out of the domain, but 21 were"):
         select_anchors(DATA, 21, "ood", features=features, domain=ROWS)
-    with pytest.raises(ValueError, match="domain is 2 wide, and the features 3"):
+    with pytest.raises(ValueError, match="domain has width 2, but the features have width 3"):
         select_anchors(DATA, 5, "ood", features=features, domain=ROWS[:, :2])
 
 
@@ -210,7 +210,7 @@ def test_other_samples_or_another_order_are_refused(chosen: Samples) -> None:
     with pytest.raises(ValueError, match="different samples"):
         anchors.encode(a, "1", select_anchors(DATA, 12, seed=1))
     others = Samples.of(torch.randn(12, 4), id=list(chosen.ids))
-    with pytest.raises(ValueError, match="ids of the anchors but other content"):
+    with pytest.raises(ValueError, match="ids of the anchors but different content"):
         anchors.encode(a, "1", others)
 
 
@@ -223,9 +223,9 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
     with pytest.raises(ValueError, match=r"no encoder of these weights: live torch module sha256:\w+ 1 \(mean\)"):
         anchors.values(b, "1")
     assert anchors.encode(a, "1", chosen) is anchors
-    with pytest.raises(ValueError, match="is in this set already"):
+    with pytest.raises(ValueError, match="is already in this set"):
         anchors.add(torch.randn(12, 8), a.pinned, "1")
-    with pytest.raises(ValueError, match="12 anchors need as many representations, got 3"):
+    with pytest.raises(ValueError, match="12 anchors need one representation each, got 3"):
         anchors.add(torch.randn(3, 5), b.pinned, "1")
 
 
@@ -239,7 +239,7 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other
     if other == "preprocessing":
         last.register_forward_pre_hook(lambda _, args, named: (args, {"input": named["input"] * 1.5}), with_kwargs=True)
     assert anchors.has(b, "1")
-    with pytest.raises(ValueError, match=r"has the weights of live torch module .*, and says otherwise"):
+    with pytest.raises(ValueError, match=r"has the weights of live torch module .*, but gives other representations"):
         anchors.encode(b, "1", chosen, progress=False)
 
 
@@ -279,7 +279,7 @@ def test_several_rows_of_a_sample_are_no_anchor() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     images = Samples.of(torch.randn(4, 3, 8, 8))
-    with pytest.raises(ValueError, match="pooling='none' gives layer '1' 144 for 4 samples"):
+    with pytest.raises(ValueError, match="pooling='none' gives 144 at layer '1' for 4 samples"):
         AnchorSet.of(images).encode(a, "1", images, "none")
 
 

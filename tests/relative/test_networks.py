@@ -18,7 +18,7 @@ TURN = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed
 
 @pytest.fixture
 def encoders() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
-    """Two encoders, the second of which turns and scales what the first says."""
+    """Two encoders; the second rotates and scales the activations of the first."""
     torch.manual_seed(0)
     body = [nn.Linear(4, 6), nn.Tanh()]
     turn = nn.Linear(6, 6, bias=False)

@@ -164,13 +164,13 @@ GOOD = draw(5, 4)
     [
         (lambda: RelativeProjection.of(GOOD[0]), r"must be floating-point vectors of shape \(k, d\)"),
         (lambda: RelativeProjection.of(GOOD.long()), "got torch.int64"),
-        (lambda: RelativeProjection.of(GOOD.index_fill(0, torch.tensor(2), torch.nan)), "anchor 2 holds NaN"),
+        (lambda: RelativeProjection.of(GOOD.index_fill(0, torch.tensor(2), torch.nan)), "anchor 2 contains NaN"),
         (lambda: RelativeProjection.of(torch.ones(5, 4)), "all 5 anchors have the same representation"),
         (lambda: RelativeProjection.of(torch.cat([GOOD, GOOD[1:2]])), r"anchors 1 and 5 .* \(5 of 6 differ\)"),
         (lambda: RelativeProjection.of(torch.cat([GOOD, 0 * GOOD[:1]])), "cosine: anchor 5 of 6 is 0"),
         (lambda: RelativeProjection.of(GOOD[:3], "change_of_basis"), "3 anchors cannot span 4 features"),
         (lambda: RelativeProjection.of(GOOD[:4], "change_of_basis", center=True), "span 3 of 4 dimensions"),
-        (lambda: RelativeProjection.of(GOOD).with_anchors(GOOD[:3]), "similarities to 5 anchors, got 3"),
+        (lambda: RelativeProjection.of(GOOD).with_anchors(GOOD[:3]), "projection has 5 anchors, got 3"),
         (lambda: RelativeProjection(4, 0), "at least 1 anchor, got 0"),
         (lambda: RelativeProjection(4, 5, []), "at least one similarity"),
         (lambda: RelativeProjection(4, 5, subspaces=3), "must divide the 4 features, got 3"),
@@ -214,7 +214,7 @@ def test_nearest_rows_are_those_of_all_rows_at_once(distance: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 54}, "k=54 neighbours of 53 rows"),
+        ({"k": 54}, "got k=54 and 53 rows"),
         ({"k": 0}, "k >= 1"),
         ({"distance": "l1"}, "distance must be 'cosine' or 'euclidean', got 'l1'"),
     ],
@@ -279,7 +279,7 @@ def test_a_stream_reads_and_gives_a_chunk_at_a_time() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell the peak")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not report the peak")
 @pytest.mark.parametrize(
     ("few", "many", "width", "anchors"), [(5_000, 100_000, 64, 100), (20_000, 1_000_000, 768, 1_000)]
 )
@@ -293,7 +293,7 @@ def test_more_rows_take_no_more_memory(few: int, many: int, width: int, anchors:
 def test_what_is_not_finite_is_nobody_s_neighbour(where: str) -> None:
     queries, rows = draw(3, 4), draw(9, 4)
     (rows if where == "row" else queries)[2 if where == "query" else 7, 1] = float("nan")
-    with pytest.raises(ValueError, match=f"{where} {2 if where == 'query' else 7} holds NaN or infinity"):
+    with pytest.raises(ValueError, match=f"{where} {2 if where == 'query' else 7} contains NaN or infinity"):
         nearest(queries, rows.split(4), k=2)
 
 

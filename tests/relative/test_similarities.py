@@ -124,7 +124,7 @@ def test_geodesics_are_those_of_a_dense_graph() -> None:
 
 def test_a_graph_in_parts_is_refused() -> None:
     anchors = torch.cat([draw(5, 2), draw(5, 2) + 100])
-    with pytest.raises(ValueError, match="graph of 10 anchors falls into 2 parts with neighbours=2"):
+    with pytest.raises(ValueError, match="graph of 10 anchors has 2 disconnected parts with neighbours=2"):
         Geodesic(neighbours=2)(anchors, anchors)
     with pytest.raises(ValueError, match="neighbours=10 and 10 anchors"):
         Geodesic()(anchors, anchors)
@@ -155,7 +155,7 @@ def test_a_row_has_the_same_bits_or_nearly_in_any_batch(similarity: Similarity) 
         ("lp", {"q": 2}, TypeError, "'q'"),
         ("geodesic", {"neighbours": 0}, ValueError, "neighbours must be an integer >= 1, got 0"),
         ("change_of_basis", {"rcond": 1}, ValueError, r"rcond must be None or in \[0, 1\), got 1"),
-        (Cosine(), {"p": 2}, TypeError, "built already"),
+        (Cosine(), {"p": 2}, TypeError, "is an instance and cannot take further options"),
     ],
 )
 def test_a_wrong_config_is_refused(name: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -165,7 +165,7 @@ def test_a_wrong_config_is_refused(name: Any, options: dict[str, Any], error: ty
 
 def test_only_similarities_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.similarities._registered, "odd", dict)
-    with pytest.raises(TypeError, match="no subclass of Similarity"):
+    with pytest.raises(TypeError, match="not a subclass of Similarity"):
         registries.similarities.build("odd")
 
 
@@ -194,9 +194,9 @@ class Odd(Similarity):
     ("defect", "message"),
     [
         ("", None),
-        ("promises too much", "says that scaling changes nothing, and it does"),
-        ("promises too little", "does not declare that orthogonal"),
-        ("batch", "whatever vectors come with it"),
+        ("promises too much", "declares invariance to scaling, but its values change"),
+        ("promises too little", "is invariant to orthogonal but does not declare it"),
+        ("batch", "must not depend on the other vectors"),
         ("gradient", "the gradient at the vectors"),
     ],
 )

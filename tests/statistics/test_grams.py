@@ -185,13 +185,13 @@ def test_what_does_not_fit_is_refused() -> None:
         kept.update(X[:2], Y)
     with pytest.raises(ValueError, match="shapes"):
         kept.update(X, [Y[0], Y[1][:9]])
-    with pytest.raises(ValueError, match="leave out its rows"):
+    with pytest.raises(ValueError, match="pass the rows of the first side only"):
         moments(X, None).update(X, X)
     with pytest.raises(ValueError, match=r"lacks 'origin'"):
         LayerMoments.from_state_dict({"count": torch.tensor(3)})
     with pytest.raises(ValueError, match="float64 of shape"):
         LayerMoments.from_state_dict({**kept.state_dict(), "cross": torch.zeros(1)})
-    with pytest.raises(ValueError, match="same rows, got"):
+    with pytest.raises(ValueError, match="same number of rows, got"):
         Grams(X, [Y[0][:3]])
     with pytest.raises(ValueError, match="at least 4 rows, got 3"):
         MinibatchGrams(3, 1)

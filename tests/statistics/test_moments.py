@@ -129,7 +129,7 @@ def test_a_bad_row_is_named_and_nothing_is_taken(monkeypatch: pytest.MonkeyPatch
     batch = dict(zip(("x_rows", "y_rows"), rows(30, 3, 2), strict=True))
     batch[side][21, 1] = value
     moments = Moments(3, 2)
-    with pytest.raises(ValueError, match=rf"{side}: row 21 of 30 holds NaN, infinity or"):
+    with pytest.raises(ValueError, match=rf"{side}: row 21 of 30 contains NaN, infinity or"):
         moments.update(**batch)
     assert moments.n == 0
     assert moments.sxx.abs().sum() == 0
@@ -154,7 +154,7 @@ def test_wrong_rows_are_refused(x: torch.Tensor, y: torch.Tensor, error: type[Ex
 def test_wrong_widths_are_refused() -> None:
     with pytest.raises(ValueError, match="got dx=0 and dy=2"):
         Moments(0, 2)
-    with pytest.raises(ValueError, match="same widths merge, got \\[3, 2\\] and \\[2, 3\\]"):
+    with pytest.raises(ValueError, match="equal widths to merge, got \\[3, 2\\] and \\[2, 3\\]"):
         Moments(3, 2).merge(Moments(2, 3))
 
 

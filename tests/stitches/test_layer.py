@@ -163,7 +163,7 @@ def test_a_mask_of_one_side_alone_holds_for_both(unmasked: str) -> None:
 @pytest.mark.parametrize("other", [[[True] * 6] * 2, [[True] * 6, [*[False] * 5, True]]], ids=["longer", "other side"])
 def test_tokens_that_do_not_correspond_are_refused(other: list[list[bool]]) -> None:
     mask, other = torch.tensor([[True] * 6, [True, *[False] * 5]]), torch.tensor(other)
-    with pytest.raises(ValueError, match="cut or pad the texts differently; use pooling='mean', 'cls' or 'last'"):
+    with pytest.raises(ValueError, match="split or pad texts differently; use pooling='mean', 'cls' or 'last'"):
         paired_rows(sample(TEXT, 2, mask), sample(TEXT, 2, other), "none")
     longer = Representation(torch.randn(2, 8, 5), "bnd")
     with pytest.raises(ValueError, match="to have the same tokens, got 6 and 8"):
@@ -181,13 +181,13 @@ def test_batches_of_different_sizes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "pooling", "message"),
     [
-        (CNN, TEXT, "none", "only one of them forms a grid; use 'mean'"),
-        (TEXT, VIT, "none", "only one of them forms a grid; use 'mean'"),
+        (CNN, TEXT, "none", "only one of them is a grid; use 'mean'"),
+        (TEXT, VIT, "none", "only one of them is a grid; use 'mean'"),
         (CNN, VECTOR, "none", "one of them is a vector; use 'mean' or 'flatten'"),
         (VECTOR, TEXT, "none", "one of them is a vector"),
-        (TEXT, TEXT, "flatten", "texts have none; use 'none' or 'mean'"),
-        (TEXT, VECTOR, "flatten", "texts have none"),
-        (VECTOR, TEXT, "flatten", "texts have none"),
+        (TEXT, TEXT, "flatten", "texts vary in length; use 'none' or 'mean'"),
+        (TEXT, VECTOR, "flatten", "texts vary in length"),
+        (VECTOR, TEXT, "flatten", "texts vary in length"),
     ],
 )
 def test_forms_that_a_policy_cannot_join_are_refused(
@@ -212,7 +212,7 @@ def test_maps_of_other_widths_are_refused() -> None:
 
 @pytest.mark.parametrize("spec", [SWIN, TEXT, VECTOR, RepresentationSpec("bchw", 7, (4, 4)), DEIT], ids=str)
 def test_a_representation_of_another_form_is_refused(spec: RepresentationSpec) -> None:
-    with pytest.raises(ValueError, match="the stitch takes a representation of the form bchw 6 4x4, got"):
+    with pytest.raises(ValueError, match="the stitching layer needs a representation of spec bchw 6 4x4, got"):
         layer_of(CNN, VIT)(sample(spec))
 
 

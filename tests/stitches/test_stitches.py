@@ -105,7 +105,7 @@ def test_every_affine_stitch_is_one_weight_and_one_bias(stitch: Stitch) -> None:
 
 
 def test_what_is_no_affine_map_has_no_weight() -> None:
-    with pytest.raises(ValueError, match="Shifted is no affine map"):
+    with pytest.raises(ValueError, match="Shifted is not an affine map"):
         as_linear(Shifted(3, 3))
 
 
@@ -150,7 +150,7 @@ def test_a_wrong_width_is_refused(stitch: Stitch, shape: tuple[int, ...]) -> Non
         (lambda: LinearStitch(3, 2, dtype=torch.int64), "got torch.int64"),
         (lambda: LowRankStitch(3, 2, rank=3), "rank must be from 1 to 2 for widths 3 -> 2, got 3"),
         (lambda: LowRankStitch(3, 2, rank=0), "got 0"),
-        (lambda: Stitch.from_dict({"in_features": 3}), "needs a 'name', one of: .*identity"),
+        (lambda: Stitch.from_dict({"in_features": 3}), "needs the key 'name', one of: .*identity"),
     ],
 )
 def test_a_wrong_config_is_refused(build: Any, message: str) -> None:
@@ -188,8 +188,8 @@ class Shifted(Stitch):
     ("defect", "message"),
     [
         ("", None),
-        ("lost buffer", "shift is no part of the state dict"),
-        ("batch", "whatever vectors come with it"),
+        ("lost buffer", "shift is not in the state dict"),
+        ("batch", "must not depend on the other vectors"),
         ("gradient", "no gradient reaches the input"),
         ("dtype", "must compute in float64"),
     ],

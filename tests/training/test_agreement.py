@@ -1,4 +1,4 @@
-"""One training by every way: Trainer and the loop, one process and two, alone and with other stitches at once."""
+"""Agreement of all ways to train: Trainer and TaskLoss, one process and two, one stitch and several together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT, BATCH, CLASSES, SIZE, TRAIN, TEST = 2, 32, 10, 8, 4096, 10000
 
 
 def network() -> nn.Module:
-    """Convolutions with BatchNorm; its cuts are 2, 5 and 8."""
+    """Convolutional network with BatchNorm; its cuts are 2, 5 and 8."""
     layers: list[nn.Module] = []
     for before, after in ((3, 6), (6, 10), (10, 12)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
@@ -28,7 +28,7 @@ def network() -> nn.Module:
 
 
 def images(dtype: torch.dtype) -> tuple[Samples, Samples]:
-    """To train on, and held out; the class of an image is a pattern in it, under noise."""
+    """Training and held-out samples; each image is the pattern of its class plus noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=generator)
     labels = torch.randint(CLASSES, (TRAIN + TEST,), generator=generator)
@@ -62,7 +62,7 @@ def adapters(folder: Path, dtype: torch.dtype) -> list[Adapter]:
     return found
 
 
-def by_the_loop(models: list[StitchedModel], data: Samples, steps: int) -> list[Any]:
+def by_task_loss(models: list[StitchedModel], data: Samples, steps: int) -> list[Any]:
     options: dict[str, Any] = {
         "lr": 3e-3,
         "schedule": "linear",
@@ -88,7 +88,7 @@ def by_trainer(model: StitchedModel, data: Samples, steps: int, count: int, fold
 
 
 def ends(folder: Path, steps: int, dtype: torch.dtype, count: int) -> dict[str, dict[str, Any]]:
-    """For each way the weights at the end and the accuracy on held-out images."""
+    """Final weights and accuracy on held-out images for each way to train."""
     a, b = adapters(folder, dtype)
     train, test = images(dtype)
     own, other = (
@@ -106,8 +106,8 @@ def ends(folder: Path, steps: int, dtype: torch.dtype, count: int) -> dict[str, 
         for layer in ("5", "8")
     )
     layers = {
-        "the loop": by_the_loop([own], train, steps)[0],
-        "the loop, two at once": by_the_loop([own, other], train, steps)[0],
+        "TaskLoss": by_task_loss([own], train, steps)[0],
+        "TaskLoss, two stitches together": by_task_loss([own, other], train, steps)[0],
         "Trainer": by_trainer(own, train, steps, count, folder),
     }
     return {way: {"weights": flat(layer), "accuracy": accuracy(own, layer, test)} for way, layer in layers.items()}
@@ -154,7 +154,7 @@ def in_two_processes(folder: Path, steps: int, dtype: torch.dtype) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds two trained networks."""
+    """Folder with two trained networks."""
     place = tmp_path_factory.mktemp("agreement")
     for seed in (0, 1):
         torch.save(trained(seed).state_dict(), place / f"network-{seed}.pt")
@@ -163,11 +163,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "steps"), [(torch.float64, 20), (torch.float32, 512)])
-def test_every_way_ends_alike(dtype: torch.dtype, steps: int, folder: Path) -> None:
-    """Weights to 1e-5 over 20 steps in float64; accuracy on 10,000 images to .002 after four epochs in float32."""
+def test_all_ways_to_train_agree(dtype: torch.dtype, steps: int, folder: Path) -> None:
+    """Weights agree to 1e-5 after 20 steps (float64), accuracy on 10,000 images to .002 after four epochs (float32)."""
     one = ends(folder, steps, dtype, 1)
     two = {f"{way}, two processes": end for way, end in in_two_processes(folder, steps, dtype).items()}
-    reference = one["the loop"]
+    reference = one["TaskLoss"]
     figures = {
         way: (float((end["weights"] - reference["weights"]).abs().max()), end["accuracy"])
         for way, end in {**one, **two}.items()
@@ -178,4 +178,4 @@ def test_every_way_ends_alike(dtype: torch.dtype, steps: int, folder: Path) -> N
     if dtype == torch.float64:
         assert max(difference for difference, _ in figures.values()) <= 1e-5, figures
     else:
-        assert min(scores) > 0.5, figures  # it has learnt: ten classes
+        assert min(scores) > 0.5, figures  # above chance, which is 0.1 for ten classes

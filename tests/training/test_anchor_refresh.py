@@ -1,4 +1,4 @@
-"""Anchors that keep up with an encoder in training, without its noticing."""
+"""Anchor refreshing during training, without side effects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def states(model: nn.Module) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_nothing_but_the_anchors_changes(training: bool) -> None:
+def test_refresh_changes_only_the_anchors(training: bool) -> None:
     model = network()
     refresh = AnchorRefresh(model, X[:10], model[0], training=training, batch_size=10)
     before = states(model)
@@ -44,12 +44,12 @@ def test_nothing_but_the_anchors_changes(training: bool) -> None:
     model.train(training)
     model[0][2].eval()
     with torch.no_grad():
-        alike = torch.allclose(model[0](X[:10]), model[1].anchors)
-    assert alike is not training  # in training mode, dropout drew
+        equal = torch.allclose(model[0](X[:10]), model[1].anchors)
+    assert equal is not training  # in training mode, dropout is active
     assert not model[1].anchors.requires_grad
 
 
-def test_a_loop_of_one_s_own_refreshes_every_so_often() -> None:
+def test_custom_loop_refreshes_every_three_steps() -> None:
     model = network().eval()
     refresh = AnchorRefresh(model, X[:10], model[0], every=3, batch_size=4)
     seen = []
@@ -62,7 +62,7 @@ def test_a_loop_of_one_s_own_refreshes_every_so_often() -> None:
     assert changed == [False, False, True, False, False, True]
 
 
-def test_an_encoder_outside_the_model_is_put_in_eval_mode_and_left_as_it_was() -> None:
+def test_encoder_outside_the_model_runs_in_eval_mode_and_is_restored() -> None:
     whole = network()
     encoder, rest = whole[0], nn.Sequential(whole[1], whole[2])
     before = states(whole)
@@ -74,7 +74,7 @@ def test_an_encoder_outside_the_model_is_put_in_eval_mode_and_left_as_it_was() -
         torch.testing.assert_close(rest[0].anchors, encoder.eval()(X[:10]))
 
 
-def test_the_mean_of_a_stitched_model_follows_its_anchors() -> None:
+def test_mean_of_stitched_model_is_updated_with_its_anchors() -> None:
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
     model = hf_stitch.relative_model(
         encoder, X[:10], layer="1", num_labels=2, task="image-classification", progress=False
@@ -88,14 +88,14 @@ def test_the_mean_of_a_stitched_model_follows_its_anchors() -> None:
     assert not torch.allclose(model.stitch.body_mean, before)
 
 
-class Looks(TrainerCallback):
-    """Compares the anchors with what the encoder says of them at every evaluation."""
+class AnchorCheck(TrainerCallback):
+    """Checks at every evaluation that the anchors equal their current embeddings."""
 
     def __init__(self, model: hf_stitch.StitchedModel) -> None:
-        self.model, self.seen = model, []
+        self.model, self.equal = model, []
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        self.seen.append(torch.equal(self.model.stitch.body.anchors, embedded(self.model)))
+        self.equal.append(torch.equal(self.model.stitch.body.anchors, embedded(self.model)))
 
 
 def embedded(model: hf_stitch.StitchedModel) -> Tensor:
@@ -103,7 +103,7 @@ def embedded(model: hf_stitch.StitchedModel) -> Tensor:
         return model.source(input=X[:10]).values
 
 
-def test_trainer_trains_end_to_end_and_evaluates_with_the_anchors_at_hand(tmp_path: Path) -> None:
+def test_trainer_trains_end_to_end_and_evaluates_with_current_anchors(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
     model = hf_stitch.relative_model(
@@ -116,19 +116,19 @@ def test_trainer_trains_end_to_end_and_evaluates_with_the_anchors_at_hand(tmp_pa
         str(tmp_path), max_steps=24, learning_rate=0.05, report_to=[], eval_strategy="steps", eval_steps=7,
         save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    looks = Looks(model)
+    check = AnchorCheck(model)
     trainer = Trainer(
         model, arguments, train_dataset=rows, eval_dataset=rows,
-        callbacks=[AnchorRefresh(model, X[:10], every=4), looks],
+        callbacks=[AnchorRefresh(model, X[:10], every=4), check],
     )  # fmt: skip
     trainer.train()
-    assert looks.seen == [True, True, True, True]
+    assert check.equal == [True, True, True, True]
     assert torch.equal(model.stitch.body.anchors, embedded(model))
     assert not torch.allclose(model.stitch.body.anchors, first)
     assert trainer.evaluate()["eval_loss"] < 0.5
 
 
-def test_how_often_one_evaluates_changes_nothing(tmp_path: Path) -> None:
+def test_evaluation_frequency_does_not_change_training(tmp_path: Path) -> None:
     def trained(**options: Any) -> hf_stitch.StitchedModel:
         torch.manual_seed(0)
         encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
@@ -153,17 +153,17 @@ def test_how_often_one_evaluates_changes_nothing(tmp_path: Path) -> None:
     [
         ({"anchors": X[:9]}, "has 10 anchors, got 9"),
         ({"every": 0}, "at least 1"),
-        ({"encoder": None}, "say how anchors are encoded"),
-        ({"model": nn.Linear(2, 2)}, "Linear holds 0 relative projections"),
+        ({"encoder": None}, "pass encoder="),
+        ({"model": nn.Linear(2, 2)}, "Linear contains 0 relative projections"),
     ],
 )
-def test_what_cannot_be_refreshed_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(options: dict[str, Any], message: str) -> None:
     model = network()
     with pytest.raises(ValueError, match=message):
         AnchorRefresh(**{"model": model, "anchors": X[:10], "encoder": model[0], **options})
 
 
-def test_a_dead_encoder_is_told() -> None:
+def test_constant_encoder_raises() -> None:
     model = network()
     model[0][0].weight.data.zero_()
     with pytest.raises(ValueError, match="all 10 anchors have the same representation"):

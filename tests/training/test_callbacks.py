@@ -1,4 +1,4 @@
-"""Callbacks that watch a network learn: it learns what it would have learnt, and what they say is right."""
+"""Training callbacks: they do not affect training, and their values are correct."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
-from watched_networks import Net, Other, adapter, images, net, telling, trainer
+from watched_networks import Net, Other, adapter, balanced, images, net, trainer
 
 import hf_stitch
 from hf_stitch.analysis import extract_activations
@@ -24,8 +24,8 @@ BLOCK = "similarity_to_start/linear_cka/blocks.1"
 
 @pytest.fixture(scope="module")
 def reference() -> hf_stitch.Adapter:
-    """A network that tells classes apart, and will be given its own labels."""
-    return adapter(telling(net(9), images(60, seed=6)))
+    """A network that predicts all classes; the labels of the samples are its predictions."""
+    return adapter(balanced(net(9), images(60, seed=6)))
 
 
 def labelled(reference: hf_stitch.Adapter, n: int = 60) -> hf_stitch.Samples:
@@ -34,7 +34,7 @@ def labelled(reference: hf_stitch.Adapter, n: int = 60) -> hf_stitch.Samples:
 
 
 def logged(trained: Trainer, start: str) -> dict[int, dict[str, float]]:
-    """By step what of a kind was logged."""
+    """Logged values whose names have a prefix, by step."""
     found: dict[int, dict[str, float]] = {}
     for entry in trained.state.log_history:
         found.setdefault(entry["step"], {}).update({k: v for k, v in entry.items() if k.startswith(start)})
@@ -50,8 +50,8 @@ def same(a: nn.Module | dict[str, Any], b: nn.Module | dict[str, Any]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-# -- training does not notice ------------------------------------------------------------------------------------------
-def test_watched_training_ends_in_the_same_bits(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
+# -- no side effects on training --------------------------------------------------------------------------------------
+def test_training_with_callbacks_gives_identical_weights(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
     data = labelled(reference)
     plain = trainer(tmp_path / "plain", eval_strategy="epoch")
     plain.train()
@@ -66,7 +66,7 @@ def test_watched_training_ends_in_the_same_bits(tmp_path: Path, reference: hf_st
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
-def test_a_measurement_leaves_no_trace() -> None:
+def test_measurement_restores_all_state() -> None:
     model = net().train()
     model.blocks[1].eval()  # a frozen BatchNorm stays frozen
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -97,7 +97,7 @@ def test_a_measurement_leaves_no_trace() -> None:
     )
 
 
-def test_a_measurement_under_autocast_does_not_cut_the_gradient() -> None:
+def test_measurement_under_autocast_keeps_gradients() -> None:
     model, callback = net(), SimilarityCallback("start", PROBE)
     own = adapter(model)
     with torch.autocast("cpu", torch.bfloat16):
@@ -106,7 +106,7 @@ def test_a_measurement_under_autocast_does_not_cut_the_gradient() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_the_loss_is_logged_where_figures_are(tmp_path: Path) -> None:
+def test_loss_is_logged_at_the_steps_of_measurements(tmp_path: Path) -> None:
     run = trainer(tmp_path, logging_steps=1, num_train_epochs=1)
     SimilarityCallback("start", PROBE, every=1).attach(run, adapter(run.model))
     run.train()
@@ -114,8 +114,8 @@ def test_the_loss_is_logged_where_figures_are(tmp_path: Path) -> None:
     assert sorted(logged(run, "similarity")) == [0, 1, 2, 3, 4]
 
 
-# -- what is said is right ---------------------------------------------------------------------------------------------
-def test_own_start_is_one_at_step_0_and_what_compare_says_later(tmp_path: Path) -> None:
+# -- values -----------------------------------------------------------------------------------------------------------
+def test_similarity_to_start_is_one_at_step_0_and_agrees_with_compare_later(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     start = adapter(net())
     callback = SimilarityCallback("start", PROBE, every="epoch").attach(run, adapter(run.model))
@@ -129,7 +129,7 @@ def test_own_start_is_one_at_step_0_and_what_compare_says_later(tmp_path: Path) 
     assert callback.to_pandas()["value"].tolist() == [v for step in (0, 4, 8) for v in found[step].values()]
 
 
-def test_previous_and_saved_activations(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
+def test_previous_state_and_saved_activations_as_reference(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
     run = trainer(tmp_path, num_train_epochs=1)
     own = adapter(run.model)
     SimilarityCallback("previous", PROBE, every=1).attach(run, own)
@@ -139,27 +139,27 @@ def test_previous_and_saved_activations(tmp_path: Path, reference: hf_stitch.Ada
     SimilarityCallback(reference, PROBE, every=1, name="live").attach(run, own)
     run.train()
     previous, start = (logged(run, f"similarity_to_{kind}") for kind in ("previous", "start"))
-    assert sorted(previous) == [1, 2, 3, 4]  # nothing comes before the first
+    assert sorted(previous) == [1, 2, 3, 4]  # the first measurement has no previous one
     assert list(previous[1].values()) == pytest.approx(list(start[1].values()))
     assert list(previous[4].values()) != pytest.approx(list(start[4].values()))
     live, kept = logged(run, "live/"), logged(run, "saved/")
     assert [list(live[s].values()) for s in live] == [list(kept[s].values()) for s in live]
 
 
-def test_layers_of_other_names_pair_by_likeness(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_with_other_names_are_matched_by_similarity(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, other = net(), adapter(net(4, Other))
     callback = SimilarityCallback(other, PROBE, metrics=["linear_cka", "procrustes"])
     own = adapter(model)
     first = callback.measure(own, step=0)
     callback.measure(own, step=1)
     atlas = hf_stitch.compare(own, other, PROBE, metrics=["linear_cka", "procrustes"], progress=False)
-    for metric in ("linear_cka", "procrustes"):  # procrustes is a distance: the least is the best
+    for metric in ("linear_cka", "procrustes"):  # procrustes is a distance: the lowest value is the best
         assert callback.matches[metric] == atlas.best_matches(metric)
     assert first["similarity_to_reference/procrustes/blocks.0"] == pytest.approx(atlas["procrustes"][0].min())
     assert sum("other names" in message for message in caplog.messages) == 1
 
 
-def test_stitchability_is_what_stitch_says(reference: hf_stitch.Adapter) -> None:
+def test_stitchability_agrees_with_stitch(reference: hf_stitch.Adapter) -> None:
     data, own = labelled(reference, 120), adapter(net(2))
     callback = StitchabilityCallback(
         reference, data, ["blocks.0", ("blocks.0", "blocks.1")], matcher="ridge", ridge=0.1
@@ -185,13 +185,13 @@ def test_stitchability_is_what_stitch_says(reference: hf_stitch.Adapter) -> None
         assert found[f"stitchability/relative_accuracy/{figure}"] == pytest.approx(float(right.float().mean()))
 
 
-def test_stitching_a_twin_loses_nothing(reference: hf_stitch.Adapter) -> None:
+def test_stitching_a_copy_has_relative_accuracy_one(reference: hf_stitch.Adapter) -> None:
     twin = copy.deepcopy(reference.model)
     figures = StitchabilityCallback(reference, labelled(reference)).measure(adapter(twin), step=0)
     assert figures == {f"stitchability/relative_accuracy/blocks.{i}": 1.0 for i in range(2)}
 
 
-def test_weights_that_change_are_looked_at_anew() -> None:
+def test_changed_weights_are_measured_again() -> None:
     model = net()
     own, callback = adapter(model), SimilarityCallback("start", PROBE)
     callback.measure(own, step=0)
@@ -208,7 +208,7 @@ def test_wrapped_networks_are_unwrapped(wrap: Any) -> None:
     assert callback.measure(wrap(model), step=1)[BLOCK] == pytest.approx(1)
 
 
-def test_a_network_compiled_in_place_runs_as_written() -> None:
+def test_network_compiled_in_place_runs_uncompiled() -> None:
     model = net()
     own, callback = adapter(model), SimilarityCallback("start", PROBE)
 
@@ -220,7 +220,7 @@ def test_a_network_compiled_in_place_runs_as_written() -> None:
     assert model._compiled_call_impl is never
 
 
-def test_a_layer_that_dies_becomes_nan_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_layer_that_dies_during_training_becomes_nan_with_warning(caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     own, callback = adapter(model), SimilarityCallback("start", PROBE)
     callback.measure(own, step=0)
@@ -231,7 +231,7 @@ def test_a_layer_that_dies_becomes_nan_and_is_told(caplog: pytest.LogCaptureFixt
     assert any("blocks.1" in message and "dead" in message for message in caplog.messages)
 
 
-def test_a_layer_that_is_dead_at_first_is_an_error() -> None:
+def test_layer_that_is_dead_at_the_first_measurement_raises() -> None:
     model = net()
     with torch.no_grad():
         model.blocks[1][1].weight.zero_(), model.blocks[1][1].bias.fill_(-1)
@@ -239,7 +239,7 @@ def test_a_layer_that_is_dead_at_first_is_an_error() -> None:
         SimilarityCallback("start", PROBE).measure(adapter(model), step=0)
 
 
-def test_stitching_from_nan_becomes_nan(reference: hf_stitch.Adapter) -> None:
+def test_stitching_nan_activations_gives_nan(reference: hf_stitch.Adapter) -> None:
     model = net()
     own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference))
     callback.measure(own, step=0)
@@ -249,21 +249,21 @@ def test_stitching_from_nan_becomes_nan(reference: hf_stitch.Adapter) -> None:
     assert [np.isnan(value) for value in found.values()] == [False, True]
 
 
-# -- where figures go --------------------------------------------------------------------------------------------------
-def test_figures_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- logging and metrics ----------------------------------------------------------------------------------------------
+def test_values_are_logged_to_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     run = trainer(tmp_path, report_to=["tensorboard"], eval_strategy="epoch")
     SimilarityCallback("start", PROBE, every="eval").attach(run, adapter(run.model))
     run.train()
     events = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
-    seen = [(event.step, event.value) for event in events.Scalars(f"train/{BLOCK}")]
-    assert seen == [(step, pytest.approx(figures[BLOCK])) for step, figures in logged(run, BLOCK).items()]
-    assert [step for step, _ in seen] == [0, 4, 8]
+    events_logged = [(event.step, event.value) for event in events.Scalars(f"train/{BLOCK}")]
+    assert events_logged == [(step, pytest.approx(figures[BLOCK])) for step, figures in logged(run, BLOCK).items()]
+    assert [step for step, _ in events_logged] == [0, 4, 8]
 
 
 @pytest.mark.parametrize("every", ["eval", "epoch", 4])
-def test_figures_choose_the_best_model(tmp_path: Path, every: Any) -> None:
+def test_values_select_the_best_model(tmp_path: Path, every: Any) -> None:
     run = trainer(
         tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
         metric_for_best_model=BLOCK, num_train_epochs=3,
@@ -272,26 +272,26 @@ def test_figures_choose_the_best_model(tmp_path: Path, every: Any) -> None:
     run.add_callback(EarlyStoppingCallback(early_stopping_patience=1))
     run.train()
     found = logged(run, BLOCK)
-    assert sorted(found) == [0, 4, 8]  # further from the start at step 8, so it stopped; and each was measured once
+    assert sorted(found) == [0, 4, 8]  # stopped at step 8, further from the start; measured once per step
     assert run.state.best_global_step == 4 and run.state.best_metric == found[4][BLOCK]
-    if every == "eval":  # the best model has been loaded since: the figure is its own, not that of step 8
+    if every == "eval":  # the best model has been loaded: the value is that of step 4, not of step 8
         assert run.evaluate()[f"eval_{BLOCK}"] == pytest.approx(found[4][BLOCK], rel=1e-6)
         assert len(callback.history) == 4
     else:
         assert f"eval_{BLOCK}" not in run.evaluate()
 
 
-def test_several_evaluation_sets_are_one_measurement(tmp_path: Path) -> None:
+def test_several_evaluation_sets_need_one_measurement(tmp_path: Path) -> None:
     run = trainer(tmp_path, eval_strategy="epoch", num_train_epochs=1)
     run.eval_dataset = {"a": run.eval_dataset, "b": run.eval_dataset}
     callback = SimilarityCallback("start", PROBE, every="eval").attach(run, adapter(run.model))
     run.train()
-    assert [seen.step for seen in callback.history] == [0, 4]
+    assert [measured.step for measured in callback.history] == [0, 4]
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["start", "previous"])
-def test_resuming_goes_on_from_the_checkpoint(tmp_path: Path, kind: str) -> None:
+def test_resuming_restores_the_checkpoint(tmp_path: Path, kind: str) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 2}
 
     def run() -> tuple[Trainer, SimilarityCallback, DynamicsRecorder]:
@@ -306,10 +306,10 @@ def test_resuming_goes_on_from_the_checkpoint(tmp_path: Path, kind: str) -> None
     assert dynamics.steps == (0, 3, 6)
     again, callback, recorder = run()
     with torch.no_grad():
-        again.model.head.weight.zero_()  # what the checkpoint does not overwrite would show
+        again.model.head.weight.zero_()  # would change the values if the checkpoint were not loaded
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert logged(again, "similarity") == logged(whole, "similarity")
-    assert [seen.step for seen in callback.history] == ([0, 3, 6] if kind == "start" else [3, 6])
+    assert [measured.step for measured in callback.history] == ([0, 3, 6] if kind == "start" else [3, 6])
     assert recorder.result().to_dict() == dynamics.to_dict()
 
 
@@ -324,7 +324,7 @@ def test_recordings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     assert len(list((tmp_path / "recordings").glob("*.safetensors"))) == 6
 
 
-def test_a_checkpoint_without_the_start_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_without_start_activations_raises(tmp_path: Path) -> None:
     first = trainer(tmp_path, save_strategy="steps", save_steps=4)
     first.train()
     second = trainer(tmp_path)
@@ -333,27 +333,27 @@ def test_a_checkpoint_without_the_start_is_refused(tmp_path: Path) -> None:
         second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_training_run_raises(tmp_path: Path) -> None:
     run = trainer(tmp_path, num_train_epochs=1)
     recorder = DynamicsRecorder(PROBE, tmp_path / "recordings").attach(run, adapter(run.model))
     run.train()
-    with pytest.raises(ValueError, match="another training"):
+    with pytest.raises(ValueError, match="another training run"):
         run.train()
-    with pytest.raises(ValueError, match="another training"):
+    with pytest.raises(ValueError, match="another training run"):
         DynamicsRecorder(PROBE, recorder.folder).measure(adapter(net()), step=0)
 
 
-def test_training_twice_starts_twice(tmp_path: Path) -> None:
+def test_second_training_run_starts_again(tmp_path: Path) -> None:
     run = trainer(tmp_path, num_train_epochs=1)
     callback = SimilarityCallback("start", PROBE).attach(run, adapter(run.model))
     run.train()
     run.train()
-    assert [seen.step for seen in callback.history] == [0, 4]
+    assert [measured.step for measured in callback.history] == [0, 4]
     assert callback.history[0].figures[BLOCK] == pytest.approx(1, abs=1e-12)
 
 
 # -- dynamics ----------------------------------------------------------------------------------------------------------
-def test_dynamics_are_what_compare_says_of_each_two(tmp_path: Path) -> None:
+def test_dynamics_agree_with_compare_for_each_pair(tmp_path: Path) -> None:
     recorder = DynamicsRecorder(PROBE, tmp_path, pooling="none", metric="procrustes")
     adapters = [adapter(net(seed)) for seed in range(3)]
     model = net()
@@ -382,10 +382,10 @@ def dynamics(*curve: float, distance: bool = False) -> Dynamics:
 @pytest.mark.parametrize(
     ("curve", "threshold", "when"),
     [
-        ((0.95, 0.2, 0.92, 0.93, 1), 0.9, 2),  # stays, not reaches
+        ((0.95, 0.2, 0.92, 0.93, 1), 0.9, 2),  # must stay above the threshold, not only reach it
         ((0.95, 0.96, 1), 0.9, 0),
         ((0.1, 0.2, 1), 0.9, 2),
-        ((0.1, 0.2, 1 - 1e-16), 1.0, 2),  # rounding does not unsettle the last
+        ((0.1, 0.2, 1 - 1e-16), 1.0, 2),  # rounding errors at the last moment do not count
         ((0.1, 0.9, 1), 0.9, 1),
     ],
 )
@@ -395,7 +395,7 @@ def test_settled(curve: tuple[float, ...], threshold: float, when: float) -> Non
     assert mirrored.settled(1 - threshold + 1e-12) == {"layer": when}
 
 
-def test_dynamics_save_and_show(tmp_path: Path) -> None:
+def test_dynamics_save_and_output(tmp_path: Path) -> None:
     found = dynamics(0.1, 0.95, 1)
     found.save(tmp_path / "d.json")
     assert Dynamics.load(tmp_path / "d.json").to_dict() == found.to_dict()
@@ -403,7 +403,7 @@ def test_dynamics_save_and_show(tmp_path: Path) -> None:
     figure = found.plot()
     assert figure.axes[0].get_title() == "layer"
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), [0.1, 0.95, 1])
-    with pytest.raises(ValueError, match="each two"):
+    with pytest.raises(ValueError, match=r"dynamics of 2 moments need 2 epochs and values of shape \(2, 2\)"):
         Dynamics.from_dict({**found.to_dict(), "steps": [0, 1]})
 
 
@@ -424,21 +424,21 @@ def test_dynamics_save_and_show(tmp_path: Path) -> None:
         ({"name": "a/b"}, "slashes"),
     ],
 )
-def test_nonsense_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise_in_the_constructor(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SimilarityCallback("start", **{"probe": PROBE, **arguments})
 
 
-def test_activations_of_other_samples_are_refused(reference: hf_stitch.Adapter) -> None:
+def test_activations_of_other_samples_raise(reference: hf_stitch.Adapter) -> None:
     saved = extract_activations(reference, PROBE, layers=["blocks.0"], progress=False)
-    turned = hf_stitch.Activations(saved.values, saved.ids[::-1], "mean")
+    reversed_order = hf_stitch.Activations(saved.values, saved.ids[::-1], "mean")
     with pytest.raises(ValueError, match="another order"):
-        SimilarityCallback(turned, PROBE)
+        SimilarityCallback(reversed_order, PROBE)
     with pytest.raises(ValueError, match="pooling='mean', not 'cls'"):
         SimilarityCallback(saved, PROBE, pooling="cls")
 
 
-def test_what_does_not_go_with_the_model_is_refused_when_attached(tmp_path: Path) -> None:
+def test_attach_raises_if_arguments_do_not_fit_the_model(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     own = adapter(run.model)
     with pytest.raises(ValueError, match=r"did you mean 'blocks\.1'"):
@@ -461,24 +461,24 @@ def test_what_does_not_go_with_the_model_is_refused_when_attached(tmp_path: Path
         SimilarityCallback("start", PROBE).attach(run, own)
 
 
-def test_a_trainer_is_needed(tmp_path: Path) -> None:
+def test_constructor_of_trainer_raises_without_attach(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"callback\.attach\(trainer\)"):
         Trainer(net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[SimilarityCallback("start", PROBE)])
 
 
-def test_stitchability_refuses_what_cannot_be_scored(reference: hf_stitch.Adapter) -> None:
+def test_stitchability_raises_for_samples_or_layers_without_accuracy(reference: hf_stitch.Adapter) -> None:
     with pytest.raises(ValueError, match="labels"):
         StitchabilityCallback(reference, PROBE)
     data = labelled(reference)
     with pytest.raises(ValueError, match=r"did you mean 'blocks\.1'"):
         StitchabilityCallback(reference, data, [("blocks.1", "block.1")]).measure(adapter(net()), step=0)
-    with pytest.raises(ValueError, match="no layer of one name"):
+    with pytest.raises(ValueError, match="no cuts of the two networks have the same name"):
         StitchabilityCallback(adapter(net(4, Other)), data).measure(adapter(net()), step=0)
     with pytest.raises(ValueError, match="label 7"):
         StitchabilityCallback(reference, hf_stitch.Samples.of(PROBE, label=[7] * 40)).measure(adapter(net()), step=0)
 
 
-def test_another_network_in_a_loop_is_refused() -> None:
+def test_measuring_another_network_raises() -> None:
     callback = SimilarityCallback("start", PROBE)
     callback.measure(adapter(net()), step=0)
     with pytest.raises(ValueError, match="another network"):
@@ -487,14 +487,14 @@ def test_another_network_in_a_loop_is_refused() -> None:
         callback.measure(net(1), step=-1)
 
 
-def test_weights_that_are_not_there_are_refused() -> None:
+def test_weights_on_meta_device_raise() -> None:
     with torch.device("meta"):
         model = Net()
     with pytest.raises(ValueError, match="sharded"):
         SimilarityCallback("start", PROBE).measure(model, step=0)
 
 
-def test_a_model_made_anew_is_watched_anew(tmp_path: Path) -> None:
+def test_new_model_of_model_init_is_measured(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -507,8 +507,8 @@ def test_a_model_made_anew_is_watched_anew(tmp_path: Path) -> None:
         train_dataset=data,
     )
     probe = torch.randn(12, 3, 8, 8)
-    callback = SimilarityCallback("start", probe).attach(run)  # a model of transformers needs no adapter
+    callback = SimilarityCallback("start", probe).attach(run)  # transformers models need no adapter
     before = run.model
     run.train()
     assert run.model is not before
-    assert [seen.step for seen in callback.history] == [0, 1]
+    assert [measured.step for measured in callback.history] == [0, 1]

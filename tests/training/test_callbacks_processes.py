@@ -1,4 +1,4 @@
-"""Callbacks where several processes train: they say what one process would."""
+"""Callbacks with several training processes return the values of a single process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import multiprocessing, nn
-from watched_networks import Net, images, net, telling, trainer
+from watched_networks import Net, balanced, images, net, trainer
 
 import hf_stitch
 from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback
@@ -21,7 +21,7 @@ PROBE = images(41, seed=5).double()
 
 
 def smooth(seed: int) -> Net:
-    """Without BatchNorm and dropout, so that two processes train as one."""
+    """Network without BatchNorm and dropout, so that two processes train like one."""
     model = net(seed)
     for block in model.blocks:
         block[1], block[3] = nn.Identity(), nn.Identity()
@@ -33,8 +33,8 @@ def double(model: Net) -> hf_stitch.Adapter:
 
 
 def train(folder: Path, batch: int) -> dict[str, Any]:
-    """What a training logs, and the dynamics."""
-    reference = double(telling(smooth(9), PROBE))
+    """Logged values and dynamics of a training run."""
+    reference = double(balanced(smooth(9), PROBE))
     data = hf_stitch.Samples.of(PROBE, label=reference.forward(PROBE)["logits"].argmax(1).tolist())
     run = trainer(folder, smooth(0), per_device_train_batch_size=batch, num_train_epochs=1)
     run.train_dataset = [{**row, "pixel_values": row["pixel_values"].double()} for row in run.train_dataset]
@@ -49,7 +49,7 @@ def train(folder: Path, batch: int) -> dict[str, Any]:
 
 
 def own_buffers() -> list[float]:
-    """Figures of a network of which every process has other BatchNorm statistics; those must stay."""
+    """Values of a network whose BatchNorm statistics differ between processes; the statistics must not change."""
     rank = int(os.environ.get("RANK", 0))
     model = net().double()
     own, callback = double(model), SimilarityCallback(double(net(9).double()), PROBE, batch_size=8)
@@ -63,7 +63,7 @@ def own_buffers() -> list[float]:
 
 
 def share(rank: int, port: int, folder: Path) -> None:
-    """Be one of several processes; what launches them sets these variables."""
+    """Run as one of several processes, with the environment variables that a launcher sets."""
     torch.set_num_threads(1)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": COUNT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
@@ -96,5 +96,5 @@ def test_two_processes_log_the_values_of_one(tmp_path: Path) -> None:
     assert first == second
     one = json.loads(json.dumps({**train(tmp_path / "one", batch=8), "buffers": own_buffers()}))
     assert [list(entry) for entry in first["log"]] == [list(entry) for entry in one["log"]]
-    assert len(first["log"]) == 5 * 4 - 1  # before and after each of four steps; the previous has no first
+    assert len(first["log"]) == 5 * 4 - 1  # five measurements of four callbacks; "previous" has no first value
     assert flat(first) == pytest.approx(flat(one), abs=1e-9)

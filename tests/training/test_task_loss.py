@@ -1,4 +1,4 @@
-"""Stitches trained on the task's loss."""
+"""Stitching layers trained on the task loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ N, SIZE = 90, 8
 
 
 class Net(nn.Module):
-    """A convolutional network with BatchNorm; its cuts are c1, c2, c3."""
+    """Convolutional network with BatchNorm; its cuts are c1, c2 and c3."""
 
     def __init__(self, seed: int, classes: int = 4) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ def weights(layer: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in layer.parameters()])
 
 
-# -- the same by every way --------------------------------------------------------------------------------------------
-def test_trainer_and_loop_agree(tmp_path: Path) -> None:
+# -- agreement of all ways --------------------------------------------------------------------------------------------
+def test_trainer_and_task_loss_agree(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
     model, data = stitched(), samples(96)
@@ -98,7 +98,7 @@ def test_trainer_and_loop_agree(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(frozen, after, strict=True))
 
 
-def test_many_at_once_end_as_each_alone() -> None:
+def test_joint_training_agrees_with_separate_training() -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(max_grad_norm=0.1, penalties={"l1": 1e-3})
     together = training.fit(models, samples(), progress=False)
@@ -108,17 +108,17 @@ def test_many_at_once_end_as_each_alone() -> None:
 
 
 @pytest.mark.parametrize("labels", ["hard", "target", "source"])
-def test_kept_in_files_or_computed_anew(labels: str) -> None:
+def test_stored_and_recomputed_activations_agree(labels: str) -> None:
     model, training = stitched(), matcher(labels=labels)
     kept = training.fit(model, samples(), progress=False)
-    with pytest.warns(UserWarning, match="computed anew for each batch; raise cache_size"):
-        anew = training.fit(model, samples(), progress=False, cache_size=1)
-    assert torch.allclose(weights(kept), weights(anew), atol=1e-10, rtol=0)
+    with pytest.warns(UserWarning, match="recomputed for each batch; raise cache_size"):
+        recomputed = training.fit(model, samples(), progress=False, cache_size=1)
+    assert torch.allclose(weights(kept), weights(recomputed), atol=1e-10, rtol=0)
     same = training.fit(model, samples(), progress=False, augment=lambda images, generator: images)
     assert torch.allclose(weights(kept), weights(same), atol=1e-10, rtol=0)
 
 
-def test_accumulated_batches_are_one_batch_of_whatever_sizes() -> None:
+def test_accumulated_batches_of_different_sizes_equal_one_batch() -> None:
     from accelerate import Accelerator
 
     whole = matcher(batch_size=40, shuffle=False, max_steps=6).fit(stitched(), samples(), progress=False)
@@ -160,7 +160,7 @@ def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     training = matcher(penalties={"l1": 1e-2}, max_grad_norm=0.5)
     found = training.fit([stitched()], samples(81), accelerator=accelerator, progress=False)
-    accelerator.gradient_accumulation_steps = 1  # which all accelerators share
+    accelerator.gradient_accumulation_steps = 1  # a setting that all accelerators share
     return found
 
 
@@ -194,7 +194,7 @@ def spawn(target: Any, *arguments: Any) -> int | None:
 
 
 @pytest.mark.parametrize("cases", [OF_IMAGES, pytest.param(OF_TEXTS, marks=pytest.mark.slow)], ids=["images", "texts"])
-def test_two_processes_end_as_one(cases: Any, tmp_path: Path) -> None:
+def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -210,7 +210,7 @@ def test_two_processes_end_as_one(cases: Any, tmp_path: Path) -> None:
                 assert difference < 1e-6, (case.__name__, rank, difference)
 
 
-# -- interrupted ------------------------------------------------------------------------------------------------------
+# -- interruption -----------------------------------------------------------------------------------------------------
 def die(folder: Path) -> None:
     torch.set_num_threads(1)
 
@@ -221,7 +221,7 @@ def die(folder: Path) -> None:
     matcher().fit(stitched(), samples(), checkpoint_dir=folder, save_every=5, callback=kill, progress=False)
 
 
-def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+def test_resuming_after_kill_is_bit_identical(tmp_path: Path) -> None:
     process: Any = spawn(die, tmp_path)
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -235,23 +235,23 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
         progress=False,
         callback=lambda step, _: seen.append(step),
     )
-    assert seen[0] == 11  # two steps of one interval were lost
+    assert seen[0] == 11  # the steps after the last saved state are repeated
     whole = matcher().fit(stitched(), samples(), progress=False)
     assert torch.equal(weights(whole), weights(resumed))
 
 
-def test_another_training_is_refused_with_the_differences(tmp_path: Path) -> None:
+def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> None:
     matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
     with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
         matcher(lr=0.5).fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
+def test_non_finite_loss_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
     def poison(step: int, layers: Any) -> None:
         if step == 12:
             layers[0].body.weight.data.fill_(float("nan"))
 
-    with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the last state saved is in"):
+    with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the last saved state is in"):
         matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, save_every=5, callback=poison, progress=False)
     seen: list[int] = []
     matcher().fit(
@@ -260,8 +260,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path
     assert seen[0] == 11
 
 
-# -- what is minimised ------------------------------------------------------------------------------------------------
-def test_the_loss_is_that_of_its_definition() -> None:
+# -- objective -------------------------------------------------------------------------------------------------------
+def test_loss_equals_its_definition() -> None:
     from hf_stitch.training.objective import Objective
 
     logits, target = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
@@ -272,7 +272,7 @@ def test_the_loss_is_that_of_its_definition() -> None:
     assert torch.allclose(got, 0.3 * one_hot + 4 * 0.7 * soft)
 
 
-def test_training_lowers_the_loss_and_leaves_networks_and_model_as_they_were() -> None:
+def test_training_lowers_the_loss_and_does_not_change_the_model() -> None:
     model = stitched()
     before = copy.deepcopy(model.state_dict())
     flags = [p.requires_grad for p in model.parameters()]
@@ -285,13 +285,13 @@ def test_training_lowers_the_loss_and_leaves_networks_and_model_as_they_were() -
 
 @torch.no_grad()
 def losses(model: StitchedModel, layer: Any) -> float:
-    """The loss of the model with another layer."""
+    """Loss of the model with another stitching layer."""
     batch = next(samples().batches(N))
     there = layer(model.source(**model.preprocess(batch.samples)))
     return model.head(there, torch.tensor(batch.labels)).loss.item()
 
 
-def test_penalties_pull_where_they_should() -> None:
+def test_penalties_change_weights_and_similarity() -> None:
     model, cka = stitched(("c2", "c3")), hf_stitch.metrics.linear_cka
 
     def trained(**penalties: float) -> Any:
@@ -309,7 +309,7 @@ def test_penalties_pull_where_they_should() -> None:
     assert values[1] < values[0] - 0.1
 
 
-def test_final_features_come_closer() -> None:
+def test_feature_steps_reduce_the_distance_of_final_features() -> None:
     model = stitched(("c1", "c1"), matcher="random")
     layer = matcher(feature_steps=200, max_steps=1, lr=3e-2).fit(model, samples(), progress=False)
     a, b = model.parents  # type: ignore[misc]
@@ -332,7 +332,7 @@ def test_final_features_come_closer() -> None:
     ({"name": "low_rank", "rank": 2}, LowRankStitch), ({"name": "random", "rank": 3}, LowRankStitch),
     ("identity", LinearStitch), ("random", LinearStitch), ({"name": "lstsq", "intercept": False}, LinearStitch),
 ])  # fmt: skip
-def test_the_map_is_of_the_kind_of_its_start(initial: Any, kind: type) -> None:
+def test_initial_map_determines_the_kind_of_map(initial: Any, kind: type) -> None:
     model = stitched(matcher=matcher(initial=initial))
     assert isinstance(model.stitch.body, kind)
     assert (model.stitch.body.bias is None) == (initial == {"name": "lstsq", "intercept": False})
@@ -347,14 +347,14 @@ def matcher_map(model: StitchedModel) -> Any:
     return trainable(model.stitch, False)
 
 
-def test_orthogonal_maps_stay_so_and_are_plain() -> None:
+def test_orthogonal_maps_stay_orthogonal_with_plain_weights() -> None:
     layer = matcher(orthogonal=True, lr=1e-2).fit(stitched(matcher="procrustes"), samples(), progress=False)
     eye = torch.eye(8, dtype=torch.float64)
     assert torch.allclose(layer.body.weight @ layer.body.weight.T, eye, atol=1e-6)
     assert {name for name, _ in layer.body.named_parameters()} == {"weight", "bias"}
 
 
-def test_the_best_layers_are_kept_and_training_ends_early() -> None:
+def test_patience_keeps_the_best_layers_and_stops_early() -> None:
     steps: list[int] = []
     held_out = samples(40)
     training = matcher(lr=3.0, max_steps=600, batch_size=30, patience=2)
@@ -374,7 +374,7 @@ def test_the_best_layers_are_kept_and_training_ends_early() -> None:
     assert loss(layer) < loss(last)
 
 
-def test_losses_reach_the_trackers() -> None:
+def test_losses_are_logged_to_trackers() -> None:
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker
 
@@ -401,7 +401,7 @@ def test_losses_reach_the_trackers() -> None:
     assert [step for step, row in kept.rows if "validation accuracy" in row] == [3, 6]
 
 
-def test_a_model_in_training_mode_is_used_in_eval_mode_and_left_as_it_was() -> None:
+def test_model_in_training_mode_runs_in_eval_mode_and_is_restored() -> None:
     model = stitched()
     expected = matcher().fit(model, samples(), progress=False)
     before = copy.deepcopy(model.state_dict())
@@ -414,7 +414,7 @@ def test_a_model_in_training_mode_is_used_in_eval_mode_and_left_as_it_was() -> N
     assert [module.training for module in model.modules()] == modes
 
 
-def test_what_is_recorded_is_what_was_done() -> None:
+def test_recorded_number_of_steps_is_correct() -> None:
     steps: list[int] = []
     layer = matcher(lr=3.0, max_steps=600, batch_size=30, patience=2, feature_steps=20).fit(
         stitched(), samples(), validation_data=samples(40), progress=False, callback=lambda s, _: steps.append(s)
@@ -422,7 +422,7 @@ def test_what_is_recorded_is_what_was_done() -> None:
     assert layer.body.fitted["steps"] == steps[-1] and 20 < steps[-1] < 600
 
 
-def test_a_validation_that_is_not_finite_stops() -> None:
+def test_non_finite_validation_loss_stops() -> None:
     images = next(samples(20).batches(20)).samples
     images[3] = torch.full_like(images[3], float("nan"))
     poisoned = Samples.of(torch.stack(images), label=[0] * 20)
@@ -430,10 +430,10 @@ def test_a_validation_that_is_not_finite_stops() -> None:
         matcher().fit(stitched(), samples(), validation_data=poisoned, progress=False)
 
 
-def test_what_contradicts_itself_is_refused() -> None:
+def test_contradicting_options_raise() -> None:
     from hf_stitch.analysis import sparsify
 
-    with pytest.raises(ValueError, match="leave weight_decay and the penalty 'l1' out"):
+    with pytest.raises(ValueError, match="remove weight_decay and the penalty 'l1'"):
         TaskLoss(orthogonal=True, penalties={"l1": 1.0})
     with pytest.raises(ValueError, match="differentiable metric of representations"):
         TaskLoss(penalties={"jensen_shannon": 1.0})
@@ -441,24 +441,24 @@ def test_what_contradicts_itself_is_refused() -> None:
         stitched(matcher="identity").freeze_networks()
     model = stitched()
     model.stitch = sparsify(model.stitch, sparsity=0.5)
-    with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is MaskedStitch"):
+    with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, but the body map is MaskedStitch"):
         matcher(orthogonal=True).fit(model, samples())
     masked = matcher().fit(model, samples(), progress=False)
     assert ((masked.body.matrix() == 0) == (model.stitch.body.matrix() == 0)).all()
-    with pytest.raises(ValueError, match="the target has other weights than the one"):
+    with pytest.raises(ValueError, match="the target has other weights than the target of the stitched model"):
         matcher(labels="target").fit(model, samples(), target=adapters()[0])
 
 
-def test_resuming_with_another_validation_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_other_validation_samples_raises(tmp_path: Path) -> None:
     matcher().fit(stitched(), samples(), validation_data=samples(20), checkpoint_dir=tmp_path, progress=False)
-    with pytest.raises(ValueError, match="differs in validation"):
+    with pytest.raises(ValueError, match="differs in validation_data"):
         matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("labels", ["hard", "target"])
 @pytest.mark.parametrize(("source", "target", "pooling"), [("roberta", "bert", "mean"), ("gpt2", "llama", "none")])
-def test_texts_kept_in_files_or_computed_anew(
+def test_stored_and_recomputed_activations_of_texts_agree(
     source: str, target: str, pooling: str, labels: str, net: Any, texts: Any
 ) -> None:
     model = hf_stitch.stitch(
@@ -473,13 +473,13 @@ def test_texts_kept_in_files_or_computed_anew(
     )
     training = matcher(labels=labels, batch_size=20, max_steps=8, schedule="cosine")
     kept = training.fit(model, texts, progress=False)
-    anew = training.fit(model, texts, progress=False, augment=lambda samples, generator: samples)
-    assert torch.allclose(weights(kept), weights(anew), atol=2e-4)
+    recomputed = training.fit(model, texts, progress=False, augment=lambda samples, generator: samples)
+    assert torch.allclose(weights(kept), weights(recomputed), atol=2e-4)
     assert not torch.allclose(weights(kept), weights(model.stitch), atol=2e-4)
 
 
-def test_tokens_that_pad_count_for_nothing(net: Any, texts: Any) -> None:
-    """The loss of the first step is the model's own, whatever the lengths of the texts."""
+def test_padding_does_not_change_the_loss(net: Any, texts: Any) -> None:
+    """The loss of the first step equals that of the model for texts of different lengths."""
     model = hf_stitch.stitch(
         net("gpt2"),
         net("llama", 1),
@@ -496,16 +496,16 @@ def test_tokens_that_pad_count_for_nothing(net: Any, texts: Any) -> None:
         assert layer.body.fitted["loss"] == pytest.approx(model(**inputs, labels=labels).loss.item(), rel=1e-5)
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
-def test_it_keeps_the_contract_of_matchers() -> None:
+# -- errors ----------------------------------------------------------------------------------------------------------
+def test_task_loss_passes_check_matcher() -> None:
     check_matcher(TaskLoss(initial={"name": "random", "rank": 3}, labels={"hard": 1.0}, penalties={"l1": 0.1}))
     assert TaskLoss.preset("csiszarik2021").batch_size == 128
-    with pytest.raises(ValueError, match="there is no preset 'other'; there are csiszarik2021, balogh2025"):
+    with pytest.raises(ValueError, match=r"there is no preset 'other'\. Available: csiszarik2021, balogh2025"):
         TaskLoss.preset("other")
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"labels": "soft"}, "labels must be of hard, target, source, got 'soft'"),
+    ({"labels": "soft"}, "labels must be one of hard, target, source, got 'soft'"),
     ({"labels": {"hard": 0.0}}, "labels must have weights above 0"),
     ({"temperature": 0}, "temperature must be above 0, got 0"),
     ({"penalties": {"mutual_knn": 1.0}}, "penalty 'mutual_knn' must be 'l1' or a differentiable metric"),
@@ -515,32 +515,32 @@ def test_it_keeps_the_contract_of_matchers() -> None:
     ({"penalties": {"linear_cka": "much"}}, "of penalty 'linear_cka' must be a finite number other than 0, got 'much'"),
     ({"labels": {"hard": float("inf")}}, "labels must have weights above 0"),
     ({"orthogonal": True, "initial": {"name": "low_rank", "rank": 2}}, "an orthogonal map has full rank"),
-    ({"initial": "task_loss"}, "initial must be a matcher that is fitted in closed form, got 'task_loss'"),
+    ({"initial": "task_loss"}, "initial must be a closed-form matcher, got 'task_loss'"),
     ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
     ({"lr": -1}, "lr must be a number > 0, got -1"),
     ({"schedule": "fast"}, "schedule must be one of step, constant, linear, cosine, got 'fast'"),
     ({"max_grad_norm": 0}, "max_grad_norm must be a number > 0, got 0"),
 ])  # fmt: skip
-def test_options_out_of_range_are_refused(options: Any, message: str) -> None:
+def test_options_out_of_range_raise(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TaskLoss(**options)
 
 
-def test_bad_input_is_refused_before_anything_is_computed() -> None:
+def test_invalid_input_raises_before_training() -> None:
     unlabelled = torch.randn(20, 3, SIZE, SIZE, dtype=torch.float64)
     a, b = adapters()
     with pytest.raises(ValueError, match="labels='hard' needs labelled samples"):
         hf_stitch.stitch(
             a, b, unlabelled, source_layer="c2", target_layer="c2", matcher=matcher(), task="image-classification"
         )
-    with pytest.raises(ValueError, match="task_loss needs a head"):
+    with pytest.raises(ValueError, match="task_loss needs a task"):
         hf_stitch.stitch(a, b, unlabelled, source_layer="c2", target_layer="c2", matcher=TaskLoss(), task=None)
     models = [stitched(), stitched(("c2", "c3"))]
-    with pytest.raises(ValueError, match="end in the same cut of the same target, got None at c2, None at c3"):
+    with pytest.raises(ValueError, match="must end in the same cut of the same target, got None at c2, None at c3"):
         matcher().fit(models, samples())
-    with pytest.raises(ValueError, match="patience needs a validation"):
+    with pytest.raises(ValueError, match="patience needs validation samples"):
         matcher(patience=1).fit(models[0], samples())
-    with pytest.raises(ValueError, match="patience needs a validation"):
+    with pytest.raises(ValueError, match="patience needs validation samples"):
         hf_stitch.stitch(
             a,
             b,
@@ -550,11 +550,11 @@ def test_bad_input_is_refused_before_anything_is_computed() -> None:
             matcher=matcher(patience=1),
             task="image-classification",
         )
-    with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, and the body is LowRankStitch"):
+    with pytest.raises(ValueError, match="only affine maps can be kept orthogonal, but the body map is LowRankStitch"):
         matcher(orthogonal=True).fit(stitched(matcher=registries.matchers.build("low_rank", rank=2)), samples())
 
 
-def test_a_map_without_parameters_is_refused() -> None:
+def test_map_without_parameters_raises() -> None:
     from hf_stitch.stitches import Stitch
 
     class Doubling(Stitch):
@@ -572,24 +572,24 @@ def test_a_map_without_parameters_is_refused() -> None:
         matcher().fit(model, samples())
 
 
-REHEARSED = {
-    "labels='source': the source answers a batch with (16, 7) and the target with (16, 4)": {"labels": "source"},
+FIRST_BATCH_ERRORS = {
+    "labels='source': the source outputs logits of shape (16, 7) and the target of shape (16, 4)": {"labels": "source"},
     "sample 5 has label 9, and the target predicts classes 0 to 3": {"labels": "hard"},
-    "final features are (16, 10, 1, 1) through the stitch and (16, 10, 8, 8) in the target": {"feature_steps": 1},
-    "the penalty 'cca' takes at least 10 rows, and a process has 4 of a batch": {
+    "final features have shape (16, 10, 1, 1) through the stitch and (16, 10, 8, 8) in": {"feature_steps": 1},
+    "the penalty 'cca' needs at least 10 rows, but the batch of a process has 4": {
         "penalties": {"cca": 1.0}, "batch_size": 4, "labels": "target",
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("message", REHEARSED)
-def test_what_training_would_stumble_over_is_refused_before_data_are_read(message: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("message", FIRST_BATCH_ERRORS)
+def test_errors_of_training_are_raised_before_activations_are_computed(message: str, monkeypatch: Any) -> None:
     example = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64)
     a = hf_stitch.load(Net(0, classes=7).double(), example_inputs=example)
     b = hf_stitch.load(Net(1).double(), example_inputs=example)
     labels = [9 if place == 5 and "label 9" in message else 0 for place in range(40)]
     data = Samples.of(torch.randn(40, 3, SIZE, SIZE, dtype=torch.float64), label=labels)
-    training = matcher(**REHEARSED[message])
+    training = matcher(**FIRST_BATCH_ERRORS[message])
     options: dict[str, Any] = {"task": "image-classification", "pooling": "mean", "progress": False}
     model = hf_stitch.stitch(
         a, b, data.select(range(6, 40)), source_layer="c2", target_layer="c2", matcher="ridge", **options
@@ -614,14 +614,14 @@ def test_what_training_would_stumble_over_is_refused_before_data_are_read(messag
             training.fit(model, data.select(range(6, 40)), validation_data=data, progress=False)
 
 
-def test_a_last_batch_of_one_row_goes_without_its_metrics() -> None:
+def test_metric_penalty_is_left_out_of_a_last_batch_of_one_row() -> None:
     options: dict[str, Any] = {"pooling": "mean", "matcher": "ridge"}
     training = matcher(penalties={"linear_cka": -1.0}, labels="target", max_steps=12)
     with_tail = training.fit(stitched(**options), samples(33), progress=False)
     assert bool(weights(with_tail).isfinite().all())
 
 
-def test_penalties_of_accumulated_batches_count_once() -> None:
+def test_penalties_count_once_in_accumulated_batches() -> None:
     from accelerate import Accelerator
 
     training = {"shuffle": False, "max_steps": 6, "penalties": {"l1": 0.1}}
@@ -632,7 +632,7 @@ def test_penalties_of_accumulated_batches_count_once() -> None:
     assert whole.body.fitted["loss"] == pytest.approx(parts.body.fitted["loss"], rel=1e-6)
 
 
-def test_stitches_trained_at_once_stop_each_in_its_own_time() -> None:
+def test_stitches_trained_together_stop_independently() -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2, max_grad_norm=1.0, weight_decay=1e-3)
     options = {"validation_data": samples(40), "progress": False}
@@ -645,8 +645,8 @@ def test_stitches_trained_at_once_stop_each_in_its_own_time() -> None:
     assert len({layer.body.fitted["steps"] for layer in together}) > 1
 
 
-def test_patience_survives_an_interruption(tmp_path: Path) -> None:
-    """It comes when one stitch is done and the other is not."""
+def test_resuming_restores_patience(tmp_path: Path) -> None:
+    """Training is interrupted when one stitch has stopped and another has not."""
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2)
     options: dict[str, Any] = {"validation_data": samples(40), "progress": False}
@@ -683,7 +683,7 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
     )
 
 
-def test_the_scale_of_gradients_is_saved() -> None:
+def test_gradient_scale_is_saved() -> None:
     from hf_stitch.training.progress import Progress
     from hf_stitch.training.stitches import Stitches
 
@@ -701,13 +701,13 @@ def test_the_scale_of_gradients_is_saved() -> None:
     assert after._scaler.get_scale() == 8.0
 
 
-# -- what is kept, and for how long -----------------------------------------------------------------------------------
+# -- files and memory ------------------------------------------------------------------------------------------------
 def written(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_files_are_as_large_as_what_is_written(monkeypatch: Any, tmp_path: Path) -> None:
-    """The first texts are longer than those that follow, and all are padded."""
+def test_cache_size_is_compared_with_the_size_of_the_files(monkeypatch: Any, tmp_path: Path) -> None:
+    """The first texts are longer than the later ones, so that a linear estimate would be too large."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     texts = [{"text": " ".join(WORDS[: 9 if place < 64 else 3])} for place in range(200)]
     model = of_texts("gpt2", "llama")
@@ -723,15 +723,15 @@ def test_files_are_as_large_as_what_is_written(monkeypatch: Any, tmp_path: Path)
     kept = trained(8e9)
     assert sizes[0] > 0 and not list(tmp_path.iterdir())
     assert torch.equal(weights(trained(sizes[0])), weights(kept))
-    with pytest.warns(UserWarning, match="computed anew for each batch"):
-        anew = matcher(max_steps=2).fit(
+    with pytest.warns(UserWarning, match="recomputed for each batch"):
+        recomputed = matcher(max_steps=2).fit(
             model, texts, cache_size=sizes[0] - 1, progress=False, callback=lambda *_: sizes.append(written(tmp_path))
         )
     assert sizes[-1] == 0
-    assert torch.allclose(weights(anew), weights(kept), atol=1e-9)
+    assert torch.allclose(weights(recomputed), weights(kept), atol=1e-9)
 
 
-def test_files_are_gone_after_an_error(monkeypatch: Any, tmp_path: Path) -> None:
+def test_files_are_deleted_after_an_error(monkeypatch: Any, tmp_path: Path) -> None:
     def fail(step: int, layers: Any) -> None:
         assert list(tmp_path.iterdir())
         raise RuntimeError("stop")
@@ -745,7 +745,7 @@ def test_files_are_gone_after_an_error(monkeypatch: Any, tmp_path: Path) -> None
     assert flags == [(parameter.requires_grad, parameter.device) for parameter in model.parameters()]
 
 
-def test_an_accelerator_does_not_keep_what_was_trained() -> None:
+def test_accelerator_does_not_keep_trained_layers_alive() -> None:
     from accelerate import Accelerator
 
     accelerator, seen = Accelerator(cpu=True), []
@@ -757,9 +757,9 @@ def test_an_accelerator_does_not_keep_what_was_trained() -> None:
     assert seen[0]() is None
 
 
-def test_nothing_is_hashed_that_no_checkpoint_asks_for(monkeypatch: Any) -> None:
+def test_samples_are_not_hashed_without_checkpoint(monkeypatch: Any) -> None:
     model = stitched()
-    monkeypatch.setattr(Samples, "fingerprint", property(lambda self: pytest.fail("was computed")))
+    monkeypatch.setattr(Samples, "fingerprint", property(lambda self: pytest.fail("fingerprint was computed")))
     matcher(max_steps=2).fit(model, samples(), validation_data=samples(20), progress=False)
 
 

@@ -1,4 +1,4 @@
-"""A small network with everything that a probe could disturb, its images, and trainers for it."""
+"""A small network with all state that a measurement could disturb, images and trainers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = 3
 
 
 class Net(nn.Module):
-    """BatchNorm keeps statistics and dropout draws random numbers."""
+    """Convolutional network with BatchNorm statistics and random dropout."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 class Other(Net):
-    """The same under other names."""
+    """The same architecture with other layer names."""
 
     def __init__(self) -> None:
         super().__init__(5)
@@ -65,8 +65,8 @@ def net(seed: int = 0, kind: type[Net] = Net) -> Net:
 
 
 @torch.no_grad()
-def telling(model: Net, points: Tensor) -> Net:
-    """The network, centred such that it does not put all points into one class."""
+def balanced(model: Net, points: Tensor) -> Net:
+    """Centre the logits such that the network does not predict one class for all points."""
     model.eval().head.bias -= model(points)["logits"].mean(0)
     return model
 

@@ -1,4 +1,4 @@
-"""Two networks of images joined into one, and what is refused."""
+"""Stitching of two image networks, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logits(output: Any) -> torch.Tensor:
     ("family", "padding"),
     [*((f, "none") for f in VISION), *((f, side) for f in LANGUAGE for side in ("right", "left"))],
 )
-def test_a_network_stitched_to_itself_by_identity_is_itself(
+def test_a_network_stitched_to_itself_with_the_identity_is_unchanged(
     family: str, padding: str, net: Any, inputs: Any, images: Any, texts: Any
 ) -> None:
     a, layer = net(family), LAYERS[family]
@@ -65,7 +65,7 @@ def test_a_network_stitched_to_itself_by_identity_is_itself(
         ("deit", "swin", {}),
     ],
 )
-def test_it_gives_what_encoding_stitching_and_decoding_give(
+def test_output_equals_encode_stitch_decode(
     source: str, target: str, options: Any, net: Any, inputs: Any, images: Any
 ) -> None:
     a, b, layers = net(source), net(target, 1), (LAYERS[source], LAYERS[target])
@@ -77,7 +77,7 @@ def test_it_gives_what_encoding_stitching_and_decoding_give(
         assert torch.equal(model(pixel_values=batch[a.interface.content[0]]).logits, logits(expected))
 
 
-def test_it_holds_only_what_runs_and_leaves_the_parents_alone(net: Any, images: Any) -> None:
+def test_only_layers_that_run_are_kept_and_the_networks_are_unchanged(net: Any, images: Any) -> None:
     a, b = adapted("vit", build("vit", 0).train()), adapted("cnn", build("cnn", 1))
     next(iter(b.model.parameters())).requires_grad_(False)
 
@@ -102,7 +102,7 @@ def test_it_holds_only_what_runs_and_leaves_the_parents_alone(net: Any, images: 
     assert not any("layer1" in name or "conv1.0" in name for name in names if name.startswith("target.model.conv1"))
 
 
-def test_the_fit_is_that_of_all_training_rows_at_once(net: Any, images: Any) -> None:
+def test_statistics_in_batches_equal_those_of_all_rows(net: Any, images: Any) -> None:
     a, b, layers = net("cnn"), net("swin", 1), (LAYERS["cnn"], LAYERS["swin"])
     data = hf_stitch.Samples.of(images)
     whole = collect(a, b, [layers], data, batch_size=80, progress=False)[layers]["body"]
@@ -114,7 +114,7 @@ def test_the_fit_is_that_of_all_training_rows_at_once(net: Any, images: Any) -> 
     assert torch.equal(layer.body_mean, whole.mean_y.float())
 
 
-def test_it_reports_where_it_comes_from(net: Any, images: Any) -> None:
+def test_the_config_contains_the_recipe(net: Any, images: Any) -> None:
     a, b = net("cnn"), net("vit", 1)
     model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), ridge=2.0, test_size=0.25, seed=3)
     assert isinstance(model, StitchedModelForImageClassification)
@@ -142,7 +142,7 @@ def test_it_exports_and_compiles_in_one_graph(net: Any, inputs: Any, images: Any
     a, b = net("cnn"), net("vit", 1)
     model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]))
     pixels = inputs(a)["x"]
-    # strict: the other way of exporting follows calls of modules by a stack that the signal at a cut would unbalance
+    # strict, because non-strict export tracks module calls on a stack, which the exception at a cut would unbalance
     exported = torch.export.export(model, (), {"pixel_values": pixels}, strict=True).module()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
@@ -162,8 +162,8 @@ def test_copies_and_casts_run(net: Any, inputs: Any, images: Any) -> None:
     torch.testing.assert_close(double.float(), model(pixel_values=pixels).logits, rtol=1e-3, atol=1e-4)
 
 
-def test_data_of_their_own_need_not_be_labelled(net: Any, images: Any) -> None:
-    """The target's samples are split as the source's are, though only these have labels to stratify by."""
+def test_paired_data_need_no_labels(net: Any, images: Any) -> None:
+    """The paired samples get the split of the source's samples, which are stratified by labels."""
     a, b, layers = net("cnn"), net("vit", 1), (LAYERS["cnn"], LAYERS["vit"])
     model = stitched(a, b, images, layers, paired_data=[sample["image"] for sample in images])
     twin = stitched(a, b, images, layers)
@@ -172,13 +172,13 @@ def test_data_of_their_own_need_not_be_labelled(net: Any, images: Any) -> None:
     assert model.config.recipe["paired_data"].startswith("sha256:")
 
 
-def test_held_out_samples_of_their_own(net: Any, images: Any) -> None:
+def test_separate_held_out_samples(net: Any, images: Any) -> None:
     model = stitched(net("cnn"), net("vit", 1), images[:60], (LAYERS["cnn"], LAYERS["vit"]), test_data=images[60:])
     assert (model.config.recipe["samples"], model.evaluation.n) == (60, 20)
     assert "test_size" not in model.config.recipe
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------------
 
 CNN_VIT = (LAYERS["cnn"], LAYERS["vit"])
 
@@ -191,7 +191,7 @@ def refused(
 
 
 def test_too_few_samples_for_least_squares(net: Any, images: Any) -> None:
-    message = r"the map of prefix tokens .*24 to 32 features takes at least 25 rows, got 16; .*'ridge'"
+    message = r"the map of prefix tokens .*24 to 32 features needs at least 25 rows, got 16; .*'ridge'"
     refused(ValueError, message, net, images[:20], matcher="lstsq")
 
 
@@ -229,7 +229,7 @@ def test_an_unknown_layer(net: Any, images: Any) -> None:
     )
 
 
-def test_a_layer_that_something_bypasses(net: Any, images: Any) -> None:
+def test_a_layer_with_a_bypass(net: Any, images: Any) -> None:
     layers = ("layer2.0.bn2", CNN_VIT[1])
     refused(NotACutError, r"cannot be cut at 'layer2\.0\.bn2': the output of '.*' bypasses it", net, images, layers)
 
@@ -246,16 +246,16 @@ def test_no_samples(net: Any) -> None:
 
 @pytest.fixture
 def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a refusal comes only after the pass over the data."""
+    """Fail if invalid arguments are rejected only after the pass over the data."""
 
     def fail(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the data were read before the bad input was refused")
+        raise AssertionError("the data were read before the invalid argument was rejected")
 
     monkeypatch.setattr(hf_stitch.workflows._stitch, "collect", fail)
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_labels_that_are_no_classes_of_the_target(net: Any, images: Any) -> None:
+def test_labels_that_are_not_classes_of_the_target(net: Any, images: Any) -> None:
     wrong = [{**s, "label": 7 if i == 9 else s["label"]} for i, s in enumerate(images)]
     refused(ValueError, "sample 9 has label 7, and the target predicts classes 0 to 4", net, images, test_data=wrong)
     missing = [{**s, "label": -1 if i == 9 else s["label"]} for i, s in enumerate(images)]
@@ -263,26 +263,28 @@ def test_labels_that_are_no_classes_of_the_target(net: Any, images: Any) -> None
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_images_of_another_size_than_the_network_is_cut_for(net: Any, images: Any) -> None:
+def test_images_of_another_size_than_that_of_the_cut(net: Any, images: Any) -> None:
     large = [{**s, "image": s["image"].repeat(1, 2, 2)} for s in images]
-    message = r"layer 'layer2\.0' of the source the form bchw 24 8x8, and the network is cut for bchw 24 4x4"
+    message = r"layer 'layer2\.0' of the source outputs bchw 24 8x8, but the network is cut for bchw 24 4x4"
     with pytest.raises(ValueError, match=message):
         stitched(net("cnn"), net("cnn", 1), large, (LAYERS["cnn"], LAYERS["cnn"]))
 
 
 @pytest.mark.usefixtures("uncollected")
 def test_one_token_for_a_target_that_needs_two(net: Any, images: Any) -> None:
-    message = r"cannot run from layer 'blocks\.1' on what pooling='mean' gives it \(IndexError: .*use another pooling"
+    message = (
+        r"cannot run from layer 'blocks\.1' on the activations that pooling='mean' leaves \(IndexError: .*use another"
+    )
     with pytest.raises(ValueError, match=message):
         stitched(net("cnn"), net("deit", 1), images, (LAYERS["cnn"], LAYERS["deit"]), pooling="mean")
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_forms_that_do_not_join(net: Any, images: Any) -> None:
+def test_an_unknown_pooling(net: Any, images: Any) -> None:
     refused(ValueError, "pooling must be one of", net, images, pooling="tokens")
 
 
-def test_inputs_that_are_missing_or_labels_without_a_head(net: Any, images: Any) -> None:
+def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None:
     model = stitched(net("cnn"), net("vit", 1), images, CNN_VIT, task=None)
     with pytest.raises(ValueError, match="the source takes x, got no inputs"):
         model()
@@ -290,12 +292,12 @@ def test_inputs_that_are_missing_or_labels_without_a_head(net: Any, images: Any)
         model(pixel_values=torch.zeros(1, 3, 32, 32), labels=torch.zeros(1).long())
 
 
-def test_every_closed_form_matcher_can_be_named() -> None:
+def test_closed_form_matchers_are_registered() -> None:
     assert {"identity", "low_rank", "lstsq", "procrustes", "ridge"} <= set(registries.matchers.names())
 
 
-def test_a_pooled_stitch_into_a_network_with_a_cls_token_speaks_where_its_head_listens() -> None:
-    """At the last block a ViT's head reads the CLS token alone: fitted on it, the pooled self-stitch must agree."""
+def test_a_pooled_stitch_replaces_the_cls_token_of_the_target() -> None:
+    """The head of a ViT reads only the CLS token, so a pooled self-stitch at the last block must agree."""
     torch.manual_seed(0)
     model = transformers.ViTForImageClassification(
         transformers.ViTConfig(
@@ -321,7 +323,7 @@ def test_a_pooled_stitch_into_a_network_with_a_cls_token_speaks_where_its_head_l
     assert torch.equal(pooled[1], representation.rows("cls"))
 
 
-def test_what_belongs_to_a_user_or_a_machine_is_not_recorded(tmp_path: Path) -> None:
+def test_tokens_and_local_paths_are_not_saved(tmp_path: Path) -> None:
     transformers.BertForSequenceClassification(
         transformers.BertConfig(
             hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50
@@ -341,7 +343,7 @@ def test_what_belongs_to_a_user_or_a_machine_is_not_recorded(tmp_path: Path) -> 
         assert str(tmp_path) not in file.read_text()
 
 
-def test_the_layer_of_the_source_is_found_by_likeness() -> None:
+def test_auto_selects_the_most_similar_layer_of_the_source() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)), nn.Linear(6, 3))
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 6))

@@ -1,4 +1,4 @@
-"""Relative models, and another encoder for a trained head with no training."""
+"""Relative models, and exchange of the encoder of a trained head."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ANCHORS = select_anchors(TRAIN, 20)
 TASK = "image-classification"
 LAYER = "2"
 EXACT = InverseRelative(rcond=1e-6)
-"""Exact between encoders that differ by a turn: the default leaves out where they hardly vary."""
+"""Exact for encoders that differ by a rotation; the default tolerance drops directions of small variance."""
 
 
 def encoders() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
-    """Two encoders with a classifier each; the second turns, scales and shifts what the first says."""
+    """Two encoders, each with a classifier; the second rotates, scales and shifts the activations of the first."""
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(4, 12), nn.Tanh())
     turn = nn.Linear(12, 12)
@@ -44,7 +44,7 @@ WIDER = hf_stitch.load(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 
 
 
 def trained(similarities: Any = "cosine", **options: Any) -> hf_stitch.StitchedModel:
-    """A model of encoder A whose head was trained alone, on vectors made before."""
+    """A model of encoder A whose head was trained alone on precomputed vectors."""
     anchors = AnchorSet.of(ANCHORS).encode(A, LAYER, ANCHORS, progress=False)
     rows = A.encode(torch.stack([X[i] for i in TRAIN.ids]), LAYER)[LAYER].rows("mean").detach()
     if similarities is not None:
@@ -72,7 +72,7 @@ def accuracy(model: hf_stitch.StitchedModel) -> float:
 # -- heads
 
 
-def test_a_head_is_saved_loaded_and_rebuilt_as_a_model_of_transformers(tmp_path: Path) -> None:
+def test_a_head_is_saved_loaded_and_rebuilt_like_a_model_of_transformers(tmp_path: Path) -> None:
     head, x = Head(HeadConfig(in_features=7, hidden_size=5, num_labels=3)).eval(), torch.randn(4, 7)
     head.save_pretrained(tmp_path)
     assert torch.equal(hf_stitch.load(str(tmp_path)).forward(x).logits, head(x).logits)
@@ -80,26 +80,26 @@ def test_a_head_is_saved_loaded_and_rebuilt_as_a_model_of_transformers(tmp_path:
 
 
 @pytest.mark.parametrize(("kind", "depends"), [("inductive", False), ("paper", True)])
-def test_predictions_of_the_paper_s_head_alone_depend_on_the_rest_of_the_batch(kind: str, depends: bool) -> None:
+def test_only_predictions_of_the_head_of_the_paper_depend_on_the_batch(kind: str, depends: bool) -> None:
     torch.manual_seed(0)
     head, x = Head(HeadConfig(in_features=7, num_labels=3, kind=kind)).eval(), torch.randn(8, 7)
     alone, among = head(x[:4]).logits, head(x).logits[:4]
     assert (not torch.allclose(alone, among, atol=1e-3)) is depends
 
 
-def test_the_paper_s_norm_is_instance_norm_of_the_transposed_batch() -> None:
+def test_the_norm_of_the_paper_is_instance_norm_of_the_transposed_batch() -> None:
     head, x = Head(HeadConfig(in_features=7, num_labels=3, kind="paper")).eval(), torch.randn(8, 7)
     norm = head.body[3]
     torch.testing.assert_close(norm(x), nn.InstanceNorm1d(7)(x.T).T)
 
 
 @pytest.mark.parametrize("wrong", [{"in_features": 0}, {"kind": "both"}, {"hidden_act": "sillu"}])
-def test_a_head_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_head_configs_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         HeadConfig(**{"in_features": 3, **wrong})
 
 
-def test_trainer_trains_a_head_alone_and_behind_a_frozen_encoder(tmp_path: Path) -> None:
+def test_trainer_trains_a_head_alone_and_with_a_frozen_encoder(tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), max_steps=3, report_to=[], save_strategy="no", disable_tqdm=True)
     head = Head(HeadConfig(in_features=4, num_labels=4))
     before = {name: value.clone() for name, value in head.state_dict().items()}
@@ -118,7 +118,7 @@ def test_trainer_trains_a_head_alone_and_behind_a_frozen_encoder(tmp_path: Path)
 # -- relative models
 
 
-def test_a_relative_model_is_its_parts_in_a_row() -> None:
+def test_a_relative_model_equals_its_parts_in_sequence() -> None:
     x = torch.randn(5, 4)
     vectors = RELATIVE.stitch.body(A.encode(x, LAYER)[LAYER].values)
     assert torch.equal(RELATIVE.transfer(input=x).values, vectors)
@@ -128,7 +128,7 @@ def test_a_relative_model_is_its_parts_in_a_row() -> None:
     assert len(RELATIVE.anchors) == 20
 
 
-def test_any_module_serves_as_a_head() -> None:
+def test_any_module_can_be_the_head() -> None:
     decoder = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 4))
     state = torch.get_rng_state()
     model = hf_stitch.relative_model(A, ANCHORS, "angular", layer=LAYER, head=decoder, center=True, progress=False)
@@ -139,7 +139,7 @@ def test_any_module_serves_as_a_head() -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_halves_that_were_trained_have_no_stitcher(side: Any, tmp_path: Path) -> None:
+def test_models_with_trained_halves_have_no_stitcher(side: Any, tmp_path: Path) -> None:
     head = Head(HeadConfig(in_features=20, num_labels=4))
     model = hf_stitch.relative_model(A, ANCHORS, layer=LAYER, head=head, task=TASK, progress=False)
     assert model.stitcher.attach(A, head)(input=X[:3]).logits.equal(model(input=X[:3]).logits)
@@ -149,7 +149,7 @@ def test_halves_that_were_trained_have_no_stitcher(side: Any, tmp_path: Path) ->
         _ = model.stitcher
 
 
-def test_a_trained_model_is_saved_whole_and_knows_that_it_was_trained(net: Any, images: Any, tmp_path: Path) -> None:
+def test_a_saved_model_records_which_half_was_trained(net: Any, images: Any, tmp_path: Path) -> None:
     anchors = Samples.of(images).take(12)
     model = hf_stitch.relative_model(net("cnn"), anchors, layer="layer4.0", num_labels=5, progress=False)
     with torch.no_grad():
@@ -162,13 +162,13 @@ def test_a_trained_model_is_saved_whole_and_knows_that_it_was_trained(net: Any, 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "either a head, or num_labels"),
-        ({"head": Head(HeadConfig(in_features=19, num_labels=2))}, "takes vectors of 19 features.* gives 20"),
+        ({}, "exactly one of head and num_labels"),
+        ({"head": Head(HeadConfig(in_features=19, num_labels=2))}, "takes vectors of 19 features, got 20"),
         ({"num_labels": 2, "similarities": None, "center": True}, "no projection, got its options center"),
         ({"num_labels": 2, "similarities": "change_of_basis", "center": True}, "span 11 of 12 dimensions|span"),
     ],
 )
-def test_what_makes_no_relative_model_is_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_relative_models_are_rejected(given: dict[str, Any], message: str) -> None:
     anchors = ANCHORS if "change_of_basis" not in given.values() else ANCHORS.take(12)
     with pytest.raises((ValueError, TypeError), match=message):
         hf_stitch.relative_model(A, anchors, layer=LAYER, progress=False, **given)
@@ -177,7 +177,7 @@ def test_what_makes_no_relative_model_is_refused(given: dict[str, Any], message:
 # -- swapping
 
 
-def test_an_encoder_that_turns_scales_and_shifts_changes_no_prediction_of_a_relative_model() -> None:
+def test_a_rotated_scaled_and_shifted_encoder_leaves_predictions_of_a_relative_model_unchanged() -> None:
     swapped = hf_stitch.swap(RELATIVE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, data=TEST, progress=False)
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, RELATIVE(input=x).logits, rtol=1e-3, atol=1e-3)
@@ -188,7 +188,7 @@ def test_an_encoder_that_turns_scales_and_shifts_changes_no_prediction_of_a_rela
     assert scores["identity"]["accuracy"].value < 0.7
     assert swapped.anchors is not None
     assert swapped.anchors.has(B, LAYER)
-    # The set knows both encoders now: back again, with no samples.
+    # The anchor set now contains both encodings, so the swap back needs no samples.
     back = hf_stitch.swap(swapped, encoder=A, encoder_layer=LAYER)
     assert torch.equal(back(input=x).logits, RELATIVE(input=x).logits)
 
@@ -205,13 +205,13 @@ def test_an_absolute_model_needs_a_map() -> None:
     unmapped = inverse.evaluation.scores["identity"]["accuracy"].value
     assert accuracy(swapped("identity")) == pytest.approx(unmapped)
     assert unmapped < 0.7
-    # What was swapped in by a map is swapped again: the head's own side of the anchors is kept.
+    # A swapped model can be swapped again, because it keeps the anchors in the space of the head.
     assert accuracy(hf_stitch.swap(swapped("lstsq"), encoder=B, encoder_layer=LAYER)) == pytest.approx(
         inverse.evaluation["accuracy"].value, abs=0.02
     )
 
 
-def test_an_absolute_model_trained_end_to_end_is_matched_as_it_is_now() -> None:
+def test_an_absolute_model_trained_end_to_end_is_matched_with_its_current_encoder() -> None:
     model = hf_stitch.relative_model(A, ANCHORS, None, layer=LAYER, num_labels=4, task=TASK, progress=False)
     assert not model.has_changed("source")
     with torch.no_grad():  # as training would
@@ -227,15 +227,16 @@ def test_an_absolute_model_trained_end_to_end_is_matched_as_it_is_now() -> None:
     )
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, model(input=x).logits, rtol=1e-3, atol=1e-3)
-    back = hf_stitch.swap(swapped, encoder=its_own, encoder_layer="2", matcher="lstsq")  # the set knows both
+    # The anchor set now contains both encodings.
+    back = hf_stitch.swap(swapped, encoder=its_own, encoder_layer="2", matcher="lstsq")
     assert torch.equal(back(input=x).logits, swapped(input=x).logits)
     known = AnchorSet.of(ANCHORS).encode(its_own, "2", ANCHORS, progress=False)
-    with pytest.raises(ValueError, match=r"encoder of this absolute model has changed .* pass the anchors' samp"):
+    with pytest.raises(ValueError, match=r"encoder of this absolute model has changed .* pass the anchors as samples"):
         hf_stitch.swap(model, encoder=its_own, encoder_layer="2", anchors=known)
 
 
 @pytest.mark.parametrize("given", ["samples", "set"])
-def test_an_ordinary_network_takes_another_encoder_by_anchors_alone(given: str) -> None:
+def test_the_encoder_of_a_network_is_replaced_from_anchors_alone(given: str) -> None:
     anchors: Any = ANCHORS
     if given == "set":
         anchors = AnchorSet.of(ANCHORS).encode(A, LAYER, ANCHORS).encode(B, LAYER, ANCHORS)
@@ -249,8 +250,8 @@ def test_an_ordinary_network_takes_another_encoder_by_anchors_alone(given: str) 
     assert again.stitch.widths == (15, 12)
 
 
-def test_encoders_may_see_parallel_samples() -> None:
-    """The other side of each anchor is the sample negated, and the encoder of that side undoes it."""
+def test_encoders_can_take_paired_samples() -> None:
+    """Each paired anchor is the negated sample, and its encoder reverses the sign."""
     torch.manual_seed(0)
     other = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
     other[0].weight.data, other[0].bias.data = -A.model[0].weight.data, A.model[0].bias.data  # type: ignore
@@ -271,7 +272,7 @@ def test_encoders_may_see_parallel_samples() -> None:
     assert absolute.evaluation["agreement"].value > 0.98
 
 
-def test_models_trained_end_to_end_exchange_their_halves() -> None:
+def test_relative_models_trained_end_to_end_exchange_their_halves() -> None:
     def of(encoder: hf_stitch.Adapter) -> hf_stitch.StitchedModel:
         torch.manual_seed(1)
         return hf_stitch.relative_model(
@@ -279,7 +280,7 @@ def test_models_trained_end_to_end_exchange_their_halves() -> None:
         )
 
     one, other = of(A), of(B)
-    with torch.no_grad():  # as training would, both halves move, and the anchors follow
+    with torch.no_grad():  # as after training: both halves change, and the anchors are encoded again
         for model in (one, other):
             model.source.model[0].bias.add_(0.5)
             model.stitch.body.anchors.copy_(model.source(input=torch.stack([X[i] for i in ANCHORS.ids])).values)
@@ -289,11 +290,11 @@ def test_models_trained_end_to_end_exchange_their_halves() -> None:
     torch.testing.assert_close(swapped(input=x).logits, one(input=x).logits, rtol=1e-3, atol=1e-3)
     assert swapped.evaluation["agreement"].value > 0.98
     uncentred = hf_stitch.relative_model(B, ANCHORS, layer=LAYER, num_labels=4, task=TASK, progress=False)
-    with pytest.raises(ValueError, match="project differently: center True and False"):
+    with pytest.raises(ValueError, match="projections of the two models differ: center True and False"):
         hf_stitch.swap(one, encoder=uncentred)
-    with pytest.raises(TypeError, match="fits a relative model only"):
+    with pytest.raises(TypeError, match="both relative models"):
         hf_stitch.swap(ABSOLUTE, encoder=one)
-    with pytest.raises(TypeError, match="leave out all but data"):
+    with pytest.raises(TypeError, match="takes only data and paired_data"):
         hf_stitch.swap(one, encoder=other, anchors=ANCHORS)
 
 
@@ -313,27 +314,30 @@ class Unread:
         ({"anchors": ANCHORS.take(19)}, "there are 20 anchors, got 19"),
         ({"anchors": ANCHORS.select(range(19, -1, -1))}, "not the anchors: .*another order"),
         ({"anchors": TEST.take(20)}, "not the anchors: .* place 0"),
-        ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "other content or labels"),
+        ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "different content or labels"),
         ({"paired_anchors": Samples.of(torch.randn(20, 4))}, "not parallel"),
         (
             {"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)},
             "all 20 anchors have the same representation",
         ),
         ({}, "not encoded by .* no encoder of these weights"),
-        ({"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"}, "this encoder at another layer or by another pooling"),
+        (
+            {"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"},
+            "this encoder at another layer or by another pooling",
+        ),
         ({"encoder": A, "pooling": "cls"}, "this encoder at another layer or by another pooling"),
         ({"anchors": ANCHORS, "encoder_layer": "9"}, "does not exist"),
         ({"anchors": ANCHORS, "matcher": "lstsq"}, "needs no map"),
         ({"anchors": ANCHORS, "target_layer": "2"}, "leave out target_layer"),
     ],
 )
-def test_bad_input_is_found_before_the_data_are_read(given: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected_before_the_data_are_read(given: dict[str, Any], message: str) -> None:
     options = {"encoder": B, "encoder_layer": LAYER, **given}
     with pytest.raises((ValueError, TypeError), match=message):
         hf_stitch.swap(RELATIVE, data=Unread(), progress=False, **options)
 
 
-def test_anchors_that_say_nothing_of_a_new_encoder_are_refused() -> None:
+def test_degenerate_anchors_of_a_new_encoder_are_rejected() -> None:
     twice = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
     twice[0].weight.data.zero_()
     twice[0].weight.data[0, 0] = 1
@@ -354,7 +358,7 @@ def test_anchors_that_say_nothing_of_a_new_encoder_are_refused() -> None:
 
 
 class Shift(nn.Module):
-    """A linear layer of what differs from a sample, which becomes 0 exactly."""
+    """A linear layer applied to the difference from a sample, so that this sample is mapped to exactly 0."""
 
     def __init__(self, linear: nn.Linear, sample: torch.Tensor) -> None:
         super().__init__()
@@ -365,14 +369,14 @@ class Shift(nn.Module):
         return self.linear(input - self.sample)
 
 
-def test_labels_that_are_no_classes_are_found_before_the_data_are_read() -> None:
+def test_labels_that_are_not_classes_are_rejected_before_the_data_are_read() -> None:
     data = Samples.of(X[:10], label=[9] * 10)
     with pytest.raises(ValueError, match="has label 9, and the target predicts classes 0 to 3"):
         hf_stitch.swap(RELATIVE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, data=data, progress=False)
 
 
 def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
-    """A head on a ResNet's means takes a ViT's CLS token; an ordinary RoBERTa a BERT."""
+    """A head on the means of a ResNet takes the CLS token of a ViT; a RoBERTa takes a BERT."""
     anchors = Samples.of(images).take(12)
     model = hf_stitch.relative_model(net("cnn"), anchors, layer="layer4.0", num_labels=5, progress=False)
     assert model.task == "image-classification"
@@ -386,9 +390,15 @@ def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
         progress=False,
     )
     assert swapped.stitch.pooling == "cls"
-    swapped = hf_stitch.swap(net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"), encoder_layer="bert.encoder.layer.2", pooling="cls", anchors=Samples.of(texts), data=texts, progress=False)  # fmt: skip
+    swapped = hf_stitch.swap(
+        net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"),
+        encoder_layer="bert.encoder.layer.2", pooling="cls", anchors=Samples.of(texts), data=texts, progress=False,
+    )  # fmt: skip
     assert swapped.evaluation.scores.keys() >= {"stitched", "procrustes"}
-    swapped = hf_stitch.swap(net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), encoder_layer="layer4.0", anchors=Samples.of(images), data=images, progress=False)  # fmt: skip
+    swapped = hf_stitch.swap(
+        net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), encoder_layer="layer4.0",
+        anchors=Samples.of(images), data=images, progress=False,
+    )  # fmt: skip
     assert swapped.anchors.has(net("vit"), "vit.layers.2", "cls")
 
 

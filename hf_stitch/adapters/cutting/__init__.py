@@ -1,1 +1,1 @@
-"""Running the part of a network before a cut, or the part after it, without the other."""
+"""Running one part of a network, before or after a cut, without the other part."""

@@ -1,4 +1,4 @@
-"""A cut: the place in a network, and the form of the representation there."""
+"""A cut: a layer of a network and the spec of the representation there."""
 
 from __future__ import annotations
 
@@ -16,28 +16,45 @@ from hf_stitch.representation import Representation, RepresentationSpec
 Padding = Literal["masked", "behind", "absent", "unknown"]
 """Which positions at a cut are padding.
 
-Those of the tokens that the mask says, after the prefix; these and all ``behind`` the tokens, which the network added;
-none (of an image, of latents, one vector); or nobody knows (tokens merged on the way).
+* ``masked``: the tokens that the attention mask excludes; the mask starts after the prefix tokens;
+* ``behind``: these, and all positions after the tokens, which the network appended;
+* ``absent``: none (images, latents, one vector per sample);
+* ``unknown``: cannot be determined (the network merged tokens before the cut).
 """
 
 
 class NotACutError(ValueError):
-    """A layer at which the network cannot be cut; the message says why."""
+    """Raised for a layer at which the network cannot be cut; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A place where a network can be cut exactly.
+    """A layer at which a network can be cut exactly.
+
+    :meth:`hf_stitch.Adapter.cut` returns the cut at a layer together with its plan.
 
     Attributes:
-        layer: Name of the module whose output is the representation.
-        path: Where in its output the representation is.
-        spec: Layout, width, grid and prefix tokens there.
-        dtype: dtype of the representation.
-        cost: Share of the network's floating-point operations up to here.
-        axes: Which axes of the tensor there are those of the form's layout, in its order: (1, 0, 2) for tokens before
-            samples, (0, 2, 1) for channels before positions. Empty: they are in order.
-        padding: What is known of padding among the positions.
+        layer: Name of the module whose output contains the representation.
+        path: Keys and indices that lead to the representation in the output of the module; empty if the output is the
+            tensor itself.
+        spec: Layout, width, grid and prefix tokens of the representation.
+        dtype: dtype of the representation, for example ``"float32"``.
+        cost: Share of the network's floating-point operations up to the cut, between 0 and 1.
+        axes: Permutation from the axes of the module's output to those of the layout: (1, 0, 2) if tokens come before
+            samples, (0, 2, 1) if channels come before positions. Empty if the axes are already in order.
+        padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import hf_stitch
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(network, example_inputs=torch.randn(2, 4))
+        >>> cut, plan = adapter.cut("1")
+        >>> str(cut.spec), cut.dtype
+        ('bd 8', 'float32')
+        >>> Cut.from_dict(cut.to_dict()) == cut
+        True
     """
 
     layer: str
@@ -49,43 +66,76 @@ class Cut:
     padding: Padding = "masked"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
+        """Return the cut as JSON values, from which :meth:`from_dict` restores it.
+
+        Returns:
+            A dictionary with one entry per attribute.
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Cut:
-        """Read :meth:`to_dict`."""
+        """Restore a cut from the output of :meth:`to_dict`.
+
+        Args:
+            config: Dictionary with one entry per attribute; ``axes`` and ``padding`` may be missing.
+
+        Returns:
+            The cut.
+        """
         lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
         return cls(**{**config, **lists, "spec": RepresentationSpec(**config["spec"])})
 
     @property
     def around(self) -> tuple[str, ...]:
-        """Names of the modules that the layer is inside of, the model itself (an empty name) last."""
+        """Names of the modules that contain the layer, from the innermost to the model itself (an empty name)."""
         parts = self.layer.split(".")
         return tuple(".".join(parts[:depth]) for depth in reversed(range(len(parts))))
 
     def restore(self, values: Tensor) -> Tensor:
-        """The values of a representation with their axes as the network has them at this cut."""
+        """Permute the axes of a representation to the order that the network uses at this cut.
+
+        Args:
+            values: Values with the axes in the order of the layout.
+
+        Returns:
+            A view of ``values``.
+        """
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
     def accept(self, representation: Representation, interface: Interface) -> Representation:
-        """The representation, if it can enter here.
+        """Check that a representation can enter the network at this cut.
+
+        Args:
+            representation: Representation in the spec of this cut.
+            interface: How the network takes its input.
+
+        Returns:
+            The representation, unchanged.
 
         Raises:
-            ValueError: If it comes from another network, without a context, and this place has no tokens to tell the
-                length of the text by.
+            ValueError: If the representation has no context because it comes from another network, and the positions
+                at this cut do not determine the length of the text.
         """
         tokens = interface.modality == "text" and self.spec.layout == "bnd"
         if tokens and self.padding != "masked" and not representation.context:
             raise ValueError(
-                f"at {self.layer!r} this network has no tokens, so that no blank context can be made for a "
-                "representation of another one: give it a context of this network's own, "
-                "representation.replace(context=…)"
+                f"the representation has no context, and none can be created at {self.layer!r}, where the positions "
+                "are not the tokens of the text: set a context of this network, representation.replace(context=…)"
             )
         return representation
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
-        """The values captured at this cut as a representation, with its mask and context."""
+        """Wrap values captured at this cut in a representation with its mask and context.
+
+        Args:
+            values: Output of the layer at :attr:`path`.
+            inputs: Inputs of the forward in which the values were captured.
+            interface: How the network takes its input.
+
+        Returns:
+            The representation, with axes in the order of the layout.
+        """
         values = values.permute(self.axes) if self.axes else values
         mask, padding_unknown = self._real(values, inputs, interface)
         return Representation(
@@ -99,20 +149,20 @@ class Cut:
         )
 
     def _real(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> tuple[Tensor | None, bool]:
-        """The mask of the positions, and whether padding is among them in places that nobody knows."""
+        """Return the mask of the positions (or None), and whether there may be padding at unknown positions."""
         mask = inputs.get(interface.mask)
-        if mask is not None and mask.dim() != 2:  # says who attends to whom, not what is real
+        if mask is not None and mask.dim() != 2:  # a mask of queries by keys, not of real tokens
             mask = None
         if self.padding in ("absent", "unknown"):
             return None, self.padding == "unknown" and mask is not None
         batch, tokens = inputs[interface.content[0]].shape[:2]
         before, behind = self.spec.prefix_tokens, values.shape[1] - self.spec.prefix_tokens - tokens
-        if behind < 0 or (behind and self.padding == "masked"):  # the network did what it did not when it was watched
+        if behind < 0 or (behind and self.padding == "masked"):  # unlike in the traced forwards
             return None, mask is not None or behind > 0
         if mask is None and not behind:
             return None, False
         one = values.new_ones(1, dtype=torch.bool)
-        # with a cache, the mask covers the past too
+        # with a cache, the mask covers past tokens too
         real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:]
         if before or behind:
             real = torch.cat([one.expand(batch, before), real, ~one.expand(batch, behind)], 1)
@@ -120,21 +170,31 @@ class Cut:
 
 
 def in_context(representation: Representation, interface: Interface) -> Representation:
-    """The representation with a context: its own, or a blank one where it comes from another network."""
+    """Return a representation with its own context, or with a blank one if it comes from another network.
+
+    Args:
+        representation: Representation, with or without a context.
+        interface: How the network takes its input.
+
+    Returns:
+        The representation itself if it has a context, otherwise a copy with a blank context.
+
+    Raises:
+        ValueError: If the context belongs to another network, or if the network also reads inputs from which no blank
+            context can be created.
+    """
     if representation.context:
         missing = [name for name in interface.content if name not in representation.context]
         if missing:
             raise ValueError(
                 f"this representation was made by another network (its context lacks {', '.join(missing)}): drop the "
-                "context, "
-                "representation.replace(context={}), or join the networks with hf_stitch.stitch"
+                "context, representation.replace(context={}), or connect the networks with hf_stitch.stitch"
             )
         return representation
     if interface.given:
         raise ValueError(
-            f"this network also reads {', '.join(interface.given)}, so that no blank context can be made for a "
-            "representation of another one: give it a context of this network's own, "
-            "representation.replace(context=…)"
+            f"the representation has no context, and none can be created because this network also reads "
+            f"{', '.join(interface.given)}: set a context of this network, representation.replace(context=…)"
         )
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":
@@ -145,7 +205,15 @@ def in_context(representation: Representation, interface: Interface) -> Represen
 
 
 def size_of(representation: Representation, interface: Interface) -> tuple[int, int]:
-    """Batch size and, for text, number of tokens of a representation."""
+    """Return the batch size and the number of tokens of a representation.
+
+    Args:
+        representation: Representation; its context, if any, determines the number of tokens.
+        interface: How the network takes its input.
+
+    Returns:
+        ``(batch, tokens)``; ``tokens`` is 0 unless the modality is text.
+    """
     if interface.modality != "text":
         return representation.batch, 0
     ids = representation.context.get(interface.content[0])

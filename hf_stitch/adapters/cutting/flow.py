@@ -1,8 +1,8 @@
-"""Where values go: what a forward computes from some tensors, and whether its own code looks at them.
+"""Taint tracking: which outputs of a forward depend on some tensors, and whether Python code reads their values.
 
-Every operation that is given a marked tensor marks what it returns, and everything that shares memory with it; only
-shapes may be read off one without leaving a trace. So a path shows whatever it leads through: integers, comparisons,
-weights that happen to be zero.
+An operation that receives a marked tensor marks its output and every tensor that shares memory with it. Only the shape
+of a marked tensor can be read without a mark. This detects paths that autograd does not see: through integers,
+comparisons, or weights that are zero.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ SHAPE_ONLY = {
     *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
     *(aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full),
 }
-"""What reads the shape of its argument and none of its values."""
+"""Operations that read the shape of their argument and none of its values."""
 COMPARISONS = {aten.eq, aten.ne, aten.isin}
 MOVES = {
     *(aten.clone, aten._to_copy, aten.copy_, aten.cat, aten.stack, aten.flip, aten.roll, aten.constant_pad_nd),
     *(aten.where, aten.masked_fill, aten.masked_fill_, aten.repeat),
 }
-"""What makes no new ids of token ids, but puts them elsewhere."""
+"""Operations that rearrange token ids without computing new ones."""
 PICKS = {aten.index, aten.index_select, aten.gather}
-"""What puts ids elsewhere if they are its source, and makes new ones if they are its places."""
+"""Operations that rearrange ids given as the source, and compute new ones from ids given as the index."""
 IDS = (torch.int32, torch.int64)
-"""What holds any token id."""
+"""dtypes that can hold any token id."""
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 OUTSIDE = {
     *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__),
@@ -43,20 +43,20 @@ OUTSIDE = {
 
 
 class ValuesReadError(RuntimeError):
-    """Code looked at values that it must do without."""
+    """Raised when code reads values before the cut, which are not available."""
 
     def __init__(self, operation: Any) -> None:
-        """Name the operation by which it looked."""
-        super().__init__(f"what it does depends on values before the cut (it reads them by {operation})")
+        """Build the message from the operation that reads the values."""
+        super().__init__(f"the computation depends on values before the cut (it reads them by {operation})")
 
 
 class Flow:
-    """Follows marked tensors through all that runs inside ``with flow:``.
+    """Follow marked tensors through all operations inside ``with flow:``.
 
     Args:
-        special_ids: Token ids that may be looked for: whether a marked id is one of these is no secret, nor where it is
-            in a text.
-        largest_id: The largest id there can be.
+        special_ids: Token ids that a network may search for. Comparing a marked id with one of these, or finding its
+            position in a text, does not mark the result. Default: none.
+        largest_id: The largest id of the vocabulary; ``None`` (default) if unknown.
 
     Example:
         >>> import torch
@@ -68,30 +68,41 @@ class Flow:
     """
 
     def __init__(self, special_ids: tuple[int, ...] = (), largest_id: int | None = None) -> None:
-        """Nothing is marked yet."""
+        """Start without marked tensors."""
         self._special = torch.tensor(special_ids, dtype=torch.long)
         self._largest = largest_id
-        self._marked: dict[int, tuple[StorageWeakRef, bool]] = {}  # which keeps the number from any other, not the data
+        self._marked: dict[int, tuple[StorageWeakRef, bool]] = {}  # a weak reference reserves the address, not the data
         self._modes = ExitStack()
 
     def __enter__(self) -> Flow:
-        """Follow from here on."""
+        """Start to follow tensors."""
         self._modes.enter_context(_Outside(self))
         self._modes.enter_context(_Dispatch(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Follow no longer."""
+        """Stop following tensors."""
         self._modes.close()
 
     def mark(self, values: Any) -> Any:
-        """Mark the tensors of a tree; returns the tree. Integers are taken for token ids."""
+        """Mark the tensors of a tree.
+
+        Args:
+            values: Tensor, or a tree of tuples, lists and mappings. Integer tensors are treated as token ids.
+
+        Returns:
+            ``values`` itself.
+        """
         for leaf in tree.tensors(values).values():
             self._put(leaf, ids=not leaf.is_floating_point())
         return values
 
     def reaches(self, values: Any) -> bool:
-        """Whether any tensor of a tree was computed from what is marked."""
+        """Return whether any tensor of a tree was computed from marked tensors.
+
+        Args:
+            values: Tensor, or a tree of tuples, lists and mappings.
+        """
         return any(map(self._is_marked, tree.tensors(values).values()))
 
     def _is_marked(self, value: Any) -> bool:
@@ -107,10 +118,18 @@ class Flow:
         return all(self._marked[storage._cdata][1] for storage in _storages(value) if storage._cdata in self._marked)
 
     def run(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation and mark what comes of marked arguments.
+        """Run an operation and mark its output if an argument is marked.
+
+        Args:
+            operation: Overload of an ATen operator.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The output of the operation.
 
         Raises:
-            ValuesReadError: If it takes their values out of tensors.
+            ValuesReadError: If the operation converts marked values to Python values or to the shape of its output.
         """
         packet = operation.overloadpacket
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -119,7 +138,7 @@ class Flow:
             return operation(*args, **kwargs)
         ids = all(map(self._are_ids, marked))
         if ids and (
-            (packet in COMPARISONS and self._looks_for_special(args, given))
+            (packet in COMPARISONS and self._compares_with_special(args, given))
             or (packet is aten.argmax and self._finds_special(*args, **kwargs))
         ):
             return operation(*args, **kwargs)
@@ -134,20 +153,20 @@ class Flow:
                 self._put(leaf, ids=moved)
         return output
 
-    def _looks_for_special(self, args: Any, given: list[Tensor]) -> bool:
+    def _compares_with_special(self, args: Any, given: list[Tensor]) -> bool:
         others = [value for value in given if not self._is_marked(value)]
         numbers = [value for value in args if isinstance(value, (int, float))]
         wanted = [*(value.flatten().cpu().long() for value in others), torch.tensor(numbers, dtype=torch.long)]
         return len(others) + len(numbers) == 1 and bool(torch.isin(torch.cat(wanted), self._special).all())
 
     def _finds_special(self, ids: Tensor, dim: int | None = None, keepdim: bool = False) -> bool:
-        """Whether the largest id (by which CLIP finds the end of a text) is the largest there can be, and special."""
+        """Return whether the largest id (at which CLIP finds the end of a text) is special and the largest possible."""
         largest = ids.max() if dim is None else ids.amax(dim)
         return self._largest in self._special.tolist() and bool(largest.eq(self._largest or 0).all())
 
 
 def _storages(value: Tensor) -> list[torch.UntypedStorage]:
-    """Where the values of a tensor are."""
+    """Return the storages that hold the values of a tensor."""
     if value.layout == torch.strided:
         return [value.untyped_storage()]
     parts = (value._indices(), value._values()) if value.layout == torch.sparse_coo else (value.values(),)
@@ -155,7 +174,7 @@ def _storages(value: Tensor) -> list[torch.UntypedStorage]:
 
 
 def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operation writes into."""
+    """Return the arguments that an operation writes into."""
     return [
         kwargs.get(argument.name) if place >= len(args) else args[place]
         for place, argument in enumerate(operation._schema.arguments)
@@ -164,7 +183,7 @@ def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _by_mask(marked: list[Tensor], args: Any) -> bool:
-    """Whether an indexing takes places by a marked mask, so that how many there are depends on it."""
+    """Return whether an indexing uses a marked mask, so that the shape of its output depends on marked values."""
     masks = (torch.bool, torch.uint8)
     return any(index is value and index.dtype in masks for index in args[1] for value in marked)
 
@@ -179,7 +198,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Outside(TorchFunctionMode):
-    """Sees what leaves for Python or NumPy without an operation."""
+    """Detect conversions to Python or NumPy that do not dispatch an ATen operator."""
 
     def __init__(self, flow: Flow) -> None:
         super().__init__()

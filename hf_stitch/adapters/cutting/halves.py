@@ -1,4 +1,4 @@
-"""The two halves of a network as modules of their own, with the weights that run and no others."""
+"""The two halves of a network as independent modules that hold only the weights they use."""
 
 from __future__ import annotations
 
@@ -14,21 +14,35 @@ from hf_stitch.adapters.cutting.surgery import Slot, exchange
 from hf_stitch.representation import Representation
 
 CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
-"""Flags of modules by which timm and transformers checkpoint what is inside."""
+"""Flags with which timm and transformers enable gradient checkpointing inside a module."""
 
 
 class Front(nn.Module):
-    """The part of a network up to a cut, as a module of its own: only what runs, no hook.
+    """The part of a network up to a cut, as an independent module without hooks and unused weights.
+
+    :meth:`hf_stitch.Adapter.front` returns one. It runs in one thread at a time.
 
     Args:
-        model: The network; taken over and changed: pass a copy.
-        cut: Where it ends.
-        plan: What it does without.
+        model: Copy of the network; it becomes part of this module and is changed.
+        cut: Cut at which the part ends.
+        plan: Verified plan with the modules to replace.
         interface: How the network takes its input.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import hf_stitch
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(network, example_inputs=torch.randn(2, 4))
+        >>> front = adapter.front("1")
+        >>> front(input=torch.ones(3, 4)).values.shape
+        torch.Size([3, 8])
+        >>> sum(p.numel() for p in front.parameters())
+        40
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Cut off what follows."""
+        """Remove everything after the cut."""
         super().__init__()
         self._slot = Slot()
         _prepare(model, cut, plan)
@@ -38,10 +52,16 @@ class Front(nn.Module):
         self.cut, self.plan, self.interface = cut, plan, interface
 
     def forward(self, **inputs: Any) -> Representation:
-        """The representation at the cut of the network's inputs.
+        """Compute the representation at the cut.
+
+        Args:
+            **inputs: Inputs of the network.
+
+        Returns:
+            The representation.
 
         Raises:
-            ValueError: For images or sequences of another size than the cut was verified with.
+            ValueError: If images or sequences have another size than those with which the cut was verified.
         """
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(inputs, self.interface))
@@ -53,19 +73,29 @@ class Front(nn.Module):
 
 
 class Back(nn.Module):
-    """The part of a network after a cut, as a module of its own: only what runs, no hook.
+    """The part of a network after a cut, as an independent module without hooks and unused weights.
 
-    Like :class:`Front`, it runs in one thread at a time.
+    :meth:`hf_stitch.Adapter.back` returns one. Like :class:`Front`, it runs in one thread at a time.
 
     Args:
-        model: The network; taken over and changed: pass a copy.
-        cut: Where it begins.
-        plan: How it runs without what precedes.
+        model: Copy of the network; it becomes part of this module and is changed.
+        cut: Cut at which the part begins.
+        plan: Verified plan with the modules to replace.
         interface: How the network takes its input.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import hf_stitch
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(network, example_inputs=torch.randn(2, 4))
+        >>> x = torch.ones(3, 4)
+        >>> torch.equal(adapter.back("1")(adapter.front("1")(input=x)), network(x))
+        True
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Cut off what precedes."""
+        """Remove everything before the cut."""
         super().__init__()
         self._slot = Slot()
         _prepare(model, cut, plan)
@@ -75,14 +105,17 @@ class Back(nn.Module):
         self.cut, self.plan, self.interface = cut, plan, interface
 
     def forward(self, representation: Representation, **options: Any) -> Any:
-        """The network's own output for a representation in the form of the cut.
+        """Compute the output of the network from a representation in the spec of the cut.
 
         Args:
-            representation: What enters; without a context of its own a blank one is made.
-            **options: Further arguments of the network (a cache).
+            representation: Representation at the cut; a blank context is created if it has none.
+            **options: Further arguments of the network, for example a cache.
+
+        Returns:
+            The output of the network.
 
         Raises:
-            ValueError: For a representation of images or sequences of another size than the cut was verified with.
+            ValueError: If images or sequences have another size than those with which the cut was verified.
         """
         _check_size(representation.context, self.interface, self.cut)
         representation = in_context(self.cut.accept(representation, self.interface), self.interface)
@@ -95,21 +128,21 @@ class Back(nn.Module):
 
 
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
-    """Refuse images and sequences of another size: what a half does without may have told its size to the rest."""
+    """Refuse images and sequences of another size: the removed part may pass its size on to the rest."""
     for name in interface.shapes:
         if name in inputs and tuple(inputs[name].shape[1:]) != interface.shapes[name]:
             raise ValueError(
                 f"the network was cut at {cut.layer!r} for {name} of the shape {interface.shapes[name]}, got "
-                f"{tuple(inputs[name].shape[1:])}: resize or pad them, or cut it anew, loaded with "
-                "example_inputs of that size"
+                f"{tuple(inputs[name].shape[1:])}: resize or pad them, or load the network with example_inputs of "
+                "that size and cut it again"
             )
 
 
 def _prepare(model: nn.Module, cut: Cut, plan: CutPlan) -> None:
-    """What must be done before modules are exchanged for good.
+    """Prepare a network before its modules are replaced permanently.
 
-    Transformers installs its hooks while every module is there, so that stand-ins have them too; and what is around the
-    cut is not checkpointed: in a backward pass it would run again, when the representation is gone.
+    Transformers installs its hooks while every module is present, so that the replacements get them too. Gradient
+    checkpointing is switched off around the cut: a backward pass would run that code again, without the representation.
     """
     for module in map(model.get_submodule, cut.around):
         for flag in CHECKPOINTS:
@@ -122,6 +155,6 @@ def _prepare(model: nn.Module, cut: Cut, plan: CutPlan) -> None:
 
 
 def _persist_buffers(model: nn.Module) -> None:
-    """Let every buffer be saved: what a constructor computed on the meta device would come back as garbage."""
+    """Make every buffer persistent: on the meta device a constructor cannot compute the values of the others again."""
     for module in model.modules():
         module._non_persistent_buffers_set.clear()

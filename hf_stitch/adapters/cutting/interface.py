@@ -1,4 +1,4 @@
-"""How a model takes its input, and what of it is the content."""
+"""How a model takes its input, and which arguments carry the content."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ MASK = "attention_mask"
 
 
 DECODER = "decoder_"
-"""How the names of the arguments begin that are for the decoder of an encoder-decoder."""
+"""Prefix of the arguments of the decoder of an encoder-decoder model."""
 
 
 def mask_of(name: str) -> str:
-    """Name of the argument that tells real tokens of an argument of token ids from padding."""
+    """Return the name of the attention mask that belongs to an argument of token ids.
+
+    Args:
+        name: Name of the argument of token ids.
+
+    Returns:
+        ``"decoder_attention_mask"`` for arguments of the decoder, otherwise ``"attention_mask"``.
+    """
     return DECODER + MASK if name.startswith(DECODER) else MASK
 
 
@@ -30,17 +37,27 @@ class Interface:
     Attributes:
         content: Names of the arguments that carry the content: pixels or token ids.
         modality: ``image``, ``text`` or ``tensor``.
-        shapes: Shape of one sample of each content argument that is not token ids, at the model's native size.
-        dtypes: dtype of each of these.
-        options: Arguments that every forward gets (``use_cache=False``).
-        special_ids: Token ids that a head may look for (padding, end of text); all others are erased from the context.
-        filler_id: The id that stands for an erased one.
-        pad_id: The id of padding.
-        arguments: What else a tokenizer may give that the model accepts (mask, token types).
-        max_tokens: Longest text that the model takes; ``None``: no limit.
-        given: Arguments beside the content that every input must hold: what the other stack of an encoder-decoder
+        shapes: Shape of one sample of each content argument that is not token ids, at the native size of the model.
+        dtypes: dtype of each of these arguments, for example ``"float32"``.
+        options: Arguments that are passed to every forward (``use_cache=False``).
+        special_ids: Token ids that a head may search for (padding, end of text); all others are erased from the
+            context.
+        filler_id: Token id that replaces erased ids.
+        pad_id: Token id of padding; ``None`` (default) if there is none.
+        arguments: Further outputs of a tokenizer that the model accepts (mask, token types).
+        max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
+        given: Required arguments in addition to the content: those that the other stack of an encoder-decoder model
             reads. They belong to the context.
-        start_id: The id with which the text of an encoder-decoder's decoder begins.
+        start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
+            there is none.
+
+    Example:
+        >>> import torch
+        >>> interface = Interface(("input_ids",), "text", special_ids=(0, 2), filler_id=1, pad_id=0)
+        >>> interface.mask
+        'attention_mask'
+        >>> interface.erase({"input_ids": torch.tensor([[7, 8, 2, 0]])})["input_ids"].tolist()
+        [[1, 1, 2, 0]]
     """
 
     content: tuple[str, ...]
@@ -58,24 +75,42 @@ class Interface:
 
     @property
     def mask(self) -> str:
-        """Name of the argument that tells real tokens of the content from padding."""
+        """Name of the attention mask that belongs to the content."""
         return mask_of(self.content[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
+        """Return the interface as JSON values, from which :meth:`from_dict` restores it.
+
+        Returns:
+            A dictionary with one entry per attribute.
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Interface:
-        """Read :meth:`to_dict`."""
+        """Restore an interface from the output of :meth:`to_dict`.
+
+        Args:
+            config: Dictionary with one entry per attribute; entries other than ``content``, ``modality`` and ``shapes``
+                may be missing.
+
+        Returns:
+            The interface.
+        """
         lists = {key: tuple(config.get(key, ())) for key in ("content", "special_ids", "arguments", "given")}
         return cls(**{**config, **lists, "shapes": {name: tuple(shape) for name, shape in config["shapes"].items()}})
 
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The context of an input: its arguments with the content erased.
+        """Return the context of an input: its arguments with the content erased.
 
-        Values become zeros of the same shape that take no memory; token ids become one filler id, but for the special
-        ones.
+        Floating-point content becomes zeros of the same shape, expanded from one element. Token ids become
+        :attr:`filler_id`, except for :attr:`special_ids`.
+
+        Args:
+            inputs: Inputs of the network.
+
+        Returns:
+            A new dictionary with the same keys.
         """
         context = dict(inputs)
         for name in self.content:
@@ -88,14 +123,27 @@ class Interface:
         return context
 
     def obscure(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """A context with noise in place of values that were erased."""
+        """Replace erased floating-point content of a context by noise.
+
+        Args:
+            context: Output of :meth:`erase`.
+
+        Returns:
+            A new dictionary with the same keys.
+        """
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
         return {**context, **{n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}}
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
-        """A context for representations that come from elsewhere.
+        """Create a context for representations of another network.
 
-        Of ``batch`` samples, for text with this (batch, tokens) mask.
+        Args:
+            batch: Number of samples.
+            mask: (batch, tokens) bool, ``True`` for real tokens; ``None`` unless the modality is text.
+            device: Device of the tensors.
+
+        Returns:
+            The content arguments and, for text, the mask.
         """
         if self.modality == "text":
             assert mask is not None
@@ -112,6 +160,14 @@ class Interface:
 
 
 def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int, int]:
-    """Batch size and, for text, number of tokens of inputs."""
+    """Return the batch size and the number of tokens of inputs.
+
+    Args:
+        inputs: Inputs of the network.
+        interface: How the network takes its input.
+
+    Returns:
+        ``(batch, tokens)``; ``tokens`` is 0 unless the modality is text.
+    """
     content = inputs[interface.content[0]]
     return content.shape[0], content.shape[1] if interface.modality == "text" else 0

@@ -1,4 +1,4 @@
-"""Running a network in eval mode, and leaving it in the mode that it was in."""
+"""Running a network in eval mode and restoring its mode afterwards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; every module's mode as it was afterwards, also on error.
+    """Set a model to eval mode and restore the mode of every module afterwards, also after an error.
 
-    Nothing is checkpointed meanwhile: what a backward pass computes again, it would compute in the mode of then. (The
-    layers of transformers checkpoint in training only, those of timm always.)
+    Gradient checkpointing of timm is off meanwhile: a backward pass would repeat the forward in the restored mode.
+    (Layers of transformers use checkpoints in training mode only, those of timm in both modes.)
+
+    Args:
+        model: Model to set to eval mode.
     """
     flags = ("training", "grad_checkpointing")
     on = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]

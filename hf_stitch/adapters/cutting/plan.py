@@ -1,4 +1,4 @@
-"""The plan by which either part of a network runs without the other, and running by it."""
+"""Plans to run either part of a network without the other, and their execution."""
 
 from __future__ import annotations
 
@@ -17,17 +17,30 @@ from hf_stitch.representation import Representation
 
 @dataclass(frozen=True)
 class CutPlan:
-    """How either part of a network runs without the other.
+    """Which modules are replaced so that either part of a network runs without the other.
+
+    :meth:`hf_stitch.Adapter.cut` returns the verified plan of a cut.
 
     Attributes:
-        kind: ``stubs`` everything before the cut that depends on the input is left out; ``full`` only its sources are,
-            and the rest runs on nothing (where the model's own code would not have it otherwise).
-        stubs: Outline of each module that is left out, by name.
-        entry: Outline of the cut's output, or ``None`` where the cut also computes something from positions alone.
-        materialise: Whether stubs and erased content take real memory (where code writes into it).
-        after: Outline of each module that runs after the cut only, by name, which the front half has no need of;
-            ``None`` for one that never runs.
-        records: Whether transformers collects hidden states by hooks, which a half must have too.
+        kind: ``stubs`` replaces everything before the cut that depends on the input; ``full`` replaces only the modules
+            that read the content, and the others compute on empty tensors (for models that do not run otherwise).
+        stubs: Module name -> outline of its output, for each replaced module before the cut.
+        entry: Outline of the output of the layer; ``None`` if the layer must run because its output also contains
+            tensors that do not depend on the input.
+        materialise: Whether stubs and erased content allocate their full memory, for code that writes into them.
+        after: Module name -> outline of its output, for each module that runs only after the cut and that the front
+            half replaces; ``None`` for a module that never runs.
+        records: Whether transformers collects hidden states with hooks, which the halves need too.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import hf_stitch
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(network, example_inputs=torch.randn(2, 4))
+        >>> cut, plan = adapter.cut("1")
+        >>> plan.kind, sorted(plan.stubs), sorted(plan.after)
+        ('stubs', ['0'], ['2'])
     """
 
     kind: str
@@ -38,23 +51,51 @@ class CutPlan:
     records: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives it back."""
+        """Return the plan as JSON values, from which :meth:`from_dict` restores it.
+
+        Returns:
+            A dictionary with one entry per attribute.
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> CutPlan:
-        """Read :meth:`to_dict`."""
+        """Restore a plan from the output of :meth:`to_dict`.
+
+        Args:
+            config: Dictionary with one entry per attribute; those with defaults may be missing.
+
+        Returns:
+            The plan.
+        """
         return cls(**config)
 
     def context(self, representation: Representation, interface: Interface) -> Mapping[str, Any]:
-        """What the part after the cut gets beside a representation."""
+        """Return the arguments of the forward of the part after the cut.
+
+        Args:
+            representation: Representation with a context.
+            interface: How the network takes its input.
+
+        Returns:
+            The context, with writable copies of the content if :attr:`materialise` is set.
+        """
         context = representation.context
         if not self.materialise:
             return context
         return {name: value.clone() if name in interface.content else value for name, value in context.items()}
 
     def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """The stand-ins with which a model runs up to the cut."""
+        """Return the replacement modules with which a model runs up to the cut.
+
+        Args:
+            model: The network; it is not changed.
+            cut: Cut at which the part ends.
+            slot: State that the replacement modules share.
+
+        Returns:
+            Module name -> replacement.
+        """
         stand_ins = {
             name: Gone(name)
             if rule is None
@@ -64,7 +105,16 @@ class CutPlan:
         return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """The stand-ins with which a model runs from the cut on."""
+        """Return the replacement modules with which a model runs from the cut on.
+
+        Args:
+            model: The network; it is not changed.
+            cut: Cut at which the part begins.
+            slot: State that the replacement modules share.
+
+        Returns:
+            Module name -> replacement.
+        """
         stand_ins: dict[str, nn.Module] = {
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
@@ -74,7 +124,13 @@ class CutPlan:
 
 
 def fill(slot: Slot, values: Tensor | None, size: tuple[int, int]) -> None:
-    """Make a representation ready to enter, or room for one to come out."""
+    """Reset a slot before a forward.
+
+    Args:
+        slot: State that the replacement modules share.
+        values: Values that enter at the cut; ``None`` if the forward computes them.
+        size: Batch size and number of tokens.
+    """
     slot.values, (slot.batch, slot.tokens), slot.passed = values, size, False
 
 
@@ -86,7 +142,19 @@ def run_before(
     interface: Interface,
     inputs: Mapping[str, Any],
 ) -> Representation:
-    """Run what precedes the cut, as the front half will; the model is as it was afterwards."""
+    """Run the part up to the cut as the front half does, and restore the model afterwards.
+
+    Args:
+        model: The network.
+        run: Function that calls the model with a mapping of inputs.
+        cut: Cut at which the part ends.
+        plan: Plan with the modules to replace.
+        interface: How the network takes its input.
+        inputs: Inputs of the network.
+
+    Returns:
+        The representation at the cut.
+    """
     slot = Slot()
     fill(slot, None, size_of_inputs(inputs, interface))
     with swapped(model, plan.before_cut(model, cut, slot)):
@@ -95,8 +163,20 @@ def run_before(
 
 
 def came_out(slot: Slot, cut: Cut) -> Tensor:
+    """Return the values that a forward captured at the cut.
+
+    Args:
+        slot: State that the replacement modules share.
+        cut: The cut.
+
+    Returns:
+        The values.
+
+    Raises:
+        RuntimeError: If the forward did not run the layer of the cut.
+    """
     if slot.values is None:
-        raise RuntimeError(f"the forward ended without passing layer {cut.layer!r}")
+        raise RuntimeError(f"the forward ended without running layer {cut.layer!r}: no representation was captured")
     return slot.values
 
 
@@ -110,10 +190,20 @@ def run_after(
     flow: Flow | None = None,
     noise: bool = False,
 ) -> Any:
-    """Run what follows the cut on a representation.
+    """Run the part after the cut on a representation, and restore the model afterwards.
 
-    Nothing before it is computed, and the model is as it was afterwards. ``flow`` follows what stands in for the rest;
-    with ``noise`` that is noise.
+    Args:
+        model: The network.
+        run: Function that calls the model with a mapping of inputs.
+        cut: Cut at which the part begins.
+        plan: Plan with the modules to replace.
+        interface: How the network takes its input.
+        representation: Representation at the cut, with a context.
+        flow: Marks and follows the outputs of the stubs; ``None`` (default) to follow nothing.
+        noise: Whether stubs and erased content are noise instead of zeros (default: ``False``).
+
+    Returns:
+        The output of the network.
     """
     slot = Slot()
     slot.flow, slot.noise = flow, noise

@@ -1,10 +1,10 @@
-"""Taking a network apart without touching its code: modules that stand in for others, and their exchange.
+"""Replacement of modules, which runs parts of a network without changes to its code.
 
-To run only what follows a cut, the modules before it are replaced by a :class:`Stub` each, which returns an empty
-tensor of the right shape, and the cut itself by an :class:`Entry`, which returns the given representation. To run only
-what precedes it, the cut is replaced by an :class:`Exit`, which keeps the representation, and the modules after it by
-stubs: the forward runs on to its end on nothing, so that it can be traced and exported. The exchange is
-temporary in an adapter (:func:`swapped`) and final in the halves of a stitched model: the same modules serve both.
+To run only the part after a cut, each module before it is replaced by a :class:`Stub`, which returns empty tensors of
+the right shape, and the layer of the cut by an :class:`Entry`, which returns the given representation. To run only the
+part before a cut, the layer is replaced by an :class:`Exit`, which stores the representation, and the modules after it
+by stubs: the forward runs to its end on empty tensors, so that it can be traced and exported. An adapter replaces
+modules temporarily (:func:`swapped`), the halves of a stitched model replace them permanently (:func:`exchange`).
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.flow import Flow
 
 Outline = dict[str, Any]
-"""A tree of outputs as JSON values: tensors by the rule of their shape, those that a module only passes on by their way
-among its arguments, everything else as it is."""
+"""The output of a module as JSON values.
+
+Tensors are described by a rule for their shape, and tensors that the module only passes on by their path among its
+arguments. Other values are stored unchanged.
+"""
 
 
 class Slot:
-    """What the stand-ins of one network share while it runs.
+    """State that the replacement modules of one network share during a forward.
 
     Attributes:
-        values: The representation that enters, or came out, at the cut.
+        values: Values that enter at the cut or that were captured there; ``None`` before and after a forward.
         batch: Number of samples.
-        tokens: Length of the text, 0 for images.
+        tokens: Number of tokens of the text, 0 for images.
         passed: Whether the forward has passed the cut.
-        flow: Follows what stubs return, while a cut is verified.
-        noise: Whether stubs return noise, while a cut is verified.
+        flow: Marks and follows the outputs of stubs while a cut is verified; otherwise ``None``.
+        noise: Whether stubs return noise instead of zeros; only while a cut is verified.
     """
 
     def __init__(self) -> None:
-        """An empty slot."""
+        """Create an empty slot."""
         self.values: Tensor | None = None
         self.batch = 0
         self.tokens = 0
@@ -47,17 +50,18 @@ class Slot:
 
 
 def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
-    """The rule of an output's shape, from outputs at different batch sizes and lengths.
+    """Derive the shapes of a module's output as a function of batch size and number of tokens.
 
-    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``; text needs four examples (two batch sizes x two
-    lengths, neighbours), everything else two.
+    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``. Text needs four examples (two batch sizes x two
+    lengths), everything else two.
 
     Args:
-        examples: ``(batch, tokens, output with tensors as Seen)``, batch sizes and lengths ascending.
-        cut_dtype: dtype at the cut; tensors of that dtype follow the representation's when the model is cast later.
+        examples: ``(batch, tokens, output)`` with a ``TracedTensor`` for each tensor of the output, in ascending order
+            of lengths and batch sizes (batch sizes vary fastest).
+        cut_dtype: dtype at the cut; tensors of this dtype follow that of the representation if the model is cast later.
 
     Returns:
-        The outline, or ``None`` where no such rule gives the shapes seen.
+        The outline, or ``None`` if no such function yields the traced shapes.
     """
     outputs = [output for _, _, output in examples]
     first = outputs[0]
@@ -81,7 +85,7 @@ def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Out
 
 
 def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
-    """Coefficients ``[c, b, t, bt]`` of a dimension."""
+    """Return the coefficients ``[c, b, t, bt]`` of a dimension."""
     (b0, t0, v00), (b1, _, v10) = examples[:2]
     per_batch, rest = divmod(v10 - v00, b1 - b0)
     if rest:
@@ -121,38 +125,47 @@ def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialis
 
 
 def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Large numbers of either sign; zeros of an integer dtype."""
+    """Create large random numbers of both signs, the same ones in every call.
+
+    Args:
+        shape: Shape of the tensor.
+        dtype: dtype of the tensor; integer dtypes yield zeros.
+        device: Device of the tensor.
+
+    Returns:
+        Normally distributed values with standard deviation 1e4.
+    """
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
     return (1e4 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(device, dtype)
 
 
 def _present(slot: Slot) -> Tensor:
-    """The representation at the cut, while a half runs."""
+    """Return the values at the cut while a half runs."""
     if slot.values is None:
         raise RuntimeError(
-            "part of a half runs although no representation is at its cut: in a backward pass, a gradient checkpoint "
-            "around the cut computes it again. Switch gradient checkpointing off"
+            "part of a half runs without a representation at its cut: a backward pass computes a gradient checkpoint "
+            "around the cut again. Switch gradient checkpointing off"
         )
     return slot.values
 
 
 class StubReadError(AttributeError):
-    """Code around a stub reads something of the module that it stands in for (a weight's dtype, say)."""
+    """Raised when code reads an attribute of a replaced module, for example the dtype of a weight."""
 
     def __init__(self, stub: str, attribute: str) -> None:
-        """Name the module and what was read."""
+        """Build the message from the names of the replaced module and of the attribute."""
         super().__init__(f"the code around module {stub!r} reads its attribute {attribute!r}")
         self.stub = stub
 
 
 class _Absent(nn.Module):
-    """Stands where a module was that does not run; says so when it is looked into."""
+    """Replacement of a module that does not run; raises :class:`StubReadError` when code reads its attributes."""
 
     _name: str
 
     def __getattr__(self, attribute: str) -> Any:
-        """Say which module was read."""
+        """Raise an error with the name of the module."""
         try:
             return super().__getattr__(attribute)
         except AttributeError:
@@ -161,31 +174,35 @@ class _Absent(nn.Module):
             raise StubReadError(self._name, attribute) from None
 
     def __iter__(self) -> Any:
-        """Say which module was read."""
+        """Raise an error with the name of the module."""
         raise StubReadError(self._name, "__iter__")
 
     def __getitem__(self, index: Any) -> Any:
-        """Say which module was read."""
+        """Raise an error with the name of the module."""
         raise StubReadError(self._name, "__getitem__")
 
     def __len__(self) -> int:
-        """Say which module was read."""
+        """Raise an error with the name of the module."""
         raise StubReadError(self._name, "__len__")
 
     def __bool__(self) -> bool:
-        """It is there, as the module was."""
+        """Return True, as for the module that it replaces."""
         return True
 
 
 def is_bookkeeping(hook: Any) -> bool:
-    """Whether a hook belongs to a library that records or moves what passes, and changes nothing of it."""
+    """Return whether a hook belongs to transformers or accelerate, whose hooks record or move tensors only.
+
+    Args:
+        hook: Forward hook or forward pre-hook.
+    """
     return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
 
 
 class _StandIn(nn.Module):
-    """A module with the plain attributes of another, such as ``attention_type``, which the code around it may read.
+    """A module with the plain attributes of another, which code around it may read (``attention_type``).
 
-    Where transformers collects hidden states by hooks, those of the other are its own too, so that none is missed.
+    If transformers collects hidden states with hooks, the hooks of the other module are registered here too.
     """
 
     def __init__(self, original: nn.Module, *, runs: bool = False) -> None:
@@ -199,33 +216,49 @@ class _StandIn(nn.Module):
 
 
 class Stub(_StandIn, _Absent):
-    """Stands in for a module of the other half: returns empty tensors of the shapes that it would return."""
+    """Replacement of a module of the other half, which returns empty tensors of the same shapes.
+
+    Args:
+        name: Name of the replaced module.
+        original: The replaced module.
+        rule: Outline of its output.
+        slot: State that the replacement modules share.
+        materialise: Whether the tensors allocate their full memory.
+        after: Whether the replaced module runs after the cut (default: ``False``, before it).
+    """
 
     def __init__(
         self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool, after: bool = False
     ) -> None:
-        """Stand in for ``original``, with outputs by ``rule``, sized by ``slot``, before the cut or ``after`` it."""
+        """Copy the plain attributes of ``original``, but not its weights."""
         super().__init__(original)
         self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Ignore the values of the input.
+        """Return empty tensors, or the arguments that the replaced module would pass on.
+
+        Args:
+            *args: Positional arguments of the replaced module; their values are not read.
+            **kwargs: Its keyword arguments; their values are not read.
+
+        Returns:
+            Output of the same structure and shapes as that of the replaced module.
 
         Raises:
-            RuntimeError: On the wrong side of the cut, where its values would count.
+            RuntimeError: If it runs on the other side of the cut, where its values would matter.
         """
         if not self._after:
             _present(self._slot)
         if self._slot.passed != self._after:
             raise RuntimeError(
-                f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, which it "
-                "did not when the cut was verified: cut elsewhere, or load the model with example_inputs like these"
+                f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, but did "
+                "not when the cut was verified: cut at another layer, or load the model with such example_inputs"
             )
         return _build(self._rule, self._slot, tree.arguments(args, kwargs), self._materialise)
 
 
 class _AtCut(_StandIn):
-    """Stands in for the cut; what the code around reads of it is read of the module itself, where that is kept."""
+    """Replacement of the layer of a cut; attributes are read from the layer itself if it is kept."""
 
     def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot, *, kept: bool) -> None:
         super().__init__(original, runs=kept)
@@ -244,41 +277,71 @@ class _AtCut(_StandIn):
 
 
 class Entry(_AtCut):
-    """Stands in for the cut: returns the given representation, in the structure that the cut returns.
+    """Replacement of the layer of a cut, which returns the given representation in the structure of its output.
 
-    Where the cut also returns what does not depend on the input (a position bias), the part of it that computes this
-    runs.
+    If the output also contains tensors that do not depend on the input (a position bias), the part of the layer that
+    computes them runs.
+
+    Args:
+        name: Name of the layer.
+        original: The layer.
+        rule: Outline of its output; ``None`` to run the layer for the other tensors of its output.
+        path: Path of the representation in the output.
+        slot: State that the replacement modules share; contains the representation.
     """
 
     def __init__(self, name: str, original: nn.Module, rule: Outline | None, path: tree.Path, slot: Slot) -> None:
-        """Stand in for ``original``; with ``rule`` ``None`` it is kept and run for its other outputs."""
+        """Keep ``original`` only if ``rule`` is ``None``."""
         super().__init__(name, original, path, slot, kept=rule is None)
         self._rule = rule
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Ignore the input, but for what must be computed from positions."""
+        """Return the output of the layer with the given representation at its path.
+
+        Args:
+            *args: Positional arguments of the layer.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Output of the same structure as that of the layer.
+        """
         values = _present(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
         else:
             output = _build(self._rule or {}, self._slot, tree.arguments(args, kwargs), False)
         self._slot.passed = True
-        return tree.put(output, self._path, values.clone())  # an in-place operation may follow
+        return tree.put(output, self._path, values.clone())  # a clone, because an in-place operation may follow
 
 
 class CutReached(BaseException):
-    """Ends a forward that has said all that was asked for; no ``except Exception`` of its code stops it."""
+    """Raised to end a forward after the last requested layer; not caught by ``except Exception`` in its code."""
 
 
 class Exit(_AtCut):
-    """Stands in for the cut in the front half: computes it and keeps the representation."""
+    """Replacement of the layer of a cut in the front half, which runs the layer and stores the representation.
+
+    Args:
+        name: Name of the layer.
+        original: The layer.
+        path: Path of the representation in its output.
+        slot: State that the replacement modules share; receives the representation.
+    """
 
     def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot) -> None:
-        """Keep the tensor at ``path`` of the output of ``original`` in ``slot``."""
+        """Keep ``original``, which runs in each forward."""
         super().__init__(name, original, path, slot, kept=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute; what follows gets a copy, which it may overwrite."""
+        """Run the layer and store the representation.
+
+        Args:
+            *args: Positional arguments of the layer.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The output of the layer with a detached copy of the representation, which later code may overwrite.
+        """
         assert self.inner is not None
         output = self.inner(*args, **kwargs)
         self._slot.values, self._slot.passed = tree.get(output, self._path), True
@@ -286,21 +349,43 @@ class Exit(_AtCut):
 
 
 class Gone(_Absent):
-    """Stands where a module was that no forward runs."""
+    """Replacement of a module that no forward runs.
+
+    Args:
+        name: Name of the replaced module.
+    """
 
     def __init__(self, name: str) -> None:
-        """Stand where the module ``name`` was."""
+        """Keep the name of the module."""
         super().__init__()
         self._name = name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse."""
-        raise RuntimeError(f"module {self._name!r} ran in no forward when the network was cut, and is gone")
+        """Raise an error.
+
+        Args:
+            *args: Positional arguments of the removed module.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            f"module {self._name!r} was removed because it did not run when the network was cut; load the network with "
+            "example_inputs with which it runs, and cut it again"
+        )
 
 
 @contextmanager
 def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put other modules in the place of some, wherever the model holds them; as it was afterwards, also on error."""
+    """Replace modules temporarily, in every place where the model holds them.
+
+    The original modules are restored afterwards, also after an error.
+
+    Args:
+        model: Model whose modules are replaced.
+        replacements: Module name -> replacement.
+    """
     places = exchange(model, replacements)
     try:
         yield
@@ -310,7 +395,15 @@ def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator
 
 
 def exchange(model: nn.Module, replacements: Mapping[str, nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Put other modules in the place of some for good; returns the places and what was there."""
+    """Replace modules permanently, in every place where the model holds them.
+
+    Args:
+        model: Model whose modules are replaced.
+        replacements: Module name -> replacement.
+
+    Returns:
+        ``(parent, attribute, original module)`` for each place.
+    """
     targets = {id(model.get_submodule(name)): module for name, module in replacements.items()}
     places = [
         (parent, key, child)

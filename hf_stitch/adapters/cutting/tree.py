@@ -1,4 +1,4 @@
-"""Tensors inside the outputs of modules: tuples, lists, dicts and model outputs, walked and rebuilt as they were."""
+"""Traversal and modification of module outputs: trees of tuples, lists, mappings and model outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ Path = tuple[int | str, ...]
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every leaf of a tree of tuples, lists and mappings, with the way to it."""
+    """Iterate over the leaves of a tree of tuples, lists and mappings.
+
+    Args:
+        value: The tree.
+        path: Prefix of all paths (default: empty).
+
+    Yields:
+        ``(path, leaf)``, where the path contains the keys and indices that lead to the leaf.
+
+    Example:
+        >>> list(leaves({"a": (1, 2)}))
+        [(('a', 0), 1), (('a', 1), 2)]
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, (*path, key))
@@ -25,19 +37,37 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def tensors(value: Any) -> dict[Path, Tensor]:
-    """The tensors of a tree, by the way to each."""
+    """Return the tensors of a tree.
+
+    Args:
+        value: The tree.
+
+    Returns:
+        Path -> tensor.
+    """
     return {path: leaf for path, leaf in leaves(value) if isinstance(leaf, Tensor)}
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[Any, Any]) -> dict[int | str, Any]:
-    """The arguments of a call as a tree, by place or name."""
+    """Return the arguments of a call as one mapping.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        Position or name -> argument.
+    """
     return {**dict(enumerate(args)), **kwargs}
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a tree is made of tuples, lists, dicts, tensors, numbers, text and None only.
+    """Return whether a tree contains only tuples, lists, dicts, tensors, numbers, strings and ``None``.
 
-    So that JSON can hold its outline.
+    The outline of such a tree can be stored as JSON.
+
+    Args:
+        value: The tree.
     """
     if type(value) in (tuple, list):
         return all(map(is_plain, value))
@@ -47,7 +77,16 @@ def is_plain(value: Any) -> bool:
 
 
 def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> Any:
-    """The same tree with every leaf passed through ``function``; model outputs and named tuples keep their type."""
+    """Apply a function to every leaf of a tree; model outputs and named tuples keep their type.
+
+    Args:
+        value: The tree; it is not changed.
+        function: Function of a leaf that returns the new leaf.
+        path: Not used.
+
+    Returns:
+        The new tree.
+    """
     if isinstance(value, Mapping):
         items = {key: transform(item, function) for key, item in value.items()}
         if type(value) is dict:
@@ -56,7 +95,7 @@ def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> An
         for key, item in items.items():
             twin[key] = item  # type: ignore[index]
         return twin
-    if isinstance(value, PackedSequence):  # a tuple by name only
+    if isinstance(value, PackedSequence):  # a named tuple, but treated as a leaf
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(transform(item, function) for item in value))
@@ -66,7 +105,20 @@ def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> An
 
 
 def put(value: Any, path: Path, leaf: Any) -> Any:
-    """The same tree with the leaf at ``path`` replaced."""
+    """Replace the leaf at a path.
+
+    Args:
+        value: The tree; it is not changed.
+        path: Keys and indices that lead to the leaf.
+        leaf: The new leaf.
+
+    Returns:
+        The new tree.
+
+    Example:
+        >>> put({"a": (1, 2)}, ("a", 1), 3)
+        {'a': (1, 3)}
+    """
     if not path:
         return leaf
     head, rest = path[0], path[1:]
@@ -79,7 +131,12 @@ def put(value: Any, path: Path, leaf: Any) -> Any:
 
 
 def get(value: Any, path: Path) -> Any:
-    """The leaf at ``path``."""
+    """Return the leaf at a path.
+
+    Args:
+        value: The tree.
+        path: Keys and indices that lead to the leaf.
+    """
     for key in path:
         value = value[key]
     return value

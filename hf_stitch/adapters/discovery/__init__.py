@@ -1,1 +1,1 @@
-"""Finding the cuts of a network by what a forward shows, and verifying them."""
+"""Finding the cuts of a network from a traced forward, and verifying them."""

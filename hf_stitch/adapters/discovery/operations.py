@@ -1,4 +1,4 @@
-"""What the operations of a forward are: how much they compute, and how they arrange positions."""
+"""The operations of a forward: how much they compute, and how they rearrange positions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass(frozen=True)
 class Fold:
-    """One axis of three seen as two, or two as one: tokens and the grid that they form, a width and its heads.
+    """A view that splits one axis of three into two, or merges two into one (tokens and their grid, width and heads).
 
     Attributes:
-        axis: Which of the three axes.
-        length: How long it is.
-        sides: Lengths of the two; empty where one was made of axes that are no rows and columns.
-        shape: The shape with both; empty where the operation itself says that they are positions (``unfold``).
+        axis: Index of the merged axis in the tensor of three axes.
+        length: Length of the merged axis.
+        sides: Lengths of the two axes; empty if the merged axes are not rows and columns.
+        shape: Shape of the tensor with split axes; empty if the operation implies that the axis contains positions
+            (``unfold``).
     """
 
     axis: int
@@ -31,11 +32,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class Join:
-    """Tensors of two or three axes put one after the other, or padding put around one.
+    """A concatenation of tensors of two or three axes, or padding around one tensor.
 
     Attributes:
-        axis: Along which axis.
-        lengths: How long each is there.
+        axis: Axis of the concatenation.
+        lengths: Length of each part along this axis.
     """
 
     axis: int
@@ -43,15 +44,15 @@ class Join:
 
 
 Arrangement = Fold | Join
-"""What an operation did to positions."""
+"""A change of the arrangement of positions by one operation."""
 
 
 class Operations(TorchDispatchMode):
-    """Counts floating-point operations and notes arrangements; unlike torch's counter it needs no hooks on modules.
+    """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs.
 
     Attributes:
-        count: Operations so far.
-        arrangements: How positions were arranged so far.
+        count: Number of floating-point operations so far.
+        arrangements: Changes of the arrangement of positions so far.
 
     Example:
         >>> with Operations() as counted:
@@ -61,13 +62,13 @@ class Operations(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        """None so far."""
+        """Start at zero."""
         super().__init__()
         self.count = 0
         self.arrangements: list[Arrangement] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count it, if there is a formula for it."""
+        """Run an operation, and count it if its number of floating-point operations is known."""
         out = func(*args, **(kwargs or {}))
         if formula := flop_registry.get(func.overloadpacket):
             self.count += formula(*args, **(kwargs or {}), out_val=out)
@@ -77,7 +78,7 @@ class Operations(TorchDispatchMode):
 
 
 def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
-    """A fold, if tokens are seen as a grid, or are made of one (of pixels in a grid of patches) or of anything else."""
+    """Return a fold if a view splits an axis of three, or merges axes into one (a grid, or pixels of patches)."""
     before, after = tuple(values.shape), tuple(out.shape)
     flat, folded = (before, after) if len(before) == 3 else (after, before)
     if len(flat) != 3 or len(folded) < 4 or flat[0] != folded[0]:
@@ -99,7 +100,7 @@ def _unfolded(
     *,
     out: Tensor,
 ) -> Fold:
-    """The grid of patches (``torch.nn.functional.unfold``)."""
+    """Return the grid of patches of ``torch.nn.functional.unfold``."""
     h, w = (
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, d, p, s in zip(values.shape[-2:], kernel, dilation, padding, stride, strict=True)
@@ -115,7 +116,7 @@ def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Jo
 
 
 def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
-    """A join, if padding is along one axis."""
+    """Return a join if the padding is along one axis."""
     sides = {values.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]}
     if len(sides) != 1 or out.dim() not in (2, 3):
         return None

@@ -1,4 +1,4 @@
-"""The inputs by which a network is tried: an example in other sizes, with other words, padded on either side."""
+"""Inputs on which cuts are verified: an example in other sizes, with other tokens, padded on either side."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ from hf_stitch.adapters.cutting.interface import Interface, mask_of
 
 
 class Probes:
-    """Makes inputs of an example.
+    """Derive inputs from an example.
 
     Args:
         interface: How the network takes its input.
-        example: A batch of inputs (any number of samples).
+        example: Batch of inputs with any number of samples.
     """
 
     def __init__(self, interface: Interface, example: Mapping[str, Any]) -> None:
-        """Nothing is made yet."""
+        """Keep the example; inputs are created on demand."""
         self.interface, self.example = interface, dict(example)
 
     @property
     def tokens(self) -> int:
-        """Length of a text of the example; 0 for all else."""
+        """Number of tokens of the texts of the example; 0 for other modalities."""
         return int(self.example[self.interface.content[0]].shape[1]) if self.interface.modality == "text" else 0
 
     def vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
-        """The example with another number of samples, and of tokens, by repetition."""
+        """Change the number of samples and tokens of the example by repetition.
+
+        Args:
+            batch: Number of samples.
+            tokens: Number of tokens; ``None`` (default) keeps that of the example.
+
+        Returns:
+            Inputs of the network.
+        """
         old_batch = self.example[self.interface.content[0]].shape[0]
         varied = {}
         for name, value in self.example.items():
@@ -39,29 +47,39 @@ class Probes:
                     value = value[torch.arange(batch, device=value.device) % old_batch]
                 if tokens is not None and value.dim() > 1 and value.shape[1] == self.tokens:
                     places = torch.arange(tokens, device=value.device) % max(self.tokens - 1, 1)
-                    places[-1] = self.tokens - 1  # texts may end with a token that heads look for
+                    places[-1] = self.tokens - 1  # texts may end with a token that heads search for
                     value = value[:, places]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
         return varied
 
     def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The same inputs with other token ids, where there are any."""
+        """Replace the token ids of the content by others.
+
+        Args:
+            inputs: Inputs of the network.
+
+        Returns:
+            The inputs with other token ids; floating-point content is unchanged.
+        """
         ids = {n: inputs[n] for n in self.interface.content if not inputs[n].is_floating_point()}
         return {**inputs, **{name: self._mixed(value) for name, value in ids.items()}}
 
     def _mixed(self, ids: Tensor) -> Tensor:
-        """Token ids, those that a head may look for in their places and the others in each other's."""
+        """Permute token ids other than the special ones, which keep their positions."""
         special = self.interface.special_ids
         mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(special))
         mixed[ordinary] = ids[ordinary].roll(1)
-        if torch.equal(mixed, ids):  # they are all the same: one more will do
+        if torch.equal(mixed, ids):  # all ids are the same: use another one
             mixed[ordinary] = next(i for i in range(len(special) + 2) if i not in special and i not in ids)
         return mixed
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Inputs other than those that the plan was made from: other sizes, ragged, padded right and left.
+        """Iterate over inputs of other sizes than those of the traces, for text also padded right and left.
 
-        No two in a row are of one size: what a forward leaves behind for the next would show.
+        Consecutive inputs differ in size, so that state which one forward leaves for the next becomes apparent.
+
+        Yields:
+            Inputs of the network.
         """
         if self.interface.modality != "text":
             yield self.vary(1)
@@ -69,7 +87,7 @@ class Probes:
             return
         n = self.tokens + 3
         full = self.vary(3, n)
-        for name in self.interface.given:  # what has a length of its own, of another one
+        for name in self.interface.given:  # change the length of arguments whose length is independent of the content
             if full[name].shape[1] != n:
                 for one in {name, mask_of(name)} & full.keys():
                     full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
@@ -89,7 +107,11 @@ class Probes:
                 yield {**ragged, **padded, mask: real.long()}
 
     def further(self) -> Iterator[dict[str, Any]]:
-        """Texts that a network may or may not take: several times as long, and with all that a tokenizer may give."""
+        """Iterate over texts that the network may refuse: up to four times as long, and with all tokenizer outputs.
+
+        Yields:
+            Inputs of the network; none unless the modality is text.
+        """
         if self.interface.modality != "text":
             return
         longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
@@ -106,5 +128,12 @@ class Probes:
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs that a forward may overwrite."""
+    """Copy inputs, so that a forward may overwrite them.
+
+    Args:
+        inputs: Inputs of the network.
+
+    Returns:
+        A new dictionary with cloned tensors and deep copies of other values.
+    """
     return {n: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for n, value in inputs.items()}

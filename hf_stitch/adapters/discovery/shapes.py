@@ -1,8 +1,8 @@
-"""What the axes of a tensor in a network are: samples, tokens or a grid of positions, channels.
+"""The meaning of the axes of a tensor in a network: samples, tokens or a grid of positions, channels.
 
-The tensor alone does not tell. What tells is what watched forwards did around it: which axes grow with the batch and
-with the text; the layers that made this very tensor or were given it, some of which keep channels on a known axis; how
-positions were folded into a grid, and joined to others that belong to none.
+The shape of the tensor does not determine it. It follows from traced forwards: which axes grow with the batch and with
+the text; which layers computed or received this tensor, some of which have their channels on a known axis; and how
+positions were split into a grid and concatenated with others outside the grid.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ FIRST = (
     pooling._AdaptiveMaxPoolNd,
     pooling._AdaptiveAvgPoolNd,
 )
-"""Layers that are given, and return, channels on the axis after the samples."""
+"""Layers whose input and output have channels on the axis after the samples."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What the axes of a tensor are.
+    """The meaning of the axes of a tensor.
 
     Attributes:
         spec: Layout, width, grid and prefix tokens.
-        order: Which of its axes are those of the layout, in its order; empty if they are in order.
-        padding: What is known of padding among its positions.
+        order: Permutation from the axes of the tensor to those of the layout; empty if they are in order.
+        padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
     """
 
     spec: RepresentationSpec
@@ -53,12 +53,12 @@ class Axes:
 
 
 class Shapes:
-    """Tells axes by what watched forwards did.
+    """Determine the meaning of axes from traced forwards.
 
     Args:
         model: The model.
-        traces: Of 2 and of 3 samples; of a text, two more of one token more.
-        longer: Watches a forward of a text several times as long.
+        traces: Traces of 2 and of 3 samples; for text, two more with one more token.
+        longer: Function that traces a forward of a text several times as long.
         content: Shape of the content in the first trace.
         modality: ``image``, ``text`` or ``tensor``.
     """
@@ -71,16 +71,24 @@ class Shapes:
         content: tuple[int, ...],
         modality: str,
     ) -> None:
-        """Nothing is looked at yet."""
+        """Keep the traces; axes are determined on demand."""
         self.model, self.traces, self.content, self.modality = model, traces, content, modality
         self._longer = longer
 
     def axes(self, name: str, path: tree.Path, what: str) -> Axes:
-        """What the axes of the tensor are that a module returns, by the module's name and the way to it there.
+        """Return the meaning of the axes of a tensor that a module returns.
+
+        Args:
+            name: Name of the module.
+            path: Path of the tensor in the output of the module.
+            what: Description of the module for error messages.
+
+        Returns:
+            The axes.
 
         Raises:
-            NotACutError: Where axis 0 is not the samples, nothing tells where the channels are, or each token has a
-                number and no vector.
+            NotACutError: If axis 0 is not the samples, if the axis of the channels cannot be determined, or if the
+                tensor contains a number instead of a vector for each token.
         """
         call = self.traces[0].calls[name]
         seen = call.seen()[path]
@@ -105,21 +113,23 @@ class Shapes:
         prefix, padding = self._tokens(name, path, order[1])
         return Axes(RepresentationSpec("bnd", shape[2], prefix_tokens=prefix), moved, padding)
 
-    # -- what grows ---------------------------------------------------------------------------------------------------
+    # -- which axes grow ----------------------------------------------------------------------------------------------
     def _order(self, call: Call, path: tree.Path, what: str) -> tuple[int, ...]:
-        """The axes in the order samples, positions, channels (of a grid, as they are)."""
+        """Return the axes in the order samples, positions, channels; unchanged for a grid."""
         shape, more = self._sizes(call.name, path)[:2]
         samples = [axis for axis, sizes in enumerate(zip(shape, more, strict=True)) if sizes == (2, 3)]
         tokens = self._growing(call.name, path)
         if samples != [0]:
             if len(shape) != 3 or samples != [1] or tokens not in ([], [0]):
                 raise NotACutError(
-                    f"{what}: axis 0 of its output is not the samples (for 3 samples the shape is {more})"
+                    f"{what}: axis 0 of its output is not the samples (for 3 samples its shape is {more}); cut at "
+                    "another layer"
                 )
             return (1, 0, 2)
         if len(shape) == 2 and tokens:
             raise NotACutError(
-                f"{what} returns a number for each token and no vectors: its shape, {shape}, grows with the text"
+                f"{what} returns a number for each token and no vectors: its shape, {shape}, grows with the text; "
+                "cut at another layer"
             )
         if len(shape) != 3:
             return tuple(range(len(shape)))
@@ -127,69 +137,70 @@ class Shapes:
         return (0, 2, 1) if across else (0, 1, 2)
 
     def _sizes(self, name: str, path: tree.Path) -> list[tuple[int, ...]]:
-        """The shape of a tensor in each trace."""
+        """Return the shape of a tensor in each trace."""
         return [trace.calls[name].seen()[path].shape for trace in self.traces]
 
     def _growing(self, name: str, path: tree.Path) -> list[int]:
-        """The axes that are longer for a text of one token more."""
+        """Return the axes that are longer for a text with one more token."""
         if self.modality != "text":
             return []
         shape, _, longer, _ = self._sizes(name, path)
         return [axis for axis, (n, m) in enumerate(zip(shape, longer, strict=True)) if n != m]
 
-    # -- where channels are -------------------------------------------------------------------------------------------
+    # -- axis of the channels -----------------------------------------------------------------------------------------
     def _grid_layout(self, call: Call, seen: TracedTensor, what: str) -> Layout:
-        """Channels first or last: as layers say, or where none does, by the proportions of the image."""
+        """Return whether channels are first or last, from the layers or else from the aspect ratio of the image."""
         channels = self._channels(call, seen)
         if channels is None and self.modality == "image":
             _, i, j, k = seen.shape
             height, width = self.content[-2:]
-            alike = [axis for axis, (h, w) in ((1, (j, k)), (3, (i, j))) if h * width == w * height]
-            channels = alike[0] if len(alike) == 1 else None
+            fitting = [axis for axis, (h, w) in ((1, (j, k)), (3, (i, j))) if h * width == w * height]
+            channels = fitting[0] if len(fitting) == 1 else None
         if channels is None:
-            raise NotACutError(f"{what} returns four axes, {seen.shape}, and nothing tells where its channels are")
+            raise NotACutError(f"{what} returns four axes, {seen.shape}, and the axis of its channels is unknown")
         return "bchw" if channels == 1 else "bhwc"
 
     def _channels(self, call: Call, seen: TracedTensor) -> int | None:
-        """The axis of a tensor's channels.
+        """Return the axis of the channels of a tensor, or ``None`` if it is unknown.
 
-        As the layers say that made this very tensor or were given it; else those nearest of what it was made of, or
-        was made of it, without a change of shape; else the last layer before, or the first after, that saw its shape.
+        In this order of preference, the layers are those that computed or received the tensor; the nearest ones that
+        are connected with it by modules which keep the shape; the last one before, or else the first one after it,
+        with a tensor of the same shape.
         """
         reached, near = {seen.value}, {seen.value}
         while near:
-            said = {axis for value in near for axis in self._said_of[value]}
-            if len(said) == 1:
-                return said.pop()
+            axes = {axis for value in near for axis in self._channels_of[value]}
+            if len(axes) == 1:
+                return axes.pop()
             near = {other for value in near for other in self._kin[value]} - reached
             reached |= near
-        of_shape = [(tick, axis) for tick, other, axis in self._statements if other.shape == seen.shape]
+        of_shape = [(tick, axis) for tick, other, axis in self._known_channels if other.shape == seen.shape]
         before = [(tick, axis) for tick, axis in of_shape if tick <= call.exited]
         return max(before)[1] if before else min(of_shape)[1] if of_shape else None
 
     @cached_property
-    def _statements(self) -> list[tuple[int, TracedTensor, int]]:
-        """Which layers tell on which axis the channels of what they are given, and return, are; and when."""
-        said = []
+    def _known_channels(self) -> list[tuple[int, TracedTensor, int]]:
+        """Tick, tensor and axis of its channels, for the inputs and outputs of layers where this axis is known."""
+        found = []
         for call in self.traces[0].calls.values():
             module = self.model.get_submodule(call.name)
             for given, made in _passes(call):
                 for tick, seen in (*((call.entered, one) for one in given), *((call.exited, one) for one in made)):
-                    if (axis := _says(module, seen.shape)) is not None:
-                        said.append((tick, seen, axis))
-        return said
+                    if (axis := _channel_axis(module, seen.shape)) is not None:
+                        found.append((tick, seen, axis))
+        return found
 
     @cached_property
-    def _said_of(self) -> defaultdict[int | None, set[int]]:
-        """By tensor, the axes on which layers say that its channels are."""
-        said = defaultdict(set)
-        for _, seen, axis in self._statements:
-            said[seen.value].add(axis)
-        return said
+    def _channels_of(self) -> defaultdict[int | None, set[int]]:
+        """For each tensor, the axes on which layers have its channels."""
+        found = defaultdict(set)
+        for _, seen, axis in self._known_channels:
+            found[seen.value].add(axis)
+        return found
 
     @cached_property
     def _kin(self) -> defaultdict[int | None, set[int | None]]:
-        """By tensor, those of its shape that a module made it of or made of it: the axes stay where they are."""
+        """For each tensor, the tensors of the same shape to which one module connects it."""
         kin = defaultdict(set)
         for call in self.traces[0].calls.values():
             for given, made in _passes(call):
@@ -198,12 +209,12 @@ class Shapes:
                     kin[other.value].add(one.value)
         return kin
 
-    # -- what positions are -------------------------------------------------------------------------------------------
+    # -- positions ----------------------------------------------------------------------------------------------------
     def _arranged(self, call: Call, trace: int = 0) -> Sequence[Arrangement]:
         return self.traces[trace].arrangements[: self.traces[trace].calls[call.name].arranged]
 
     def _grid(self, positions: int, arranged: Sequence[Arrangement]) -> tuple[int, int] | None:
-        """The grid that so many positions were last folded into, or made of."""
+        """Return the grid that the positions were last split into or merged from."""
         for one in reversed(arranged):
             if not isinstance(one, Fold) or one.length != positions:
                 continue
@@ -215,11 +226,11 @@ class Shapes:
 
     @cached_property
     def _grids(self) -> set[tuple[int, ...]]:
-        """The shapes of four axes of which a layer says that the last two are positions."""
-        return {(), *(seen.shape for _, seen, axis in self._statements if axis == 1 and len(seen.shape) == 4)}
+        """Shapes of four axes with channels on axis 1 in some layer, and the empty shape."""
+        return {(), *(seen.shape for _, seen, axis in self._known_channels if axis == 1 and len(seen.shape) == 4)}
 
     def _tokens(self, name: str, path: tree.Path, axis: int) -> tuple[int, Padding]:
-        """How many positions stand before the tokens, and what is known of padding among the positions."""
+        """Return the number of positions before the tokens, and which positions are padding."""
         call, sizes = self.traces[0].calls[name], self._sizes(name, path)[::2]
         if len(self.content) < 2:
             return 0, "unknown"
@@ -239,7 +250,7 @@ class Shapes:
         return 0, "unknown"
 
     def _size_if_longer(self, name: str, path: tree.Path) -> tuple[int, ...] | None:
-        """The shape of a tensor for a text several times as long; ``None`` if the model does not take one."""
+        """Return the shape of a tensor for a text several times as long; ``None`` if the model does not accept one."""
         calls = self._trace_of_longer.calls if self._trace_of_longer else {}
         seen = calls[name].seen().get(path) if name in calls else None
         return seen.shape if seen else None
@@ -248,24 +259,24 @@ class Shapes:
     def _trace_of_longer(self) -> Trace | None:
         try:
             return self._longer()
-        except Exception:  # the model's own code, which may refuse texts of that length
+        except Exception:  # the code of the model may refuse texts of that length
             return None
 
 
-def _says(module: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """On which axis a layer of this kind has the channels of a tensor that it is given or returns."""
+def _channel_axis(module: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Return the axis on which a layer of this class has the channels of its input and output."""
     last = len(shape) - 1
     if isinstance(module, FIRST):
         return 1
     if isinstance(module, nn.LayerNorm) and type(module).forward is not nn.LayerNorm.forward:
-        # of other axes perhaps, as in timm's LayerNorm2d
+        # may normalise another axis, as timm's LayerNorm2d does
         axes = [axis for axis in (1, last) if (shape[axis],) == tuple(module.normalized_shape)]
         return axes[0] if len(axes) == 1 else None
     return last if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)) else None
 
 
 def _passes(call: Call) -> list[tuple[list[TracedTensor], list[TracedTensor]]]:
-    """For each call of a module, the tensors of three or four axes that it was given, and those that it returned."""
+    """Return the input and output tensors of three or four axes for each call of a module."""
 
     def values(given: object) -> list[TracedTensor]:
         leaves = [leaf for _, leaf in tree.leaves(given) if isinstance(leaf, TracedTensor)]
@@ -279,12 +290,15 @@ def _token_split(
     arranged: Sequence[Arrangement],
     whole: Callable[[int, Sequence[Arrangement]], Whole | None],
 ) -> tuple[int, Whole, int] | None:
-    """How so many positions were joined of a whole and others: the number before it, the whole, the number behind.
+    """Return the number of positions before a whole (a grid, the tokens), the whole, and the number after it.
 
     Args:
-        positions: How many there are.
-        arranged: What was done to positions so far.
-        whole: What so many positions are, if they are one.
+        positions: Number of positions.
+        arranged: Arrangements of positions so far.
+        whole: Function of a number of positions and of arrangements that returns the whole, or ``None``.
+
+    Returns:
+        ``None`` if the positions contain no whole.
     """
     if (found := whole(positions, arranged)) is not None:
         return 0, found, 0

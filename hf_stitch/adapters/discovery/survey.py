@@ -1,4 +1,4 @@
-"""Where a network can be cut: candidates from a watched forward, and plans for each."""
+"""Where a network can be cut: candidates from a traced forward, and a plan for each."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
 from hf_stitch.registry import did_you_mean
 
 INSTEAD = "Cut instead at"
-"""How the last sentence of a refusal begins, which names other layers."""
+"""Begin of the last sentence of a refusal, which lists other layers."""
 
 
 class Survey:
-    """What is known of the cuts of one model for inputs of one size.
+    """The cuts of one model for inputs of one size; results are cached.
 
     Args:
         model: The model.
-        run: Calls the model with a mapping of inputs, in eval mode.
-        interface: How it takes its input.
-        example: A batch of inputs (any number of samples).
-        named: The blocks, where an override names them.
+        run: Function that calls the model with a mapping of inputs, in eval mode.
+        interface: How the model takes its input.
+        example: Batch of inputs with any number of samples.
+        named: Names of the blocks from an architecture override; ``None`` (default) to find them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Survey:
         example: Mapping[str, Any],
         named: tuple[str, ...] | None = None,
     ) -> None:
-        """Nothing runs before it is needed."""
+        """Keep the arguments; the model runs on demand."""
         self._named = named
         self.model, self.run, self.interface = model, run, interface
         self._probes = Probes(interface, example)
@@ -54,18 +54,18 @@ class Survey:
         self._plans: dict[str, CutPlan] = {}
         self._refused: dict[str, str] = {}
 
-    # -- what ran ------------------------------------------------------------------------------------
+    # -- traces --------------------------------------------------------------------------------------
     @cached_property
     def _name_of(self) -> dict[int, str]:
         return {id(module): name for name, module in self.model.named_modules()}
 
     @cached_property
     def trace(self) -> Trace:
-        """The watched forward of two samples.
+        """The trace of a forward of two samples.
 
         Raises:
-            ValueError: If what the model returns cannot be compared, or is random in eval mode, or nothing of it is
-                seen to depend on the content of the input.
+            ValueError: If the output of the model cannot be compared, if it is random in eval mode, or if autograd
+                finds no dependence on the content of the input.
         """
         with unchanged(self.model):
             watched = self._trace(2)
@@ -74,19 +74,19 @@ class Survey:
                 self._check_comparable(output)
                 if not same(output, self.run(self._probes.vary(2))):
                     raise ValueError(
-                        f"{type(self.model).__name__} gives different outputs for the same input in eval mode: a "
-                        "network that is random cannot be cut exactly; switch the randomness off"
+                        f"{type(self.model).__name__} returns different outputs for the same input in eval mode: a "
+                        "random network cannot be cut exactly; switch the randomness off"
                     )
         if not watched.has_source:
             raise ValueError(
-                f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so it "
-                "cannot be seen what depends on the input; pass floating-point inputs or use an embedding module"
+                f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so "
+                "that dependence on the input cannot be traced; pass floating-point inputs or use an embedding module"
             )
         if not watched.reaches:
             raise ValueError(
-                f"{type(self.model).__name__}: no gradient passes from what it returns to "
-                f"{', '.join(self.interface.content)}, so it cannot be seen what depends on the input; does its "
-                "forward run under torch.no_grad, detach, or return integers alone?"
+                f"{type(self.model).__name__}: no gradient passes from the output to "
+                f"{', '.join(self.interface.content)}, so that dependence on the input cannot be traced; check whether "
+                "its forward runs under torch.no_grad, detaches, or returns only integers"
             )
         return watched
 
@@ -94,26 +94,26 @@ class Survey:
         what = type(self.model).__name__
         if not tree.tensors(output):
             raise ValueError(
-                f"{what} returns no tensor (nor a tuple, list or mapping of any) but {type(output).__name__}: there is "
-                "nothing to compare; wrap it in a module that returns one"
+                f"{what} returns no tensor (nor a tuple, list or mapping of any) but {type(output).__name__}: outputs "
+                "cannot be compared; wrap the model in a module that returns tensors"
             )
         for path, leaf in tree.leaves(output):
             if not (leaf is None or isinstance(leaf, (Tensor, bool, int, float, str))):
                 place = "".join(f"[{key!r}]" for key in path)
                 raise ValueError(
-                    f"{what} returns a {type(leaf).__name__} at output{place}, which cannot be looked into: wrap it in "
-                    "a module that returns tensors, or a tuple, list or mapping of them"
+                    f"{what} returns a {type(leaf).__name__} at output{place}, which cannot be traversed: wrap the "
+                    "model in a module that returns tensors, or a tuple, list or mapping of them"
                 )
         values = [leaf for leaf in tree.tensors(output).values() if leaf.is_floating_point()]
         if values and not any(bool(leaf.isfinite().any()) for leaf in values):
             raise ValueError(
-                f"{what} returns no finite number for the inputs that it is tried with, so that nothing can be told: "
-                "pass example_inputs as it expects them"
+                f"{what} returns no finite number for its example inputs, so that outputs cannot be compared: pass "
+                "example_inputs for which its output is finite"
             )
 
     @cached_property
     def _examples(self) -> list[tuple[int, int, Trace]]:
-        """Traces at the sizes from which the rules of shapes are read."""
+        """Traces at the sizes from which outlines are derived."""
         with unchanged(self.model):
             if self.interface.modality != "text":
                 return [(2, 0, self.trace), (3, 0, self._trace(3))]
@@ -132,7 +132,7 @@ class Survey:
         return Shapes(self.model, traces, self._long, tuple(content), self.interface.modality)
 
     def _long(self) -> Trace:
-        """A trace of a text of up to four times as many tokens."""
+        """Trace a text of up to four times as many tokens."""
         return self._trace(2, min(4 * self._probes.tokens, self.interface.max_tokens or 4 * self._probes.tokens))
 
     def _trace(self, batch: int, tokens: int | None = None) -> Trace:
@@ -140,19 +140,19 @@ class Survey:
 
     @cached_property
     def _reads(self) -> Reads:
-        """The calls that read the content, where it is token ids."""
+        """The calls that read the content if it is token ids."""
         inputs = self._probes.vary(2)
         others = self._probes.other_words(inputs)
-        alike = all(inputs[name] is others[name] for name in self.interface.content)
-        return frozenset() if alike else readers(self.model, self.run, inputs, others)
+        unchanged_ids = all(inputs[name] is others[name] for name in self.interface.content)
+        return frozenset() if unchanged_ids else readers(self.model, self.run, inputs, others)
 
     # -- candidates ------------------------------------------------------------------------------------
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """The outputs of blocks that everything flows through, in order.
+        """Names of the blocks whose output lies on every path from the input to the output, in order of execution.
 
-        Blocks are the elements of stacks (``Sequential``, ``ModuleList``): composite ones of a repeated class first,
-        and of stacks within stacks the innermost. A model with less than two has its other layers listed too.
+        Blocks are the elements of stacks (``Sequential``, ``ModuleList``). Composite elements of a repeated class are
+        preferred, and the innermost of nested stacks. If a model has fewer than two, its other layers are included.
         """
         if self._named is not None:
             return self._named
@@ -176,27 +176,34 @@ class Survey:
         return isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
-        """Whether a class repeats among the elements; for a single one (a stage of one block), among all stacks."""
+        """Return whether a class repeats among the elements, or among all stacks if there is only one element."""
         elements = list(self.model.get_submodule(parent).children())
         pool = elements if len(elements) > 1 else [self.model.get_submodule(n) for n in composite]
         classes = Counter(map(type, pool))
         return any(classes[type(element)] > 1 for element in elements)
 
     def _dominates(self, name: str) -> bool:
-        """Whether a module is a candidate: runs once, and everything passes through one of its outputs."""
+        """Return whether a module is a candidate: it runs once, and one of its outputs dominates."""
         call = self.trace.calls[name]
         return len(call.outputs) == 1 and any(s.dominates and 2 <= len(s.shape) <= 4 for s in call.seen().values())
 
     def _is_output(self, name: str) -> bool:
-        """Whether what a module returns is what the model returns."""
+        """Return whether the model returns a tensor that the module returns."""
         return any(seen.is_output for seen in self.trace.calls[name].seen().values())
 
     # -- one cut ------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:
-        """The cut at a layer, not yet verified.
+        """Return the cut at a layer, without verification.
+
+        Args:
+            layer: Name of the module.
+
+        Returns:
+            The cut.
 
         Raises:
-            NotACutError: Where the layer cannot be one: unknown, never run, run several times, or without a tensor.
+            NotACutError: If the layer does not exist, does not run or runs several times, or if its output contains no
+                suitable tensor.
         """
         if layer not in self._cuts:
             self._cuts[layer] = self._describe(layer)
@@ -212,10 +219,10 @@ class Survey:
             )
         call = self.trace.calls.get(layer)
         if call is None:
-            raise NotACutError(f"{what} does not run in a forward; cuts: {_short(self.blocks)}")
+            raise NotACutError(f"{what} does not run in a forward. Cuts: {_short(self.blocks)}")
         if len(call.outputs) > 1:
             raise NotACutError(
-                f"{what} fires {len(call.outputs)} times in one forward: its output is no single representation"
+                f"{what} fires {len(call.outputs)} times in one forward: there is no single representation"
             )
         dependent = {path: s for path, s in call.seen().items() if s.depends}
         if not dependent:
@@ -223,7 +230,8 @@ class Survey:
         path, seen = next(((p, s) for p, s in dependent.items() if s.dominates), next(iter(dependent.items())))
         if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
             raise NotACutError(
-                f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}: no vectors, tokens or grid"
+                f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}, expected floating-point "
+                "vectors, tokens or a grid"
             )
         axes = self._shapes.axes(layer, path, what)
         return Cut(
@@ -236,12 +244,18 @@ class Survey:
             axes.padding,
         )
 
-    # -- how the rest runs alone ------------------------------------------------------------------------------------
+    # -- plans ------------------------------------------------------------------------------------------------------
     def plan(self, layer: str) -> CutPlan:
-        """The verified plan for what follows a cut.
+        """Return the verified plan of the cut at a layer.
+
+        Args:
+            layer: Name of the module.
+
+        Returns:
+            The first plan that passes verification.
 
         Raises:
-            NotACutError: If something bypasses the layer; the message says what.
+            NotACutError: If the output depends on the input by a path around the layer; the message names it.
         """
         if layer in self._refused:
             raise NotACutError(self._refused[layer])
@@ -262,29 +276,33 @@ class Survey:
         raise NotACutError(self._why_not(cut))
 
     def status(self, layer: str) -> str:
-        """``verified``, ``refused`` or ``pending``."""
+        """Return the state of the verification of a layer: ``verified``, ``refused`` or ``pending``.
+
+        Args:
+            layer: Name of the module.
+        """
         return "verified" if layer in self._plans else "refused" if layer in self._refused else "pending"
 
     def _proposals(self, cut: Cut) -> Iterator[CutPlan]:
-        """Plans from the cheapest to the one that leaves out the least."""
+        """Iterate over plans, from the cheapest to the one that replaces the fewest modules."""
         read = None
-        while read != self._verifier.read:  # what the first tries found to be looked into stays
+        while read != self._verifier.read:  # keep modules whose attributes the first tries read
             read = set(self._verifier.read)
             stubs, entry = self._stubs(cut)
             after = dict(self._after(cut))
             yield CutPlan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
-        for kept in (after, {}):  # a front half that keeps everything is a last resort
+        for kept in (after, {}):  # last resort: the front half keeps all modules
             yield CutPlan("stubs", stubs, entry, materialise=True, after=kept, records=self._records)
             yield CutPlan("full", sources, entry, after=kept, records=self._records)
 
     @property
     def _records(self) -> bool:
-        """Whether transformers has installed hooks by which it collects hidden states."""
+        """Whether transformers has installed hooks to collect hidden states."""
         return any(vars(module).get("_output_capturing_hooks_installed") for module in self.model.modules())
 
     def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
-        """The largest modules before the cut of which all outputs depend on the input, and the outline of the cut's."""
+        """Outlines of the largest modules before the cut with input-dependent outputs only, and that of the layer."""
         stubs: dict[str, Outline] = {}
         end = self.trace.calls[cut.layer].exited
         entry = self._outline(cut.layer, cut) if cut.layer not in self._verifier.read else None
@@ -303,7 +321,7 @@ class Survey:
         return stubs, entry
 
     def _span(self, name: str) -> tuple[float, float]:
-        """First entry and last exit of a module and all in it (a ``ModuleList`` runs only through its elements)."""
+        """Return the first entry and last exit of a module and its children (a ``ModuleList`` itself never runs)."""
         inside = [c for n, c in self.trace.calls.items() if n == name or n.startswith(name + ".") or not name]
         return min((c.entered for c in inside), default=math.inf), max((c.exited for c in inside), default=math.inf)
 
@@ -311,9 +329,10 @@ class Survey:
         return [self._name_of[id(child)] for child in self.model.get_submodule(name).children()]
 
     def _outline(self, name: str, cut: Cut, *, content_only: bool = True) -> Outline | None:
-        """The outline of a module's output.
+        """Return the outline of the output of a module.
 
-        ``None`` if it has none or, with ``content_only``, the module makes something that does not depend on the input.
+        ``None`` if there is no outline or, with ``content_only``, if the module computes tensors that do not depend on
+        the input.
         """
         examples = []
         for batch, tokens, watched in self._examples:
@@ -328,7 +347,7 @@ class Survey:
         return outline(examples, getattr(torch, cut.dtype))
 
     def _after(self, cut: Cut) -> Iterator[tuple[str, Outline | None]]:
-        """The largest modules that the part up to the cut does not run, with the outline of those that run at all."""
+        """Iterate over the largest modules that run only after the cut, with their outline, or never, with None."""
         end = self.trace.calls[cut.layer].exited
 
         def walk(name: str) -> Iterator[tuple[str, Outline | None]]:
@@ -345,21 +364,21 @@ class Survey:
         return walk("")
 
     def _why_not(self, cut: Cut) -> str:
-        """What bypasses a layer: the last module before it whose output matters although the layer's is held fixed."""
+        """Explain a refusal: find the last module before the layer whose output matters while the layer's is fixed."""
         end = self.trace.calls[cut.layer].exited
         before = [c for c in self.trace.calls.values() if c.exited < end and not c.name.startswith(cut.layer + ".")]
         depending = [call for call in before if any(seen.depends for seen in call.seen().values())]
         latest = sorted(depending, key=lambda c: (-c.exited, len(c.name)))
         if name := self._verifier.bypass(cut, (call.name for call in latest)):
-            why = f"the output of {name!r} bypasses it (what follows uses it directly)."
+            why = f"the output of {name!r} bypasses it (later modules use it directly)."
         else:
-            why = "what follows depends on the input by another way than through it."
-            if said := self._verifier.failure(cut):
-                why += f" The model's own code said: {said}."
+            why = "the output depends on the input by another way than through it."
+            if failure := self._verifier.failure(cut):
+                why += f" Verification failed with {failure}."
         return f"{type(self.model).__name__} cannot be cut at {cut.layer!r}: {why}{self._instead(cut)}"
 
     def _instead(self, cut: Cut) -> str:
-        """Where to cut instead: blocks that are verified, else those that may be; none that is refused."""
+        """List other layers: verified blocks, or else blocks that are not yet refused."""
         known = tuple(name for name in self.blocks if name in self._plans)
         names = known or tuple(n for n in self.blocks if n not in self._refused and n != cut.layer)
         return f" {INSTEAD}{'' if known else ' (not verified yet)'}: {_short(names)}" if names else ""

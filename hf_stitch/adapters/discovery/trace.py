@@ -1,11 +1,11 @@
-"""One forward pass, watched.
+"""Tracing of one forward pass.
 
-Which modules ran, in which order, what they returned, and through which outputs everything flows.
+A trace contains the modules that ran, their order and outputs, and which outputs lie on every path.
 
-Dependence on the input is read off autograd: parameters are frozen and the input alone requires a gradient, so a tensor
-depends on the input exactly if it requires one, and a module's output is a candidate cut exactly if every path of the
-graph from the model's outputs back to the input passes through it (it *dominates*). One forward finds all candidates.
-What autograd does not see (a path through integers) is left to the verification of a cut.
+Dependence on the input comes from autograd: parameters are frozen and only the input requires a gradient, so that a
+tensor depends on the input exactly if it requires a gradient. An output of a module is a candidate cut exactly if every
+path of the graph from the outputs of the model back to the input passes through it (it *dominates*). One forward finds
+all candidates. Paths that autograd does not record (through integers) are left to the verification of a cut.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Edge = tuple[Node, int]
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor that a module returned.
+    """A tensor that a module returned or received.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        depends: Whether it depends on the content of the input.
-        dominates: Whether every path from the model's outputs to the input passes through it.
-        is_output: Whether the model returns this very tensor.
-        given: The way to this very tensor among the arguments of the module (by place or name), which passed it on;
-            ``None`` for one that it made.
-        value: A number that this very tensor has wherever it is seen; ``None`` if it does not depend on the content.
+        shape: Shape of the tensor.
+        dtype: dtype of the tensor.
+        depends: Whether the tensor depends on the content of the input.
+        dominates: Whether every path from the outputs of the model to the input passes through the tensor.
+        is_output: Whether the model returns the tensor.
+        given: Path of the tensor among the arguments of the module (by position or name) if the module passed it on;
+            otherwise ``None``.
+        value: Number that identifies the tensor within a trace; ``None`` if it does not depend on the content.
     """
 
     shape: tuple[int, ...]
@@ -53,16 +53,16 @@ class TracedTensor:
 
 @dataclass
 class Call:
-    """What became of one module in a forward.
+    """The calls of one module in a forward.
 
     Attributes:
-        name: Its name in the model.
-        entered: Tick of its first entry.
-        exited: Tick of its last exit.
-        outputs: What each of its calls returned, tensors replaced by :class:`TracedTensor`.
-        flops: Floating-point operations of the forward up to its last exit.
-        arguments: The tensors that each of its calls was given, in the same way, by the way to each.
-        arranged: How many of the trace's arrangements came before its last exit.
+        name: Name of the module.
+        entered: Tick of the first entry.
+        exited: Tick of the last exit.
+        outputs: Output of each call, with tensors replaced by :class:`TracedTensor`.
+        flops: Number of floating-point operations of the forward up to the last exit.
+        arguments: Path -> tensor for the arguments of each call, with tensors replaced by :class:`TracedTensor`.
+        arranged: Number of arrangements of the trace up to the last exit.
     """
 
     name: str
@@ -74,21 +74,25 @@ class Call:
     arranged: int = 0
 
     def seen(self) -> dict[tree.Path, TracedTensor]:
-        """The tensors of its last output, by the way to each."""
+        """Return the tensors of the last output.
+
+        Returns:
+            Path -> tensor.
+        """
         return {path: leaf for path, leaf in tree.leaves(self.outputs[-1]) if isinstance(leaf, TracedTensor)}
 
 
 @dataclass
 class Trace:
-    """A watched forward; it holds shapes and no activations.
+    """The trace of a forward; it contains shapes and no activations.
 
     Attributes:
-        calls: By module name, in the order of first entry; modules that did not run are absent.
+        calls: Module name -> calls, in the order of first entry; modules that did not run are absent.
         sources: Names of the modules that turn the content of the input (token ids) into the first values.
-        has_source: Whether anything differentiable comes of the content at all.
-        reaches: Whether any of what the model returns is seen to depend on it.
-        flops: Floating-point operations of the whole forward.
-        arrangements: How positions were arranged, in order.
+        has_source: Whether any differentiable value is computed from the content.
+        reaches: Whether any output of the model depends on the content.
+        flops: Number of floating-point operations of the whole forward.
+        arrangements: Changes of the arrangement of positions, in order.
     """
 
     calls: dict[str, Call]
@@ -100,10 +104,10 @@ class Trace:
 
 
 def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
-    """The places of the graph that every path from the roots to the leaves passes through.
+    """Return the edges of the graph that lie on every path from the roots to the leaves.
 
-    A place dominates if (paths from the roots to it) x (paths from it to the leaves) equals the number of all paths.
-    Paths are counted exactly, with Python's integers.
+    An edge dominates if (paths from the roots to it) x (paths from it to the leaves) equals the number of all paths.
+    Paths are counted exactly, with Python integers.
     """
     order = _topological(node for node, _ in roots)
     down: dict[Node, int] = {}
@@ -124,7 +128,7 @@ def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
 
 
 def _topological(roots: Iterator[Node]) -> list[Node]:
-    """The nodes reachable from the roots, every node after all that it leads to."""
+    """Return the nodes reachable from the roots, each after its successors."""
     order: list[Node] = []
     done: set[Node] = set()
     stack = [(root, False) for root in roots]
@@ -140,13 +144,13 @@ def _topological(roots: Iterator[Node]) -> list[Node]:
 
 
 def _nothing(saved: Tensor) -> Tensor:
-    """What is kept of an activation: the graph is read, never run backward."""
+    """Replace a saved activation by an empty tensor, because no backward pass runs."""
     return torch.empty(0)
 
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Parameters without gradient, as they were afterwards."""
+    """Switch off gradients of parameters, and switch them on again afterwards."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:
@@ -158,22 +162,25 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 
 Reads = frozenset[tuple[str, int]]
-"""Calls, by module and number."""
+"""Calls, each as the name of a module and the index of the call."""
 
 
 def readers(
     model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], other: Mapping[str, Any]
 ) -> Reads:
-    """The calls of modules that are given other integers where the input has other token ids.
+    """Find the calls of modules that receive other integers if the input has other token ids.
 
-    Two forwards tell, whatever became of the ids on the way (padded, transposed, hashed). What is made of the places of
-    padding alone, such as position ids, stays the same.
+    The comparison of two forwards detects ids however the model transforms them (pads, transposes, hashes). Integers
+    that depend only on the positions of padding (position ids) are the same in both.
 
     Args:
-        model: The model whose modules are watched.
-        run: Calls the model with the inputs.
-        inputs: Its keyword arguments.
-        other: The same with other token ids in the same places.
+        model: The model.
+        run: Function that calls the model with the inputs.
+        inputs: Inputs of the model.
+        other: The same inputs with other token ids.
+
+    Returns:
+        The calls.
     """
     given: tuple[dict[tuple[str, int], list[Tensor]], ...] = ({}, {})
 
@@ -212,17 +219,17 @@ def trace(
     content: tuple[str, ...],
     reads: Reads = frozenset(),
 ) -> Trace:
-    """Run a model once and watch it.
+    """Run a model once and trace it.
 
     Args:
-        model: The model whose modules are watched.
-        run: Calls the model with the inputs.
-        inputs: Its keyword arguments.
-        content: Which of them are the content (pixels, token ids), the others being masks and positions.
-        reads: Where the content is token ids: the calls that read them (:func:`readers`).
+        model: The model.
+        run: Function that calls the model with the inputs.
+        inputs: Inputs of the model.
+        content: Names of the inputs that are the content (pixels, token ids); the others are masks and positions.
+        reads: The calls that read the content if it is token ids (:func:`readers`); default: none.
 
     Returns:
-        The watched forward.
+        The trace.
     """
     watch = _Watch(reads)
     handles = []
@@ -247,7 +254,7 @@ def trace(
 
 
 class _Watch:
-    """What is noted while a model runs; edges of the graph until it is over."""
+    """Record of a running forward; it holds edges of the graph until the forward ends."""
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
@@ -258,18 +265,18 @@ class _Watch:
         self.clock = 0
 
     def sprout(self, values: Tensor) -> Tensor:
-        """The same values, from which a gradient path begins."""
+        """Copy values into a new leaf of the graph."""
         leaf = values.detach().clone().requires_grad_()
         self.sprouts.append(leaf)
-        return leaf.clone()  # so that an in-place operation does not meet a leaf
+        return leaf.clone()  # in-place operations are not allowed on leaves
 
     def enter(self, name: str, module: nn.Module, args: Any) -> None:
-        """Before a module runs."""
+        """Record the entry of a module."""
         self.clock += 1
         self.calls.setdefault(name, Call(name, self.clock))
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """After a module has run."""
+        """Record the exit of a module."""
         self.clock += 1
         call, replaced = self.calls[name], output
         if name and (name, len(call.outputs)) in self.reads and _is_source(output):
@@ -284,7 +291,7 @@ class _Watch:
         return replaced
 
     def trace(self, output: Any, origins: set[Node]) -> Trace:
-        """What was noted, with what the whole graph tells in place of its edges."""
+        """Replace edges by their properties in the whole graph."""
         returned = tree.transform(output, lambda leaf: _place(leaf, {}))
         roots = [leaf.edge for _, leaf in tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
         dominating = _dominating(roots, origins)
@@ -303,7 +310,7 @@ class _Watch:
                 None if leaf.edge is None else numbers.setdefault(leaf.edge, len(numbers)),
             )
 
-        calls = {name: call for name, call in self.calls.items() if call.outputs}  # the others were broken off
+        calls = {name: call for name, call in self.calls.items() if call.outputs}  # the other calls raised an error
         for call in calls.values():
             call.outputs = [tree.transform(output, see) for output in call.outputs]
             call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
@@ -323,14 +330,14 @@ def _is_values(leaf: Any) -> bool:
 
 
 def _is_source(output: Any) -> bool:
-    """Whether an output holds values, none of which is known to depend on the content so far."""
+    """Return whether an output contains values, and none of them depends on the content so far."""
     values = [leaf for _, leaf in tree.leaves(output) if _is_values(leaf)]
     return bool(values) and all(leaf.grad_fn is None for leaf in values)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor while the graph still lives; ``edge`` is ``None`` where it does not depend on the input."""
+    """A tensor while the graph exists; ``edge`` is ``None`` if it does not depend on the input."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -1,9 +1,8 @@
-"""Whether a plan for a cut is to be believed: it is tried.
+"""Verification of plans by trial.
 
-The part after the cut must give the model's own output bit for bit, on other batch sizes, other lengths, and with
-padding on either side; nothing of the output may be computed from what stands in for the rest, and no code may look at
-its values. A bypass through weights that happen to be zero, or through a comparison that happens to come out alike,
-shows only so.
+The part after the cut must reproduce the output of the model bit for bit, on other batch sizes, other lengths, and with
+padding on either side. No output may be computed from the placeholders for the part before the cut, and no code may
+read their values. This detects bypasses through weights that are zero, or through a comparison with the same result.
 """
 
 from __future__ import annotations
@@ -28,33 +27,47 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 
 class Verifier:
-    """Tries plans on a model.
+    """Test plans on a model.
 
     Args:
         model: The model.
-        run: Calls the model with a mapping of inputs, in eval mode.
-        probes: The inputs by which it is tried.
+        run: Function that calls the model with a mapping of inputs, in eval mode.
+        probes: Inputs for the tests.
 
     Attributes:
-        read: Modules that the code around them was seen to look into: no plan can do without them.
+        read: Names of modules whose attributes other code reads, so that no plan can replace them.
     """
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
-        """Nothing is tried yet."""
+        """Keep the arguments; nothing is tested yet."""
         self.model, self.run, self.probes, self.interface = model, run, probes, probes.interface
         self.read: set[str] = set()
         self._reading: dict[str, str] = {}
         self._failure: dict[str, str] = {}
 
     def failure(self, cut: Cut) -> str:
-        """What the model's own code said to plans for a cut: that it reads values before it, or what it said last."""
+        """Return the error of the code of the model with plans for a cut.
+
+        Args:
+            cut: The cut.
+
+        Returns:
+            That values before the cut are read, or else the last error; empty if there was none.
+        """
         return self._reading.get(cut.layer) or self._failure.get(cut.layer, "")
 
     def holds(self, cut: Cut, plan: CutPlan) -> bool:
-        """Whether both parts give what the whole model gives.
+        """Return whether both parts reproduce the whole model.
 
-        The whole model runs on all probes first, then the one part on all and the other on all: state that one forward
-        left behind does not pass for another's.
+        The whole model runs on all probes first, then each part on all probes, so that no part can rely on state that
+        a forward of the same inputs left in the model.
+
+        Args:
+            cut: The cut.
+            plan: Plan with the modules to replace.
+
+        Raises:
+            NotACutError: If the layer does not run for all inputs, or returns nested tensors.
         """
         try:
             with torch.no_grad():
@@ -75,13 +88,13 @@ class Verifier:
             raise
         except ValuesReadError as error:
             self._reading[cut.layer] = f"{type(error).__name__}: {error}"
-        except Exception as error:  # the model's own code refuses what the plan gives it: the next plan is tried
+        except Exception as error:  # the code of the model fails with this plan; the next one is tried
             self._failure[cut.layer] = f"{type(error).__name__}: {error}"
         return False
 
     @cached_property
     def _further(self) -> list[dict[str, Any]]:
-        """The further probes that the network takes."""
+        """The further probes that the network accepts."""
 
         def runs(inputs: Mapping[str, Any]) -> bool:
             try:
@@ -93,33 +106,33 @@ class Verifier:
         return [inputs for inputs in self.probes.further() if runs(inputs)]
 
     def _observed(self, cut: Cut, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
-        """What passes the cut, and the model's output."""
+        """Return the values at the cut and the output of the model."""
         with self._capture(cut) as captured:
             output = self.run(copied(inputs))
         if not captured:
             raise NotACutError(
                 f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
-                f"{len(inputs[self.interface.content[0]])} samples)"
+                f"{len(inputs[self.interface.content[0]])} samples); cut at another layer"
             )
         return captured[0], output
 
     def _follows(self, cut: Cut, plan: CutPlan, representation: Representation, output: Any) -> bool:
-        """Whether the model's output follows from the representation, and from nothing else of the content."""
+        """Return whether the output of the model depends on the content only through the representation."""
         after = run_after(self.model, self.run, cut, plan, self.interface, representation)
         if not same(after, output):
             return False
         largest = max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
-        with Flow(self.interface.special_ids, largest) as flow:  # which may keep a network from its fused kernels
+        with Flow(self.interface.special_ids, largest) as flow:  # may disable fused kernels
             for name in self.interface.content:
                 flow.mark(representation.context[name])
             if flow.reaches(run_after(self.model, self.run, cut, plan, self.interface, representation, flow)):
                 return False
-        # what no operation shows (kernels of its own, threads) would come out otherwise
+        # detects dependence that Flow does not (custom kernels, threads)
         return same(run_after(self.model, self.run, cut, plan, self.interface, representation, noise=True), output)
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
-        """Record what passes the cut; optionally let another module return NaN and the cut a given value."""
+        """Record the values at the cut; optionally let another module return NaN, and the layer a given value."""
         captured: list[Tensor] = []
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> Any:
@@ -127,7 +140,7 @@ class Verifier:
             if values.is_nested:
                 raise NotACutError(
                     f"layer {cut.layer!r} of {type(self.model).__name__} returns texts of several lengths as a nested "
-                    "tensor in inference, which is no tensor of tokens: build nn.TransformerEncoder with "
+                    "tensor in inference, expected a padded tensor of tokens: build nn.TransformerEncoder with "
                     "enable_nested_tensor=False"
                 )
             captured.append(values.clone())
@@ -149,7 +162,15 @@ class Verifier:
                 handle.remove()
 
     def bypass(self, cut: Cut, before: Iterable[str]) -> str:
-        """The first of some modules before a cut whose output matters although the cut's is held fixed; or nothing."""
+        """Return the first module before a cut whose output matters while that of the layer is held fixed.
+
+        Args:
+            cut: The cut.
+            before: Names of modules before the cut, in the order of the search.
+
+        Returns:
+            Name of the module; empty if there is none.
+        """
         inputs = self.probes.vary(2)
         with torch.no_grad():
             values, expected = self._observed(cut, inputs)
@@ -158,14 +179,19 @@ class Verifier:
                 with torch.no_grad(), self._capture(cut, poisoned=name, entering=values):
                     if not same(expected, self.run(copied(inputs))):
                         return name
-            except Exception as error:  # the model's own code refuses the NaN: so it is read
+            except Exception as error:  # the code of the model refuses NaN, so it reads the values
                 self._failure[cut.layer] = f"{type(error).__name__}: {error}"
                 return name
         return ""
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two outputs are equal: tensors bit for bit and of one dtype, numbers, all else; NaN equal to NaN."""
+    """Return whether two outputs are equal, tensors with the same dtype and bit for bit; NaN equals NaN.
+
+    Args:
+        a: Tensor, or a tree of tuples, lists and mappings.
+        b: The output to compare it with.
+    """
     left, right = dict(tree.leaves(a)), dict(tree.leaves(b))
     return left.keys() == right.keys() and all(_equal(x, right[path]) for path, x in left.items())
 
@@ -180,10 +206,13 @@ def _equal(a: Any, b: Any) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """What modules keep beside their parameters as it was afterwards: modules, buffers, attributes, lists and dicts.
+    """Restore the state of modules other than parameters: submodules, buffers, attributes, lists and dicts.
 
-    A forward on a short text may switch a network over for good, or leave something in a buffer. (Attributes with a
-    leading underscore are left: by these libraries note which hooks they have installed.)
+    A forward on a short text may change the mode of a network permanently, or leave values in a buffer. Attributes with
+    a leading underscore are not restored, because libraries record there which hooks they have installed.
+
+    Args:
+        model: The model.
     """
     modules = [(module, dict(module._modules), dict(module._buffers)) for module in model.modules()]
     attributes = [

@@ -1,1 +1,1 @@
-"""One adapter for each library of models."""
+"""One adapter for each model library."""

@@ -1,4 +1,4 @@
-"""Adapter for timm models: by name, from the Hub, from a local folder, or live."""
+"""Adapter for timm models: by architecture name, from the Hub, from a local folder, or live."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hf_stitch.reference import ModelReference
 from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-"""Arguments of ``timm.create_model`` that say where weights come from, which a config is not to say."""
+"""Arguments of ``timm.create_model`` that define the source of the weights, which a config must not set."""
 
 ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
-"""Loading options that say how the Hub is reached."""
+"""Loading options for access to the Hub."""
 
 
 class TimmAdapter(Adapter):
-    """A timm model; raw images go through timm's own evaluation transform for it."""
+    """Adapter for timm models, which preprocesses raw images with the evaluation transform of timm."""
 
     library: ClassVar[str] = "timm"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
@@ -35,12 +35,20 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """A module on which ``timm.create_model`` left its config."""
+        """Return whether the model is a module with a ``pretrained_cfg``, which ``timm.create_model`` sets.
+
+        Args:
+            model: Object of any type.
+        """
         return isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None) is not None
 
     @classmethod
     def reads(cls, config: Mapping[str, Any]) -> bool:
-        """What timm saves; a timm model that was saved through transformers has the keys of both."""
+        """Return whether timm wrote this config; one of a timm model in transformers has a ``model_type`` as well.
+
+        Args:
+            config: Content of the ``config.json`` file.
+        """
         return "model_type" not in config and ("architecture" in config or "pretrained_cfg" in config)
 
     @classmethod
@@ -53,19 +61,31 @@ class TimmAdapter(Adapter):
         content: str | None = None,
         **options: Any,
     ) -> TimmAdapter:
-        """Create a model by its reference: ``timm:name``, a Hub id, or a local folder.
+        """Load a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
-        Weights come from safetensors only. ``pretrained=False`` gives random ones.
+        Weights are read from safetensors files only.
+
+        Args:
+            reference: The model to load.
+            example_inputs: Batch of images, shape (batch, channels, height, width). ``None`` (default): random images
+                of the native size.
+            processor: Turns raw images into tensors. ``None`` (default): the evaluation transform of timm.
+            content: Name of the argument that carries the content; the only one is ``x``.
+            **options: Loading options: those of ``timm.create_model``, those for access to the Hub, and
+                ``pretrained`` (``False`` gives random weights).
+
+        Returns:
+            The adapter.
 
         Raises:
-            ValueError: For an unknown name (with the nearest ones), or weights that exist as a pickle only.
+            ValueError: If the name is unknown, or there are no safetensors weights.
         """
         import timm
 
         assert reference.id is not None
         pretrained = options.pop("pretrained", True)
         access = {key: options.pop(key) for key in ACCESS if key in options}
-        options.pop("trust_remote_code", None)  # timm runs none
+        options.pop("trust_remote_code", None)  # timm never runs code of a repository
         if reference.id.startswith("timm:"):
             name = reference.id.removeprefix("timm:")
             if not timm.is_model(name.split(".")[0]):
@@ -81,7 +101,9 @@ class TimmAdapter(Adapter):
             folder = hub.download(reference.id, files=wanted, revision=reference.revision, **access)
             reference = dataclasses.replace(reference, revision=folder.name)
         if pretrained and not (folder / "model.safetensors").is_file():
-            raise ValueError(f"{reference} has no model.safetensors; other weight files would have to be unpickled")
+            raise ValueError(
+                f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
+            )
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
         return cls.of(model.eval(), reference, example_inputs, processor, content)
 
@@ -94,10 +116,21 @@ class TimmAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> TimmAdapter:
-        """Wrap a live timm model, which takes images alone.
+        """Create the adapter of a live timm model.
+
+        Args:
+            model: The model.
+            reference: Where the model comes from.
+            example_inputs: Batch of images, shape (batch, channels, height, width). ``None`` (default): random images
+                of the native size.
+            processor: Turns raw images into tensors. ``None`` (default): the evaluation transform of timm.
+            content: Name of the argument that carries the content; the only one is ``x``.
+
+        Returns:
+            The adapter.
 
         Raises:
-            ExampleError: If ``example_inputs`` do not fit it, or ``content`` is no argument of it.
+            ExampleError: If ``example_inputs`` do not fit the forward, or ``content`` is not one of the inputs.
         """
         import timm.data
 
@@ -116,15 +149,22 @@ class TimmAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """Classification, unless the head was taken off."""
+        """``image-classification``, or ``None`` for a model without a head."""
         return "image-classification" if getattr(self.model, "num_classes", 0) else None
 
     def blueprint(self) -> dict[str, Any]:
-        """Architecture, arguments and pretrained config, as timm itself saves them."""
+        """Return the architecture, its arguments and the pretrained config, as timm saves them.
+
+        Returns:
+            JSON values: ``library``, ``architecture``, ``arguments``, ``pretrained_cfg``.
+
+        Raises:
+            ValueError: If ``timm.create_model`` did not create the model.
+        """
         cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
         if not cfg.get("architecture"):
             raise ValueError(
-                f"{type(self.model).__name__} was not made by timm.create_model, so its architecture is unknown: "
+                f"{type(self.model).__name__} was not created by timm.create_model, so its architecture is unknown: "
                 "create it by name"
             )
         keep = (
@@ -147,13 +187,23 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """The network of a blueprint."""
+        """Construct the network that a :meth:`blueprint` describes.
+
+        Args:
+            blueprint: The result of :meth:`blueprint`, possibly from an untrusted source.
+
+        Returns:
+            The network in eval mode, without trained weights.
+
+        Raises:
+            ValueError: If timm has no such architecture, or an argument defines the source of the weights.
+        """
         import timm
 
         foreign = [key for key in blueprint.get("arguments", {}) if key in NOT_ARCHITECTURE]
         if foreign or not timm.is_model(blueprint["architecture"]):
             what = f"arguments {', '.join(foreign)}" if foreign else f"architecture {blueprint['architecture']!r}"
-            raise ValueError(f"a config must name an architecture of timm and its arguments only, got the {what}")
+            raise ValueError(f"a config must contain only an architecture of timm and its arguments, got the {what}")
         model = timm.create_model(
             blueprint["architecture"],
             pretrained=False,
@@ -164,11 +214,19 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """The image processor saved in a folder; ``None`` where there is none."""
+        """Load the image processor that is saved in a folder.
+
+        Args:
+            blueprint: The :meth:`blueprint` of the network.
+            folder: Path of the folder.
+
+        Returns:
+            The image processor; ``None``, with a warning, if the folder contains none.
+        """
         return load_processor(folder, "pixel_values", {"trust_remote_code": False})
 
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:
-    """The input size that a model was built for, where that is not the one of its pretrained weights."""
-    network = getattr(model, "model", model)  # a wrapper that returns feature maps holds it
+    """Return the input size of the patch embedding, which may differ from that of the pretrained weights."""
+    network = getattr(model, "model", model)  # wrappers that return feature maps store the network as model
     return getattr(getattr(network, "patch_embed", None), "img_size", None)

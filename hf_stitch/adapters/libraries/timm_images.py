@@ -1,4 +1,4 @@
-"""timm's evaluation transform as an image processor of transformers, which is saved beside a model and loaded again."""
+"""The evaluation transform of timm as an image processor of transformers, which is saved and loaded with a model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from transformers import BaseImageProcessor, BatchFeature
 
 
 class TimmImageProcessor(BaseImageProcessor):
-    """Resizes, crops and normalises images by timm's own transform, so that every pixel is what timm makes of it.
+    """Resize, crop and normalise images with the transform of timm, with identical pixel values.
 
-    Images are first converted to as many channels as the model takes (1: grey, else RGB). transformers'
-    ``TimmWrapperImageProcessor`` does the same, but reads the ``config.json`` of a timm model, and cannot be saved.
+    Images are first converted to the number of channels of the model (1: grey, 3: RGB). The
+    ``TimmWrapperImageProcessor`` of transformers applies the same transform, but reads the ``config.json`` of a timm
+    model and cannot be saved.
 
     Args:
         input_size: Channels, height and width that the model takes.
-        interpolation: Of the resampling: ``bicubic``, ``bilinear``, …
-        mean: By channel, subtracted from values in [0, 1].
-        std: By channel; the rest is divided by it.
-        crop_pct: Share of the resized image that is kept.
+        interpolation: Method of resampling: ``bicubic``, ``bilinear``, …
+        mean: Mean of each channel, which is subtracted from values in [0, 1].
+        std: Standard deviation of each channel, by which the difference is divided.
+        crop_pct: Share of the resized image that the crop keeps.
         crop_mode: ``center``, ``squash`` or ``border``, as timm defines them.
-        **kwargs: What transformers adds to a saved processor.
+        **kwargs: Entries that transformers adds to the config of a saved processor.
 
     Example:
         >>> processor = TimmImageProcessor((3, 32, 32), crop_pct=1.0)
@@ -44,7 +45,7 @@ class TimmImageProcessor(BaseImageProcessor):
         crop_mode: str = "center",
         **kwargs: Any,
     ) -> None:
-        """Keep the config as plain values."""
+        """Store the config as plain values."""
         super().__init__(**kwargs)
         self.input_size, self.interpolation = tuple(input_size), interpolation
         self.mean, self.std = tuple(mean), tuple(std)
@@ -52,40 +53,45 @@ class TimmImageProcessor(BaseImageProcessor):
 
     @property
     def size(self) -> dict[str, int]:
-        """Height and width of what comes out, as transformers' processors name them."""
+        """Height and width of the output, with the keys of processors of transformers."""
         return {"height": self.input_size[1], "width": self.input_size[2]}
 
     def data_config(self) -> dict[str, Any]:
-        """The config of the transform, as ``timm.data.create_transform`` takes it."""
+        """Return the config of the transform, as arguments of ``timm.data.create_transform``."""
         keys = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
         return {key: getattr(self, key) for key in keys}
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the config and the class name as JSON values."""
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in self.data_config().items()}
         return {**values, "image_processor_type": type(self).__name__}
 
     def preprocess(self, images: Any, return_tensors: str | None = None, **kwargs: Any) -> BatchFeature:
-        """Images as ``pixel_values``.
+        """Apply the transform to images.
 
         Args:
-            images: One or several (a list, or a batch in one array): PIL images, arrays (height, width[, channels]) of
-                bytes, or tensors (channels, height, width) of bytes.
-            return_tensors: ``"pt"`` or ``"np"`` stacks them; ``None`` gives a list of tensors.
-            **kwargs: None known.
+            images: One image, a list of images, or a batch in one array: PIL images, uint8 arrays of shape
+                (height, width[, channels]), or uint8 tensors of shape (channels, height, width).
+            return_tensors: ``"pt"`` or ``"np"`` stacks the images; ``None`` (default) returns a list of tensors.
+            **kwargs: Not supported.
+
+        Returns:
+            The normalised images as ``pixel_values``, float32, shape (batch, channels, height, width) if stacked.
 
         Raises:
-            ValueError: For values that are no bytes, or a model that takes neither 1 nor 3 channels.
-            TypeError: For options that this transform does not have.
+            ValueError: If arrays or tensors are not uint8, or the model takes neither 1 nor 3 channels.
+            TypeError: If further options are given.
         """
         import timm.data
 
         if kwargs:
-            raise TypeError(f"{type(self).__name__} has no option {next(iter(kwargs))!r}: its transform is timm's own")
+            raise TypeError(
+                f"{type(self).__name__} has no option {next(iter(kwargs))!r}: the transform is that of timm"
+            )
         if self.input_size[0] not in (1, 3):
             raise ValueError(
                 f"the model takes {self.input_size[0]} channels, and images give 1 (grey) or 3 (RGB): pass processor=, "
-                "a function from one sample to one tensor, to hf_stitch.load, or give preprocessed tensors"
+                "a function from one sample to one tensor, to hf_stitch.load, or pass preprocessed tensors"
             )
         batch = isinstance(images, (list, tuple)) or getattr(images, "ndim", 0) == 4
         several = list(images) if batch else [images]
@@ -107,6 +113,6 @@ def _as_image(image: Any) -> Image.Image:
     if array.dtype != np.uint8:
         raise ValueError(
             f"{TimmImageProcessor.__name__} takes images, or arrays and tensors of bytes (uint8); got {array.dtype}. "
-            "Preprocessed tensors go to the model itself"
+            "Pass preprocessed tensors directly to the model"
         )
     return Image.fromarray(array)

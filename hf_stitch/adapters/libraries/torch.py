@@ -1,4 +1,4 @@
-"""Adapter for any ``nn.Module``: user code, a torchvision model, a network of one's own."""
+"""Adapter for any ``nn.Module``: user code or a model of a library without its own adapter, e.g. torchvision."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.reference import ModelReference
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
-"""Arguments that place the content rather than carry it."""
+"""Arguments that describe the content (mask, positions) and are never the content."""
 
 
 class TorchAdapter(Adapter):
-    """A module of user code, cut by what a forward of ``example_inputs`` shows.
+    """Adapter for modules of user code, whose cuts are found by a trace on ``example_inputs``.
 
-    The ``processor`` is any function from one raw sample to one tensor; without one, samples must be tensors or arrays.
+    The ``processor`` is a function from one raw sample to one tensor. Without it, samples must be tensors or arrays.
     """
 
     library: ClassVar[str] = "torch"
@@ -29,7 +29,11 @@ class TorchAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Any module that no other adapter serves."""
+        """Return whether the model is an ``nn.Module``.
+
+        Args:
+            model: Object of any type.
+        """
         return isinstance(model, nn.Module)
 
     @classmethod
@@ -41,10 +45,23 @@ class TorchAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> TorchAdapter:
-        """Wrap a live module.
+        """Create the adapter of a live module.
+
+        Args:
+            model: The module.
+            reference: Where the module comes from.
+            example_inputs: Batch of inputs: a tensor, a tuple of arguments or a mapping of them. Required unless an
+                override generates inputs.
+            processor: Function from one raw sample to one tensor. ``None`` (default): samples are tensors or arrays.
+            content: Name of the argument that carries the content. ``None`` (default): all floating-point tensors, or
+                the token ids if there are none.
+
+        Returns:
+            The adapter.
 
         Raises:
-            ExampleError: Without ``example_inputs``: what the module takes cannot be guessed. Or if they do not fit it.
+            ExampleError: If ``example_inputs`` is missing, because inputs of user code cannot be generated, or does
+                not fit the forward.
         """
         override = override_of(model)
         if example_inputs is None:
@@ -60,14 +77,18 @@ class TorchAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """Classification where a batch of images or token ids gives one vector each."""
+        """Classification if the output for images or token ids is one vector per sample; otherwise ``None``."""
         with torch.no_grad():
             output = self.forward(self._example)
         kinds = {"image": "image-classification", "text": "text-classification"}
         return kinds.get(self.interface.modality) if isinstance(output, Tensor) and output.dim() == 2 else None
 
     def blueprint(self) -> dict[str, Any]:
-        """Refused: no config rebuilds user code."""
+        """Raise an error, because user code cannot be rebuilt from a config.
+
+        Raises:
+            ValueError: Always.
+        """
         raise ValueError(
             f"{type(self.model).__name__} is a class of user code and cannot be rebuilt from a config. Save "
             "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: "
@@ -76,21 +97,35 @@ class TorchAdapter(Adapter):
 
 
 def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None = None) -> Interface:
-    """How a module takes its input, read off an example; ``only`` one of its arguments is the content, if given.
+    """Derive from an example how a module takes its input.
 
-    Where some are floating-point, the integers and booleans beside them are context: time steps, masks, classes.
+    The content is the floating-point tensors, or else the token ids. If there are floating-point tensors, integers and
+    booleans are context: time steps, masks, classes.
+
+    Args:
+        model: The module.
+        example: Batch of inputs by the names of the arguments.
+        only: Name of the one argument that carries the content. ``None`` (default): all that can.
+
+    Returns:
+        The interface.
 
     Raises:
-        ExampleError: If no tensor among them can be the content, or the one that is asked for is none.
+        ExampleError: If no tensor of the example can be the content, or ``only`` is not one of those that can.
+
+    Example:
+        >>> interface = interface_of(nn.Conv2d(3, 8, 3), {"input": torch.zeros(2, 3, 32, 32)})
+        >>> interface.content, interface.modality, interface.shapes
+        (('input',), 'image', {'input': (3, 32, 32)})
     """
     tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
     floats = tuple(n for n in tensors if example[n].is_floating_point())
     ids = tuple(n for n in tensors if example[n].dtype in (torch.int64, torch.int32) and example[n].dim() == 2)
     if not (floats or ids):
-        got = ", ".join(f"{name} ({_told(value)})" for name, value in example.items()) or "none"
+        got = ", ".join(f"{name} ({_described(value)})" for name, value in example.items()) or "none"
         raise ExampleError(
-            "example_inputs must hold at least one tensor of content, of floating-point numbers or of token ids "
-            f"(samples, tokens), got {got}",
+            "example_inputs must contain at least one tensor of content, of floating-point numbers or of token ids "
+            f"with the shape (samples, tokens), got {got}",
             model,
         )
     if only not in (None, *floats, *ids):
@@ -109,5 +144,5 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
     )
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -30,19 +30,19 @@ AUTO_CLASSES = {
     "text-encoding": "AutoModelForTextEncoding",
     "feature-extraction": "AutoModel",
 }
-"""Task (a pipeline's name) -> the class that loads its head."""
+"""Task (name of a pipeline) -> the class that loads models with this head."""
 
 HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
-"""Loading options that hold for config, weights and processor alike."""
+"""Loading options that apply to the config, the weights and the processor."""
 
 ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
-"""Those that say how the Hub is reached."""
+"""Loading options for access to the Hub."""
 
 IDS = ("input_ids", "decoder_input_ids")
-"""Arguments that are token ids: what the encoder reads, or the only stack; and what the decoder reads beside one."""
+"""Arguments that are token ids: those of the encoder or of the only stack, and those of the decoder."""
 
 EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""What a config may ask to be returned of every block: a way around each."""
+"""Flags of a config that add the outputs of every block to those of the model, and so bypass each block."""
 
 HEADS = {
     "ForImageClassification": "image-classification",
@@ -50,11 +50,11 @@ HEADS = {
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
 }
-"""How the name of a class with a head ends -> its task."""
+"""Ending of the name of a class with a head -> its task."""
 
 
 class TransformersAdapter(Adapter):
-    """A transformers model; raw samples go through its own tokenizer or image processor."""
+    """Adapter for transformers models, which preprocesses raw samples with their tokenizer or image processor."""
 
     library: ClassVar[str] = "transformers"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
@@ -74,19 +74,34 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Any ``PreTrainedModel``."""
+        """Return whether the model is a ``PreTrainedModel``.
+
+        Args:
+            model: Object of any type.
+        """
         from transformers import PreTrainedModel
 
         return isinstance(model, PreTrainedModel)
 
     @classmethod
     def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Whether there is a ``model_type``."""
+        """Return whether the config contains a ``model_type``.
+
+        Args:
+            config: Content of the ``config.json`` file.
+        """
         return "model_type" in config
 
     @classmethod
     def origin(cls, model: Any) -> str | None:
-        """What ``from_pretrained`` was given, a folder by its absolute path."""
+        """Return the argument of ``from_pretrained``, a folder as its absolute path.
+
+        Args:
+            model: The model.
+
+        Returns:
+            The id or path; ``None`` if the model was not loaded by name.
+        """
         name = getattr(model.config, "_name_or_path", None) or None
         return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
@@ -102,20 +117,30 @@ class TransformersAdapter(Adapter):
     ) -> TransformersAdapter:
         """Load a model by its reference: a Hub id or a local folder.
 
-        The class is that of ``reference.task``, else the one that the config names. Weights come from safetensors only,
-        and code from the repository runs only with ``trust_remote_code=True``. ``pretrained=False`` gives random ones,
-        by the config alone.
+        The task of the reference selects the class, or else the config. Weights are read from safetensors files only,
+        and code of the repository runs only with ``trust_remote_code=True``.
+
+        Args:
+            reference: The model to load.
+            example_inputs: As for :meth:`of`.
+            processor: As for :meth:`of`; the default is the processor that is saved with the model.
+            content: As for :meth:`of`.
+            **options: Options of ``from_pretrained``, and ``pretrained`` (``False`` gives random weights and needs
+                only the config).
+
+        Returns:
+            The adapter.
 
         Raises:
-            ValueError: For an unknown task.
-            OSError: From transformers, for an unknown id, revision or folder.
+            ValueError: If the task is unknown.
+            OSError: From transformers, if the id, the revision or the folder does not exist.
         """
         import transformers
 
         assert reference.id is not None
         place = reference.id
         options.setdefault("trust_remote_code", False)
-        for name in registries.networks:  # whose configs AutoConfig then knows
+        for name in registries.networks:  # the import registers their configs with AutoConfig
             with suppress(PluginError):
                 registries.networks.get(name)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
@@ -123,7 +148,7 @@ class TransformersAdapter(Adapter):
             hub["revision"] = reference.revision
         known: Any = {key: hub[key] for key in ACCESS if key in hub}
         if not reference.is_local and (commit := commit_of(place, revision=reference.revision, **known)):
-            reference = dataclasses.replace(reference, revision=commit)  # all files are of it, and the record names it
+            reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
         config = transformers.AutoConfig.from_pretrained(place, **hub)
         if reference.task is not None:
@@ -149,14 +174,26 @@ class TransformersAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> TransformersAdapter:
-        """Wrap a live transformers model.
+        """Create the adapter of a live transformers model.
 
-        An encoder-decoder reads two texts. The encoder's is the content, what the decoder reads belongs to the context
-        and is among the inputs; with ``content="decoder_input_ids"`` it is the other way round.
+        An encoder-decoder takes two texts. By default, that of the encoder is the content, and that of the decoder is
+        part of the context and must be among the inputs. With ``content="decoder_input_ids"`` the roles are exchanged.
+
+        Args:
+            model: The model.
+            reference: Where the model comes from.
+            example_inputs: Batch of inputs: a tensor, a tuple of arguments or a mapping of them. ``None`` (default):
+                random texts or images, or the inputs of an override.
+            processor: Tokenizer, image processor, or function from one raw sample to one tensor. ``None`` (default):
+                raw texts and images cannot be preprocessed.
+            content: Name of the argument that carries the content. ``None`` (default): the main input of the model.
+
+        Returns:
+            The adapter.
 
         Raises:
-            ExampleError: If it takes neither text nor images and no ``example_inputs`` are given, or they do not fit
-                it, or ``content`` is no argument of it.
+            ExampleError: If ``example_inputs`` is missing for a model that takes neither texts nor images, or does not
+                fit the forward, or ``content`` is not an argument of the forward.
         """
         config: Any = model.config
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
@@ -170,7 +207,7 @@ class TransformersAdapter(Adapter):
         override = override_of(model)
         if example_inputs is None:
             example_inputs = override.example(model)
-        if type(processor).__name__ == "TimmWrapperImageProcessor":  # which cannot be saved beside another model
+        if type(processor).__name__ == "TimmWrapperImageProcessor":  # cannot be saved with another model
             from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
             processor = TimmImageProcessor(**processor.data_config)
@@ -187,7 +224,7 @@ class TransformersAdapter(Adapter):
         else:
             raise ExampleError(
                 f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
-                "override that makes one",
+                "override that generates one",
                 model,
             )
         device, dtype = place_of(model)
@@ -198,18 +235,25 @@ class TransformersAdapter(Adapter):
         if not isinstance(example.get(name), Tensor):
             got = ", ".join(f"{n} ({type(v).__name__})" for n, v in example.items()) or "none"
             raise ExampleError(
-                f"example_inputs of {type(model).__name__} must hold a tensor {name!r}, got {got}", model
+                f"example_inputs of {type(model).__name__} must contain a tensor {name!r}, got {got}", model
             )
         return cls(model, _interface(model, name, example, processor), example, reference, processor)
 
     @property
     def task(self) -> str | None:
-        """By the name of the class, as transformers names its heads."""
+        """Task of the head, derived from the name of the class; ``None`` for other classes."""
         name = type(self.model).__name__
         return next((task for ending, task in HEADS.items() if name.endswith(ending)), None)
 
     def blueprint(self) -> dict[str, Any]:
-        """Class and config; local paths are left out."""
+        """Return the class, the config without local paths, and the attention implementation.
+
+        Returns:
+            JSON values: ``library``, ``class``, ``config``, ``attention``.
+
+        Raises:
+            ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``.
+        """
         model: Any = self.model
         own = type(model).__name__ in registries.networks and type(model) is _class(type(model).__name__)
         if not (own or type(model).__module__.startswith("transformers.")):
@@ -228,12 +272,23 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """The network of a blueprint; classes of transformers only."""
+        """Construct the network that a :meth:`blueprint` describes.
+
+        Args:
+            blueprint: The result of :meth:`blueprint`, possibly from an untrusted source.
+
+        Returns:
+            The network in eval mode, without trained weights.
+
+        Raises:
+            ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``, or the
+                config refers to weights or code from elsewhere.
+        """
         import transformers
 
         kind = _class(blueprint["class"])
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
-            raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may have it")
+            raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
         values = _own_code_only(blueprint["config"])
         attention = blueprint.get("attention")
         if attention and not (isinstance(attention, str) and attention.replace("|", "_").isidentifier()):
@@ -245,20 +300,28 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """The tokenizer or image processor saved in a folder; ``None`` where there is none."""
+        """Load the tokenizer or image processor that is saved in a folder.
+
+        Args:
+            blueprint: The :meth:`blueprint` of the network.
+            folder: Path of the folder.
+
+        Returns:
+            The processor; ``None`` if the folder contains none.
+        """
         kind = _class(blueprint["class"])
         return load_processor(folder, kind.main_input_name, {"trust_remote_code": False})
 
 
 def _class(name: str) -> Any:
-    """A model class by its name: one of the registry of networks, or of transformers; ``None`` if neither has it."""
+    """Return a model class of the registry of networks or of transformers by its name, or ``None``."""
     import transformers
 
     return registries.networks.get(name) if name in registries.networks else getattr(transformers, name, None)
 
 
 def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """A model with random weights; of its options, the config takes those that it knows."""
+    """Construct a model with random weights; options that the config does not use go to the class."""
     import transformers
 
     config, unused = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
@@ -274,7 +337,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     caching = config if getattr(config, "is_encoder_decoder", False) else _text(config)
     if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
         options["use_cache"] = False
-    if "use_mems" in arguments:  # a cache among the outputs is a way around every cut
+    if "use_mems" in arguments:  # a cache among the outputs bypasses every cut
         options["use_mems"] = False
     options |= {flag: False for flag in EXTRA_OUTPUTS if getattr(config, flag, False)}
     value = example[name]
@@ -295,11 +358,11 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
 
 
 def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
-    """The longest text: the least of what the tokenizer knows and what the table of positions holds."""
+    """Return the maximum number of tokens: the smaller limit of the tokenizer and of the position embeddings."""
     positions = getattr(_text(config), "max_position_embeddings", None)
     for table in model.modules():
         if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
-            positions -= table.padding_idx + 1  # such a table counts positions from behind the padding id
+            positions -= table.padding_idx + 1  # such embeddings number positions from padding_idx + 1
             break
     known = [
         limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and 0 < limit < 10**9
@@ -308,18 +371,18 @@ def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
 
 
 def _without(values: Any, keys: tuple[str, ...]) -> Any:
-    """JSON values without some keys, at any depth."""
+    """Return JSON values without some keys, at any depth."""
     if isinstance(values, dict):
         return {key: _without(value, keys) for key, value in values.items() if key not in keys}
     return [_without(value, keys) for value in values] if isinstance(values, list) else values
 
 
 def _own_code_only(values: Any, key: str = "") -> Any:
-    """A copy of a config by which no constructor fetches weights or configs, opens files or runs code from elsewhere.
+    """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code.
 
     Raises:
-        ValueError: If it names an attention, a checkpoint, or a network that timm does not have. (The attention of a
-            blueprint is beside its config.)
+        ValueError: If the config contains an attention implementation (a blueprint stores it outside of the config), a
+            checkpoint, or a network that timm does not have.
     """
     if values and ("attn_implementation" in key or key in ("checkpoint_path", "pretrained_cfg_overlay")):
         raise _foreign(key, values)
@@ -338,7 +401,7 @@ def _own_code_only(values: Any, key: str = "") -> Any:
 
 
 def _foreign(key: str, value: Any) -> ValueError:
-    return ValueError(f"a config may name what transformers and timm have themselves only, got {key}={value!r}")
+    return ValueError(f"a config may refer only to components of transformers and timm, got {key}={value!r}")
 
 
 def _text(config: Any) -> Any:
@@ -346,7 +409,7 @@ def _text(config: Any) -> Any:
 
 
 def _start_id(config: Any) -> int | None:
-    """What a decoder's text begins with: as in ``generate``, text begins with ``bos`` where nothing else is said."""
+    """Return the first token id of a decoder; as in ``generate``, ``bos_token_id`` is the fallback."""
     for key in ("decoder_start_token_id", "bos_token_id"):
         if (found := getattr(config, key, None)) is not None:
             return int(found)
@@ -354,7 +417,7 @@ def _start_id(config: Any) -> int | None:
 
 
 def _special_ids(config: Any) -> tuple[int, ...]:
-    """Padding and end of text, which heads look for."""
+    """Return the ids of padding and end of text, for which heads search."""
     found: set[int] = set()
     for key in ("pad_token_id", "eos_token_id"):
         value = getattr(_text(config), key, None)
@@ -363,17 +426,18 @@ def _special_ids(config: Any) -> tuple[int, ...]:
 
 
 TOKENS, TRIED = 6, 9
-"""How long the texts of an example are, and the longest that a cut is tried with."""
+"""Number of tokens of the texts of an example, and of the longest text with which a cut is verified."""
 
 
 def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Token ids and mask; for an encoder-decoder also what the decoder reads: as many tokens where a head compares.
+    """Return random token ids and their mask; for an encoder-decoder also the ids of the decoder.
 
-    Texts end as those of a tokenizer do: heads look for that.
+    Heads for sequence classification require equal lengths of both texts. Texts of an encoder-decoder end with the id
+    for the end of text, for which heads search.
     """
     config: Any = model.config
     special, end = _special_ids(config), getattr(_text(config), "eos_token_id", None)
-    vocabulary = getattr(_text(config), "vocab_size", 1000)  # models of characters have none
+    vocabulary = getattr(_text(config), "vocab_size", 1000)  # models of characters have no vocabulary
     ordinary = torch.tensor([i for i in range(min(vocabulary, 1000)) if i not in special])
     generator = torch.Generator().manual_seed(0)
 
@@ -384,8 +448,8 @@ def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, t
     tokens = max(min(TOKENS, limit - (TRIED - TOKENS)), 1)
     example = {"input_ids": text(tokens)}
     if "decoder_input_ids" in arguments:
-        alike = type(model).__name__.endswith("ForSequenceClassification")
-        example["decoder_input_ids"] = text(tokens if alike else max(tokens - 2, 1))
+        equal_lengths = type(model).__name__.endswith("ForSequenceClassification")
+        example["decoder_input_ids"] = text(tokens if equal_lengths else max(tokens - 2, 1))
         if isinstance(end, int):
             example["input_ids"][:, -1] = end
     return {**example, MASK: torch.ones_like(example["input_ids"])} if MASK in arguments else example

@@ -1,1 +1,1 @@
-"""Overrides of networks of transformers and timm: a file for each family."""
+"""Architecture overrides for networks of transformers and timm: one file for each family."""

@@ -1,6 +1,7 @@
-"""What a class of networks has to be told about, where a watched forward does not show it.
+"""Architecture overrides: facts about a class of networks that a trace of its forward does not reveal.
 
-An override is registered in the registry ``overrides``, under the name of a class, its own or that of a base.
+Register an override in ``hf_stitch.registries.overrides`` under the name of the class of the network or of one of its
+base classes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from hf_stitch.registry import did_you_mean, registries
 
 
 class Override:
-    """Says nothing: what holds for every network without an override. A subclass says what differs.
+    """Base class of architecture overrides, with the defaults for networks without an override.
 
-    It keeps nothing of a network: one instance serves all.
+    A subclass overrides the methods for which its networks differ. It must not store anything about a network, because
+    one instance serves all networks of the class.
 
     Attributes:
-        options: Arguments that every forward gets (``{"use_mems": False}``).
+        options: Additional arguments of every forward (``{"use_mems": False}``).
 
     Example:
         >>> import torch, hf_stitch
@@ -41,23 +43,49 @@ class Override:
     options: ClassVar[Mapping[str, Any]] = {}
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
-        """A batch of inputs, where they cannot be invented; ``None``: as for any network."""
+        """Return a batch of inputs for networks whose inputs cannot be generated automatically.
+
+        Args:
+            model: The network.
+
+        Returns:
+            The inputs by the names of the arguments; ``None`` (the default) generates them as for any network.
+        """
         return None
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
-        """Token ids that heads look for beside padding and end of text of the config: a context keeps them."""
+        """Return token ids that heads search for, in addition to padding and end of text in the config.
+
+        A context keeps these ids when the content is erased.
+
+        Args:
+            model: The network.
+
+        Returns:
+            The ids; none by default.
+        """
         return ()
 
     def blocks(self, model: nn.Module) -> tuple[str, ...] | None:
-        """Names of the modules to be listed, once verified, in the order that they run; ``None``: what a trace finds.
+        """Return the names of the candidates for cuts, in the order in which they run.
 
-        An override can name what is not found; it cannot make a cut of what is none.
+        Candidates are verified with and without an override: it can add modules that the trace does not list, but a
+        module with a bypass remains refused.
+
+        Args:
+            model: The network.
+
+        Returns:
+            Names of modules; ``None`` (the default) takes the blocks that a trace finds.
         """
         return None
 
 
 def full_name(kind: type) -> str:
-    """The name of a class with that of the package it comes from: ``transformers.BertModel``.
+    """Return the name of a class with that of its package: ``transformers.BertModel``.
+
+    Args:
+        kind: The class.
 
     Example:
         >>> full_name(nn.Linear)
@@ -67,14 +95,25 @@ def full_name(kind: type) -> str:
 
 
 def override_of(model: nn.Module) -> Override:
-    """The override of a network: that of the nearest of its classes which has one.
+    """Return the override of a network: that of the first class in its method resolution order that has one.
 
-    It stands under the name of the class with its package (``transformers.BertModel``) or under the bare name, which
-    holds for every class that is called so.
+    An override is registered under the name of a class with its package (``transformers.BertModel``), or under the bare
+    name, which applies to every class of that name.
+
+    Args:
+        model: The network.
+
+    Returns:
+        The override; a plain :class:`Override` if none is registered.
 
     Raises:
-        TypeError: If what is registered is no :class:`Override`, or its blocks are no names.
+        TypeError: If the registered class is not a subclass of :class:`Override`, or its blocks are not a tuple of
+            names.
         ValueError: If its blocks name a module that the network does not have.
+
+    Example:
+        >>> type(override_of(nn.Linear(2, 2))).__name__
+        'Override'
     """
     for kind in type(model).__mro__:
         for name in (full_name(kind), kind.__name__):
@@ -96,7 +135,7 @@ def _check_blocks(blocks: Any, model: nn.Module, what: str) -> None:
     if blocks is None:
         return
     if not isinstance(blocks, tuple) or not all(isinstance(name, str) for name in blocks):
-        raise TypeError(f"{what} must give its blocks as a tuple of names or as None, got {blocks!r}")
+        raise TypeError(f"{what} must return its blocks as a tuple of names or as None, got {blocks!r}")
     names = [name for name, _ in model.named_modules() if name]
     for name in blocks:
         if name not in names:

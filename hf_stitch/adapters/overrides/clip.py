@@ -1,4 +1,4 @@
-"""CLIP's encoders of texts, whose oldest configs name a wrong end of text."""
+"""Text encoders of CLIP, whose oldest configs contain a wrong id for the end of text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import nn
 from hf_stitch.adapters.overrides.base import Override
 
 WRONG = 2
-"""The ``eos_token_id`` of these configs, with which CLIP looks for the largest id of a text: the tokenizer's end."""
+"""The ``eos_token_id`` of these configs. CLIP then takes the largest id of a text as its end."""
 
 
 class OfTexts(Override):
-    """Where the end of text is the last id of the vocabulary, whatever the config says."""
+    """Override for text encoders whose end of text is the last id of the vocabulary, despite the config."""
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
-        """The end of text."""
+        """Return the last id of the vocabulary if the config contains the wrong one."""
         config: Any = model.config
         return (config.vocab_size - 1,) if config.eos_token_id == WRONG else ()
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
-        """Texts that end so."""
+        """Return texts of 6 tokens that end with the last id of the vocabulary."""
         config: Any = model.config
         if config.eos_token_id != WRONG:
             return None

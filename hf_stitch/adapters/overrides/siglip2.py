@@ -1,4 +1,4 @@
-"""SigLIP 2, which takes images as lists of patches, padded to one length, with the grid that each forms."""
+"""SigLIP 2, which takes images as lists of patches, padded to one length, with the grid size of each image."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hf_stitch.adapters.overrides.base import Override
 
 
 class OfPatches(Override):
-    """Its classifier of images."""
+    """Override for the image classifier of SigLIP 2."""
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
-        """Images of 4 × 4 patches."""
+        """Return two random images of 4 × 4 patches, with mask and grid sizes."""
         config: Any = getattr(model.config, "vision_config", model.config)
         pixels = config.num_channels * config.patch_size**2
         return {

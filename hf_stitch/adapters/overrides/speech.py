@@ -1,4 +1,4 @@
-"""Encoders of speech: of waveforms (wav2vec 2.0 and its kin), and of spectrograms (AST, Whisper)."""
+"""Speech encoders: of waveforms (wav2vec 2.0 and related models) and of spectrograms (AST, Whisper)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from hf_stitch.adapters.overrides.base import Override
 
 
 class OfWaveforms(Override):
-    """Models of ``input_values``, (batch, samples), which convolutions make frames of."""
+    """Override for models that turn ``input_values``, shape (batch, samples), into frames by convolutions.
+
+    Attributes:
+        frames: Number of frames of an example.
+    """
 
     frames = 12
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
-        """Noise of as many samples as make 12 frames."""
+        """Return two waveforms of noise with the number of samples that gives :attr:`frames` frames."""
         config: Any = model.config
         samples = self.frames
         for kernel, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
@@ -27,25 +31,28 @@ class OfWaveforms(Override):
 
 
 class OfSpectrograms(Override):
-    """AST, which takes ``input_values``, (batch, frames, frequencies), of one length."""
+    """Override for AST, which takes ``input_values``, shape (batch, frames, frequencies), of a fixed length."""
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
-        """Noise of that length."""
+        """Return two spectrograms of noise of the length in the config."""
         config: Any = model.config
         size = (2, config.max_length, config.num_mel_bins)
         return {"input_values": torch.randn(size, generator=torch.Generator().manual_seed(0))}
 
 
 class OfWhisper(Override):
-    """Whisper, which takes ``input_features``, (batch, frequencies, frames), of one length, and in its decoder text."""
+    """Override for Whisper, which takes ``input_features`` of a fixed length, shape (batch, frequencies, frames).
+
+    Its decoder takes texts.
+    """
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
-        """Noise of that length, and three tokens where there is a decoder; the decoder alone takes texts as others."""
+        """Return spectrograms of noise, with three tokens if the model has a decoder; ``None`` for a decoder alone."""
         config: Any = model.config
         if model.main_input_name != "input_features":
             return None
         generator = torch.Generator().manual_seed(0)
-        heard = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
+        spectrograms = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
         if "decoder_input_ids" not in inspect.signature(model.forward).parameters:
-            return {"input_features": heard}
-        return {"input_features": heard, "decoder_input_ids": torch.full((2, 3), config.decoder_start_token_id)}
+            return {"input_features": spectrograms}
+        return {"input_features": spectrograms, "decoder_input_ids": torch.full((2, 3), config.decoder_start_token_id)}

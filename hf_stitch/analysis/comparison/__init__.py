@@ -1,1 +1,1 @@
-"""Comparing every layer of one side with every layer of another, in one pass over the samples."""
+"""Comparison of all layers of two networks in one pass over the samples."""

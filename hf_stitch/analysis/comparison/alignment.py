@@ -1,4 +1,4 @@
-"""Tokens of two tokenizers, brought together by the characters that they stand for."""
+"""Alignment of the tokens of two tokenizers by their character offsets."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Align = Literal["tokens", "offsets"]
 ALIGN: tuple[str, ...] = get_args(Align)
 
 Span = tuple[int, int]
-"""A stretch of a text: its first character, and the one after its last."""
+"""Character span of a token: index of the first character, and index after the last one."""
 
 LEFT_OUT = -1
 
 
 def align(text: str, a: Sequence[Span], b: Sequence[Span]) -> tuple[list[int], list[int]]:
-    """The segments of a text that two tokenizations share, and which of them each token belongs to.
+    """Assign the tokens of two tokenizations of a text to shared segments.
 
-    The text is cut wherever no token of either side goes across: the finest segmentation that both tokenizations
-    refine. White space counts for nothing, so that a token with a leading space begins at its first letter; tokens that
-    share a character (the bytes of an emoji) are in one segment.
+    The text is split wherever no token of either side crosses: this is the finest segmentation that both tokenizations
+    refine. White space is ignored, so that a token with a leading space begins at its first letter. Tokens that share a
+    character (the bytes of an emoji) belong to one segment.
 
-    What only one side saw is left out: segments in which the other has no token (a character that it drops), and those
-    that reach before the first or beyond the last character of the other, where a text may have been cut at the limit
-    of a model.
+    Segments that only one side covers are left out: segments in which the other side has no token (a character that it
+    drops), and segments that extend before the first or beyond the last character of the other side, where the text may
+    have been truncated at the maximum length of a model.
 
     Args:
         text: The text.
-        a: For each token of one side the characters that it stands for; none, ``(0, 0)``, for special tokens.
-        b: Of the other side.
+        a: Character span of each token of one side; the empty span ``(0, 0)`` for special tokens.
+        b: Character span of each token of the other side.
 
     Returns:
-        For each token of both sides the number of its segment, from 0 in the order of the text; -1 for tokens that are
-        left out: of what only one side saw, of white space, and special ones.
+        For each token of both sides, the index of its segment, from 0 in the order of the text. -1 for tokens that are
+        left out: tokens in segments that only one side covers, white space, and special tokens.
 
     Example:
         >>> align("naive cat", [(0, 2), (2, 5), (6, 9)], [(0, 5), (5, 9), (0, 0)])
@@ -68,7 +68,7 @@ def align(text: str, a: Sequence[Span], b: Sequence[Span]) -> tuple[list[int], l
 
 
 def _visible(text: str, span: Span) -> Span | None:
-    """The span without white space at its ends; ``None`` if there is nothing else."""
+    """Strip white space from a span; ``None`` if nothing is left."""
     piece = text[slice(*span)]
     kept = piece.strip()
     start = span[0] + len(piece) - len(piece.lstrip())
@@ -76,37 +76,45 @@ def _visible(text: str, span: Span) -> Span | None:
 
 
 def aligned(sides: Sequence[Side]) -> tuple[Side, ...]:
-    """Sides whose tokens correspond, of sides that read the same texts: their rows are segments of text.
+    """Wrap sides that read the same texts so that their rows are shared text segments instead of tokens.
+
+    Args:
+        sides: Both networks, or one network that is both sides.
+
+    Returns:
+        The wrapped sides.
 
     Raises:
-        ValueError: If a side is no network, or the sides read different samples.
+        ValueError: If a side is not a network, or the sides read different samples.
     """
     networks = [side for side in sides if isinstance(side, Network)]
     if len(networks) < len(sides):
-        raise ValueError(
-            "align='offsets' takes networks on both sides: saved activations do not say which text is where"
-        )
+        raise ValueError("align='offsets' needs networks on both sides: saved activations contain no character offsets")
     if networks[0].reader is not networks[-1].reader:
-        raise ValueError("align='offsets' takes the same texts on both sides: leave paired_data out")
+        raise ValueError("align='offsets' needs the same texts on both sides: leave paired_data out")
     shared = _Shared(networks)
     return tuple(_Aligned(network, shared, place) for place, network in enumerate(networks))
 
 
 class _Aligned(Network):
-    """A network that says one vector for each segment of text: the mean of those of its tokens."""
+    """A network with one vector per text segment: the mean of the activations of its tokens."""
 
     def __init__(self, network: Network, shared: _Shared, place: int) -> None:
         super().__init__(network.adapter, network.reader)
         self._shared, self._place = shared, place
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
-        """Run the network once."""
+        """Run the network once and average its activations over the tokens of each segment."""
         inputs, segments = self._shared.batch(start, stop)[self._place]
-        self.adapter.run_with_callback(inputs, layers, lambda name, said: callback(name, segments.mean(name, said)))
+
+        def averaged(name: str, activations: Representation) -> None:
+            callback(name, segments.mean(name, activations))
+
+        self.adapter.run_with_callback(inputs, layers, averaged)
 
 
 class _Shared:
-    """What the networks' tokenizers make of a batch of texts; a batch that both sides ask for is read once."""
+    """Tokenized batches of texts. A batch that both sides request is tokenized once."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks
@@ -114,7 +122,7 @@ class _Shared:
         self._batch: list[tuple[dict[str, Any], _Segments]] = []
 
     def batch(self, start: int, stop: int) -> list[tuple[dict[str, Any], _Segments]]:
-        """For each network its inputs, and which segment each token belongs to."""
+        """Return the inputs of each network with the segments of their tokens."""
         if self._place != (start, stop):
             self._batch = self._read(start, stop)
             self._place = (start, stop)
@@ -125,7 +133,7 @@ class _Shared:
         texts, ids = reader.read(start, stop), reader.samples.ids[start:stop]
         for text, id_ in zip(texts, ids, strict=True):
             if not isinstance(text, str):
-                raise ValueError(f"align='offsets' takes texts, and sample {id_!r} is of type {type(text).__name__}")
+                raise ValueError(f"align='offsets' takes texts, but sample {id_!r} is of type {type(text).__name__}")
         inputs = [network.adapter.preprocess(texts, offsets=True) for network in self._networks]
         spans = [each.pop(OFFSETS).tolist() for each in inputs]
         found = [align(*sample) for sample in zip(texts, spans[0], spans[-1], strict=True)]
@@ -137,10 +145,10 @@ class _Segments:
     """The tokens of each segment of a batch.
 
     Attributes:
-        shape: Of the batch: (samples, tokens).
-        tokens: Places in the batch of the tokens that count, segment by segment.
-        starts: For each segment the place of its first token in ``tokens``.
-        mask: (samples, most segments of one), true where there is a segment.
+        shape: Shape of the batch, (samples, tokens).
+        tokens: (assigned tokens,) flat indices in the batch of the tokens with a segment, sorted by segment.
+        starts: (segments,) index in ``tokens`` of the first token of each segment.
+        mask: (samples, greatest number of segments) bool, true where there is a segment.
     """
 
     shape: tuple[int, int]
@@ -150,12 +158,12 @@ class _Segments:
 
     @classmethod
     def of(cls, segments: Sequence[Sequence[int]], ids: Sequence[Id]) -> _Segments:
-        """From the segment of every token of every sample, as :func:`align` says it."""
+        """Build from the segment index of each token of each sample, as returned by :func:`align`."""
         numbers = torch.tensor(segments)
         counts = numbers.amax(1) + 1
         if bool((counts == 0).any()):
             sample = ids[int((counts == 0).nonzero()[0])]
-            raise ValueError(f"sample {sample!r} has no text that both tokenizers saw; leave it out by select")
+            raise ValueError(f"sample {sample!r} has no text that both tokenizers cover; leave it out with select")
         mask = torch.arange(int(counts.amax())) < counts[:, None]
         before = counts.cumsum(0) - counts
         order = torch.where(numbers == LEFT_OUT, LEFT_OUT, numbers + before[:, None]).flatten()
@@ -163,15 +171,15 @@ class _Segments:
         _, sizes = order[tokens].unique_consecutive(return_counts=True)
         return cls((numbers.shape[0], numbers.shape[1]), tokens, sizes.cumsum(0) - sizes, mask)
 
-    def mean(self, name: str, said: Representation) -> Representation:
-        """What a layer says of the segments: the means over their tokens; of a text as a whole it is left as it is."""
-        values = said.values
-        if said.layout == "bd":
-            return said
+    def mean(self, name: str, activations: Representation) -> Representation:
+        """Average the activations of a layer over the tokens of each segment; vectors of whole texts are unchanged."""
+        values = activations.values
+        if activations.layout == "bd":
+            return activations
         if values.shape[:2] != self.shape:
             raise ValueError(
-                f"layer {name!r} says {values.shape[1]} vectors of texts of {self.shape[1]} tokens, so that nobody "
-                "knows which text is where; leave it out"
+                f"layer {name!r} outputs {values.shape[1]} vectors for texts of {self.shape[1]} tokens, which cannot "
+                "be aligned; leave it out"
             )
         tokens, starts, mask = (part.to(values.device) for part in (self.tokens, self.starts, self.mask))
         means = values.new_zeros(*mask.shape, values.shape[2])

@@ -1,4 +1,4 @@
-"""The result of a comparison: for every metric a value for each pair of layers."""
+"""Results of :func:`hf_stitch.compare`: for each metric, a value for each pair of layers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,27 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SimilarityAtlas(Result):
-    """What :func:`compare` found: for every metric a value for each pair of layers.
+    """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
 
     Attributes:
-        values: By metric ``(layers of a, layers of b)``, float64.
-        layers_a: What the rows are called.
-        layers_b: What the columns are called.
+        values: Metric -> (layers of a, layers of b) float64.
+        layers_a: Names of the layers of a, the rows.
+        layers_b: Names of the layers of b, the columns.
         n: Number of samples.
         pooling: The pooling.
-        routes: By metric, what it was computed from: ``moments``, ``grams``, ``features`` or ``minibatches``.
-        distances: Those of the metrics of which less is more alike.
-        recipe: What it takes to do it again: both sides with hashes, data, metrics with options, batch size, versions.
+        routes: Metric -> statistic it was computed from: ``moments``, ``grams``, ``features`` or ``minibatches``.
+        distances: The metrics for which a lower value means more similar.
+        recipe: Record for reproducing the comparison: both sides with hashes, data, metrics with options, batch size
+            and versions.
+
+    Example:
+        >>> values = {"linear_cka": np.array([[0.9, 0.3], [0.2, 0.8]])}
+        >>> routes = {"linear_cka": "moments"}
+        >>> atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), n=100, pooling="mean", routes=routes)
+        >>> atlas["linear_cka"].shape
+        (2, 2)
+        >>> atlas.best_pair()
+        ('a0', 'b0')
     """
 
     values: Mapping[str, Array]
@@ -46,30 +56,37 @@ class SimilarityAtlas(Result):
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse values that do not fit the layers."""
+        """Check the shapes of the values."""
         shape = (len(self.layers_a), len(self.layers_b))
         for metric, values in self.values.items():
             if values.shape != shape:
                 raise ValueError(
-                    f"the values of {metric} must have the shape {shape}, a pair of layers each, got {values.shape}"
+                    f"values of {metric} must have the shape {shape}, (layers of a, layers of b), got {values.shape}"
                 )
 
     def __getitem__(self, metric: str) -> Array:
-        """The values of a metric: ``atlas["linear_cka"]``.
+        """Return the values of a metric, (layers of a, layers of b) float64, e.g. ``atlas["linear_cka"]``.
 
         Raises:
-            KeyError: If the atlas has no such metric.
+            KeyError: If the atlas does not contain the metric.
         """
         if metric not in self.values:
             raise KeyError(f"the atlas has no metric {metric!r}; it has {', '.join(self.values)}")
         return self.values[metric]
 
     def best_matches(self, metric: str | None = None, axis: Literal["a", "b"] = "a") -> dict[str, str]:
-        """For each layer of one side the layer of the other that is most alike, by a metric (default: the first).
+        """Find the most similar layer of the other side for each layer of one side.
 
         Args:
-            metric: One of the metrics of the atlas.
-            axis: The side whose layers are looked up.
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
+
+        Returns:
+            Layer of the side ``axis`` -> most similar layer of the other side.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+            ValueError: If ``axis`` is not ``"a"`` or ``"b"``.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"})
@@ -83,10 +100,16 @@ class SimilarityAtlas(Result):
         return {layer: other[place] for layer, place in zip(own, best, strict=True)}
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
-        """The most similar pair of layers, by a metric (default: the first); of equal pairs the first.
+        """Find the most similar pair of layers.
 
         Args:
-            metric: One of the metrics of the atlas.
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Returns:
+            The layer of a and the layer of b; the first pair in case of a tie.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -101,7 +124,11 @@ class SimilarityAtlas(Result):
         return self.layers_a[a], self.layers_b[place[a]]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each metric and pair of layers: ``metric``, ``layer_a``, ``layer_b``, ``value``."""
+        """Return the values in long format.
+
+        Returns:
+            One row per metric and pair of layers, with the columns ``metric``, ``layer_a``, ``layer_b`` and ``value``.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -114,7 +141,17 @@ class SimilarityAtlas(Result):
         )
 
     def plot(self, metric: str | None = None) -> Figure:
-        """The values of a metric (default: the first) as a heat map; for each layer of a the best match is framed."""
+        """Plot the values of a metric as a heat map, with a frame around the best match of each layer of a.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+        """
         from hf_stitch.plots import heatmap
 
         name = metric or next(iter(self.values))
@@ -124,7 +161,7 @@ class SimilarityAtlas(Result):
         return heatmap(self[name], self.layers_a, self.layers_b, title=title, label=name, marked=marked)
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: for each layer of a its best match, by every metric."""
+        """Return the table that ``rich`` prints: the best match of each layer of a under each metric."""
         from rich.table import Table
         from rich.text import Text
 

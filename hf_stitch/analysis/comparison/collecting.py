@@ -1,4 +1,4 @@
-"""The one pass over the data: what is collected of each group of layers, and the values that follow."""
+"""The pass over the data: collecting the statistics of each group of layers, and computing the metrics from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,16 @@ def run_pass(
     batch_size: int,
     progress: bool,
 ) -> None:
-    """Run this process's part of the samples, from where it was interrupted."""
+    """Run the samples of this process through the collectors, resuming from a checkpoint if there is one.
+
+    Args:
+        reader: Reader of the layers.
+        collectors: One collector per group of layers.
+        state: Checkpoint of the pass.
+        processes: The processes that share the samples.
+        batch_size: Samples per forward.
+        progress: Show a progress bar.
+    """
     from tqdm.auto import tqdm
 
     start, stop = processes.part(reader.n)
@@ -44,7 +53,7 @@ def run_pass(
         start, tensors = saved
         for number, collector in enumerate(collectors):
             collector.load(within(f"{number}/", tensors))
-    hide = None if progress and processes.rank == 0 else True  # None: shown on terminals only
+    hide = None if progress and processes.rank == 0 else True  # None shows the bar on terminals only
     with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
         while start < stop:
             end = min(start + batch_size, stop)
@@ -58,14 +67,14 @@ def run_pass(
 
 
 class Collector:
-    """What is collected of a group of layers, and the values that follow.
+    """Collects the statistics of a group of layers and computes the metrics from them.
 
     Args:
-        group: The layers.
-        reader: Of all layers.
-        metrics: By label.
-        taken: By label the name of the route that is taken.
-        folder: Where rows are kept.
+        group: The group of layers.
+        reader: Reader of all layers.
+        metrics: Label -> metric.
+        taken: Label -> name of the chosen route.
+        folder: Folder for files of rows.
         n: Number of samples of this process.
     """
 
@@ -92,16 +101,24 @@ class Collector:
                 self._kept[name] = {}
 
     def take(self, key: Key, rows: Tensor) -> bool:
-        """Take the rows of one matrix in a batch, and say whether they are finite; :meth:`end` follows the last."""
+        """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch.
+
+        Args:
+            key: The matrix.
+            rows: (rows, d) rows of the matrix.
+
+        Returns:
+            Whether the rows are finite.
+        """
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
             self._kept[name][key] = kept = statistic.keep(rows)
             products += [kept.products] if isinstance(kept, Gram) else []
-        # What is not finite shows in a product: the rows need not be read again.
+        # Non-finite rows make the trace non-finite, which is cheaper to check than the rows.
         return bool(products[0].trace().isfinite()) if products else all_finite(rows)
 
     def end(self) -> None:
-        """Add the batch of which all matrices have come."""
+        """Update the statistics with the current batch after all its matrices were added."""
         for name, statistic in self._statistics.items():
             kept = self._kept[name]
             statistic.update([kept[key] for key in self.group.x], self._second(kept))
@@ -111,25 +128,31 @@ class Collector:
         return None if self.group.same else [kept[key] for key in self.group.y]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All there is, but for rows, which are in files."""
+        """Return the state of all statistics, without rows, which are stored in files."""
         return joined({name: statistic.state_dict() for name, statistic in self._statistics.items()})
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state_dict` gave."""
+        """Restore a state returned by :meth:`state_dict`."""
         for name, statistic in self._statistics.items():
             statistic.load_state_dict(within(f"{name}/", state))
 
     def all_reduce(self, accelerator: Accelerator | None) -> None:
-        """Give every process what all have collected."""
+        """Combine the statistics of all processes, on each process."""
         if accelerator is not None:
             for statistic in self._statistics.values():
                 statistic.all_reduce(accelerator)
 
     def values(self, label: str) -> Array:
-        """A metric for all layers of a and those layers of b that are in the group.
+        """Compute a metric for all pairs of the layers of a and the layers of b in the group.
+
+        Args:
+            label: Label of the metric.
+
+        Returns:
+            (layers of a, layers of b in the group) float64.
 
         Raises:
-            ValueError: If it is undefined for a layer or a pair of layers; the message names them.
+            ValueError: If the metric is undefined for a layer or a pair of layers; the message contains their names.
         """
         route = self._routes[label]
         try:
@@ -144,12 +167,12 @@ class Collector:
 
 
 def _name(route: Route) -> str:
-    """What the statistic of a route is called in a state."""
+    """Return the key of the statistic of a route in a state."""
     return "-".join([route.collects, *map(str, route.options.values())])
 
 
 def _statistic(route: Route, group: Group, reader: LayerReader, folder: Path, n: int | None) -> LayerStatistic:
-    """The statistic that a route collects, empty."""
+    """Return the empty statistic that a route collects."""
     x, y = ([reader.probe[key] for key in keys] for keys in (group.x, group.y))
     match route.collects:
         case "moments":
@@ -162,5 +185,5 @@ def _statistic(route: Route, group: Group, reader: LayerReader, folder: Path, n:
 
 
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Several states as one."""
+    """Merge several states into one, with their names as key prefixes."""
     return {f"{name}/{key}": part for name, state in parts.items() for key, part in state.items()}

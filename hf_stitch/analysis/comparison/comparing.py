@@ -1,4 +1,4 @@
-"""Comparing the layers of two sides, in one pass over the samples."""
+"""Comparison of the layers of two sides in one pass over the samples."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from hf_stitch.representation import Pooling
 from hf_stitch.storage.checkpoint import Checkpoint
 
 _SHOWN = 3
-"""Layers that an error names, where there may be many."""
+"""Number of layers listed in an error message."""
 
 
 class Comparison:
-    """All layers of two sides by some metrics: planned from two samples, then run over all of them.
+    """Comparison of all layers of two sides: planned from two samples, then run over all samples.
 
     Args:
-        sides: Both sides, or the one that stands on both.
-        metrics: Names of metrics, or metrics.
-        layers_a: Layers of a; ``None``: all that it offers.
-        layers_b: Layers of b.
+        sides: Both sides, or one side that is compared with itself.
+        metrics: Metrics, or names of registered metrics.
+        layers_a: Layers of a; ``None`` uses all layers of the side.
+        layers_b: Layers of b; ``None`` uses all layers of the side.
         pooling: The pooling.
-        processes: Those that share the samples.
+        processes: The processes that share the samples.
 
     Raises:
-        ValueError: If layers cannot be compared under the pooling, or samples are too few for a metric.
+        ValueError: If layers cannot be compared under the pooling, or there are too few samples for a metric.
     """
 
     @torch.no_grad()
@@ -65,7 +65,7 @@ class Comparison:
         self._routes = routes_of(self._metrics, self._reader, self._available)
 
     def plan(self) -> ComparisonPlan:
-        """What it would take."""
+        """Return the predicted cost of the comparison."""
         reader = self._reader
         forwards = reader.seconds * reader.n / self._processes.count
         layers = (len(reader.layers_a), len(reader.layers_b))
@@ -80,17 +80,20 @@ class Comparison:
         recipe: Mapping[str, Any] | None = None,
         progress: bool = False,
     ) -> SimilarityAtlas:
-        """Read the samples once, and compute all values.
+        """Read the samples once and compute all values.
 
         Args:
             batch_size: Samples per forward.
-            folder: For the state, from which an interrupted comparison goes on.
-            recipe: What there is to record beside sides, layers and metrics.
+            folder: Folder for checkpoints, from which an interrupted comparison is resumed.
+            recipe: Additional entries of the recipe, besides sides, layers and metrics.
             progress: Show a progress bar.
 
+        Returns:
+            The values of all metrics.
+
         Raises:
-            ValueError: If no route fits into memory, the folder holds the state of another job, activations are NaN or
-                infinite, or a metric is undefined for a pair of layers.
+            ValueError: If no route fits into memory, the folder contains the checkpoint of another job, activations
+                are NaN or infinite, or a metric is undefined for a pair of layers.
         """
         reader, processes = self._reader, self._processes
         recipe = self._recipe(batch_size, recipe or {})
@@ -113,7 +116,7 @@ class Comparison:
         return SimilarityAtlas(values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe)
 
     def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
-        """All that decides the values, as JSON values."""
+        """Return everything that determines the values, as JSON values."""
         described = {
             "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
             "layers_b": self._reader.layers_b, "rows": self._rows, **more, "batch_size": batch_size,
@@ -126,11 +129,14 @@ class Comparison:
 
 
 def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
-    """The metrics of layers by label: the name, with the options that are not the default.
+    """Return the metrics by label: the name with all non-default options.
+
+    Args:
+        metrics: Metrics, or names of registered metrics.
 
     Raises:
-        TypeError: If it is no list, or an option is unknown.
-        ValueError: If there is none, one is unknown, asked for twice, or compares outputs.
+        TypeError: If ``metrics`` is a single metric, or an option is unknown.
+        ValueError: If there are no metrics, or one is unknown, requested twice, or compares outputs.
     """
     if isinstance(metrics, (str, Metric)):
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
@@ -138,9 +144,9 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
     for metric in map(registries.metrics.build, metrics):
         label = metric.label
         if label in scores:
-            raise ValueError(f"metric {label} is asked for twice")
+            raise ValueError(f"metric {label} is requested twice; name it once")
         if not metric.routes:
-            raise ValueError(f"metric {label} compares {metric.statistic}, not layers; call its function")
+            raise ValueError(f"metric {label} compares {metric.statistic}, not layers; call its function instead")
         scores[label] = metric
     if not scores:
         raise ValueError("compare needs at least one metric, got none")
@@ -148,34 +154,36 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
 
 
 def _check(scores: Mapping[str, Metric], reader: LayerReader, processes: Processes) -> None:
-    """Refuse what is known to fail before the data are read."""
+    """Raise the errors that can be detected before the data are read."""
     start, stop = processes.part(reader.n)
     for label, metric in scores.items():
         least = metric.min_rows("x", 1)
         if metric.minibatched and reader.pooling != "none" and stop - start < least:
             raise ValueError(
-                f"{label} takes at least {least} samples in each process, and {processes.count} processes share "
-                f"{reader.n}"
+                f"{label} takes at least {least} samples in each process, but {processes.count} processes share "
+                f"{reader.n}; use fewer processes"
             )
         if reader.pooling == "none" and metric.independent_rows:
             warnings.warn(
-                f"{label} takes rows for independent samples, and positions of one sample are not: two networks that "
-                "have nothing in common can score .7. Use pooling='mean' or 'flatten'",
+                f"{label} assumes that rows are independent samples, but the positions of one sample are not: two "
+                "unrelated networks can score .7. Use pooling='mean' or 'flatten'",
                 stacklevel=4,
             )
         if reader.pooling != "none":
             _check_count(label, metric, reader)
         widths = {reader.width(key) for group in reader.groups for key in group.keys}
         if metric.equal_widths and len(widths) > 1:
-            raise ValueError(f"{label} takes layers of one width, got widths {sorted(widths)}; name such layers")
+            raise ValueError(
+                f"{label} takes layers of the same width, got widths {sorted(widths)}; select other layers"
+            )
 
 
 def _check_count(label: str, metric: Metric, reader: LayerReader) -> None:
-    """Refuse fewer samples than the metric is known to take of layers that wide."""
+    """Raise an error if there are fewer samples than the metric needs for layers of these widths."""
     least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if reader.n < least:
-        raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; give more")
-    (group,) = reader.groups  # one, as only positions have a grid
+        raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
+    (group,) = reader.groups  # there is one group, because pooled rows have no grid
     widths_a = [reader.width(group.x[place]) for place in group.of_a]
     widths_b = [reader.width(group.y[place]) for place in group.of_b]
     few: dict[str, list[str]] = {}
@@ -189,11 +197,12 @@ def _check_count(label: str, metric: Metric, reader: LayerReader) -> None:
     if few:
         wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
         raise ValueError(
-            f"{label} takes more than the {reader.n} samples there are: at least {wants}; give more or name other layers"
+            f"{label} takes more than the {reader.n} samples given: at least {wants}; pass more samples or use other "
+            "layers"
         )
 
 
 def _listed(layers: list[str]) -> str:
-    """The first of them by name, the others by number."""
+    """List the first names and the number of the others."""
     shown = ", ".join(map(repr, layers[:_SHOWN]))
     return shown if len(layers) <= _SHOWN else f"{shown} and {len(layers) - _SHOWN} more"

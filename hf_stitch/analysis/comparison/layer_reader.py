@@ -1,4 +1,4 @@
-"""The layers that are compared, and the rows of both sides, batch by batch."""
+"""Reader of the compared layers: the rows of both sides, batch by batch."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ Grid = tuple[int, int] | None
 
 
 Key = tuple[int, str, Grid]
-"""A matrix of rows: the number of its side, its layer, and the grid that positions were brought to."""
+"""A matrix of rows: index of its side, layer, and the grid to which its positions are resized."""
 
 
 PROBE = 2
-"""Samples that are looked at before the others."""
+"""Number of samples in the probe, which is run before the pass over all samples."""
 
 
 RunLayers = Callable[[Sequence[str], LayerCallback], None]
-"""Tells what is said of some samples at some layers, each once."""
+"""Calls the callback once per layer with the activations of some samples."""
 
 
 Take = Callable[[Key, Tensor], bool]
-"""Is given the rows of a matrix, which last no longer than the call, and says whether they are finite."""
+"""Receives the rows of a matrix, which are valid only during the call, and returns whether they are finite."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices that share their rows: layers of b on one grid, and all layers of a brought to it.
+    """Matrices with the same rows: layers of b with the same grid, and all layers of a resized to this grid.
 
     Attributes:
         x: The distinct matrices of a.
-        y: Those of b; the very same where b is a.
-        of_a: For each layer of a its place in ``x``.
-        of_b: For each of these layers of b its place in ``y``.
-        places: For each of these layers of b its place among all.
+        y: The distinct matrices of b; the same object as ``x`` if they are the same matrices.
+        of_a: For each layer of a, its index in ``x``.
+        of_b: For each layer of b in the group, its index in ``y``.
+        places: For each layer of b in the group, its index among all layers of b.
     """
 
     x: tuple[Key, ...]
@@ -55,7 +55,7 @@ class Group:
 
     @property
     def same(self) -> bool:
-        """Whether both sides are the same matrices."""
+        """Whether both sides have the same matrices."""
         return self.x == self.y
 
     @property
@@ -65,29 +65,30 @@ class Group:
 
 
 class LayerReader:
-    """The layers of both sides that are compared, and their rows, batch by batch.
+    """Reader of the compared layers of both sides, which returns their rows batch by batch.
 
-    A few samples are looked at first, from which the shapes follow, and which layers return the very same tensor: that
-    one is taken once.
+    A probe of a few samples is run first. It determines the shapes, and which layers return the same tensor, so that
+    this tensor is processed once.
 
     Attributes:
         layers_a: Layers of a.
         layers_b: Layers of b.
         n: Number of samples.
-        groups: What is compared with what.
-        probe: The rows of the first samples.
-        seconds: For one sample, as measured.
+        groups: Groups of layers that are compared with each other.
+        probe: Matrix -> rows of the probe.
+        seconds: Measured duration of the forward passes per sample.
 
     Args:
-        sides: Both sides, or the one that stands on both.
-        layers_a: Layers of a; ``None``: all that it offers.
-        layers_b: Layers of b.
+        sides: Both sides, or one side that is compared with itself.
+        layers_a: Layers of a; ``None`` uses all layers of the side.
+        layers_b: Layers of b; ``None`` uses all layers of the side.
         pooling: The pooling.
-        ordered: Whether the features of flattened pooling must be in the order of positions at every layer; in that of
-            memory they need not be moved.
+        ordered: Whether pooling ``flatten`` must order features by position at every layer. If not, the order in
+            memory is kept, which avoids a copy.
 
     Raises:
-        ValueError: If there are less than 2 samples, no layers, or layers that cannot be compared under the pooling.
+        TypeError: If layers are given as a single string.
+        ValueError: If there are fewer than 2 samples, no layers, or layers that cannot be compared under the pooling.
     """
 
     def __init__(
@@ -101,35 +102,40 @@ class LayerReader:
         self.sides, self.pooling, self._ordered = sides, pooling, ordered
         self.n = len(sides[0].ids)
         if self.n < PROBE:
-            raise ValueError(f"a comparison takes at least {PROBE} samples, got {self.n}")
+            raise ValueError(f"a comparison takes at least {PROBE} samples, got {self.n}; pass more samples")
         self.layers_a, self.layers_b = _named("a", layers_a, sides[0]), _named("b", layers_b, sides[-1])
         last = len(sides) - 1
         wanted = [dict.fromkeys(self.layers_a)] if last else [dict.fromkeys((*self.layers_a, *self.layers_b))]
         wanted += [dict.fromkeys(self.layers_b)] if last else []
         start = time.perf_counter()
-        looks = [_Look(side, list(names)) for side, names in zip(sides, wanted, strict=True)]
+        probes = [_Probe(side, list(names)) for side, names in zip(sides, wanted, strict=True)]
         self.seconds = (time.perf_counter() - start) / PROBE
-        self.groups = self._grouped(looks[0], looks[-1])
+        self.groups = self._grouped(probes[0], probes[-1])
         self._grids: dict[tuple[int, str], list[Grid]] = {}
         for number, name, grid in dict.fromkeys(key for group in self.groups for key in group.keys):
             self._grids.setdefault((number, name), []).append(grid)
         self._device: torch.device | None = None
         self.probe: dict[Key, Tensor] = {}
-        self._tell(0, self._keep, [look.repeat for look in looks])
+        self._read(0, self._keep, [probe.repeat for probe in probes])
         device = self.probe[self.groups[0].y[0]].device
         self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
         self.probe = {key: rows.to(self._device) for key, rows in self.probe.items()}
 
     def rows(self, start: int, stop: int, take: Take) -> None:
-        """Tell the rows of the samples from ``start`` to ``stop``: of each matrix ``(rows, d)``, as it comes.
+        """Call ``take`` with the ``(rows, d)`` rows of each matrix for the samples from ``start`` to ``stop``.
+
+        Args:
+            start: Index of the first sample.
+            stop: Index after the last sample.
+            take: Receives each matrix and its rows, and returns whether the rows are finite.
 
         Raises:
-            ValueError: If a sample is masked entirely, an activation is NaN or infinite (the message says which), or
-                the sides have different tokens.
+            ValueError: If a sample is masked entirely, an activation is NaN or infinite (the message contains layer and
+                sample), or the sides have different tokens.
         """
-        self._tell(start, take, [partial(side.run_with_callback, start, stop) for side in self.sides])
+        self._read(start, take, [partial(side.run_with_callback, start, stop) for side in self.sides])
 
-    def _tell(self, start: int, take: Take, runs: Sequence[RunLayers]) -> None:
+    def _read(self, start: int, take: Take, runs: Sequence[RunLayers]) -> None:
         counts: dict[Key, int] = {}
         owners: dict[int, Tensor] = {}
 
@@ -154,8 +160,8 @@ class LayerReader:
             uneven = len({counts[key] for key in group.keys}) > 1
             if uneven or any(not torch.equal(tokens[0], other) for other in tokens):
                 raise ValueError(
-                    "pooling 'none' needs both sides to have the same tokens, and a sample of the batch from "
-                    f"{self.sides[0].ids[start]!r} on has not; use pooling='mean', 'cls' or 'last'"
+                    "pooling 'none' needs the same tokens on both sides, which differ for a sample of the batch from "
+                    f"{self.sides[0].ids[start]!r} on; use pooling='mean', 'cls' or 'last'"
                 )
 
     def _keep(self, key: Key, rows: Tensor) -> bool:
@@ -168,31 +174,31 @@ class LayerReader:
         return representation.rows(self.pooling)
 
     def width(self, key: Key) -> int:
-        """How wide a matrix is."""
+        """Return the number of features of a matrix."""
         return self.probe[key].shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return self.probe[self.groups[0].y[0]].device if self._device is None else self._device
 
     def count(self, group: Group) -> int:
-        """About how many rows the matrices of a group have: of texts it is not known before."""
+        """Return the number of rows of the matrices of a group, estimated from the probe: texts differ in length."""
         return round(len(self.probe[group.y[0]]) * self.n / PROBE)
 
-    def _grouped(self, look_a: _Look, look_b: _Look) -> tuple[Group, ...]:
+    def _grouped(self, probe_a: _Probe, probe_b: _Probe) -> tuple[Group, ...]:
         by_grid: dict[Grid, list[int]] = {}
         for place, b in enumerate(self.layers_b):
             for a in self.layers_a:
                 try:
-                    check_specs(look_a.specs[a], look_b.specs[b], self.pooling)
+                    check_specs(probe_a.specs[a], probe_b.specs[b], self.pooling)
                 except ValueError as error:
                     raise ValueError(f"layer {a!r} of a and layer {b!r} of b: {error}") from error
-            by_grid.setdefault(look_b.specs[b].grid if self.pooling == "none" else None, []).append(place)
+            by_grid.setdefault(probe_b.specs[b].grid if self.pooling == "none" else None, []).append(place)
         groups = []
         for grid, places in by_grid.items():
-            of_a = [(0, look_a.first[name], grid) for name in self.layers_a]
-            of_b = [(len(self.sides) - 1, look_b.first[self.layers_b[place]], grid) for place in places]
+            of_a = [(0, probe_a.first[name], grid) for name in self.layers_a]
+            of_b = [(len(self.sides) - 1, probe_b.first[self.layers_b[place]], grid) for place in places]
             x, y = list(dict.fromkeys(of_a)), list(dict.fromkeys(of_b))
             if set(x) == set(y):
                 y = x
@@ -207,10 +213,10 @@ class LayerReader:
         empty = ~representation.mask[:, representation.prefix_tokens :].any(1)
         if bool(empty.any()):
             sample = self.sides[0].ids[start + int(empty.nonzero()[0])]
-            raise ValueError(f"sample {sample!r} is masked entirely at layer {name!r}; leave it out by select")
+            raise ValueError(f"sample {sample!r} is masked entirely at layer {name!r}; leave it out with select")
 
     def _refuse(self, rows: Tensor, representation: Representation, name: str, start: int) -> NoReturn:
-        """Say which sample of a layer is not finite."""
+        """Raise an error that names the sample with non-finite activations."""
         finite = rows.isfinite().all(1)
         if bool(finite.all()):
             raise ValueError(f"products of layer {name!r} overflow {rows.dtype}; run the network in a wider dtype")
@@ -222,7 +228,7 @@ class LayerReader:
 
 
 def all_finite(rows: Tensor) -> bool:
-    """Whether nothing is NaN or infinite; a sum shows it, unless it overflows."""
+    """Return whether no value is NaN or infinite; the sum is checked first, which is cheaper."""
     total = rows.sum(dtype=torch.promote_types(rows.dtype, torch.float32))
     return bool(total.isfinite()) or bool(rows.isfinite().all())
 
@@ -232,25 +238,25 @@ def _named(side: str, layers: Iterable[str] | None, offered: Side) -> tuple[str,
         raise TypeError(f"layers_{side} must be a list of names, got {layers!r}; write [{layers!r}]")
     names = tuple(offered.layers if layers is None else layers)
     if not names:
-        raise ValueError(f"layers_{side} must name at least one layer, got none")
+        raise ValueError(f"layers_{side} must contain at least one layer, got none")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"layers_{side} names {twice[0]!r} more than once")
+        raise ValueError(f"layers_{side} contains {twice[0]!r} more than once; name each layer once")
     return names
 
 
-class _Look:
-    """What a side says of the first samples.
+class _Probe:
+    """Activations of one side for the first samples.
 
     Attributes:
-        first: For each layer the first that returns the very same tensor.
-        specs: Of each layer.
+        first: Layer -> first layer that returns the same tensor.
+        specs: Layer -> spec of its activations.
     """
 
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
         self.specs: dict[str, RepresentationSpec] = {}
-        self._said: dict[str, Representation] = {}
-        tensors: dict[Any, tuple[str, Tensor]] = {}  # they are held, so that no other takes their place in memory
+        self._activations: dict[str, Representation] = {}
+        tensors: dict[Any, tuple[str, Tensor]] = {}  # references keep their memory from being reused
 
         def callback(name: str, representation: Representation) -> None:
             values = representation.values
@@ -259,11 +265,11 @@ class _Look:
             self.first[name] = tensors.setdefault(what, (name, values))[0]
             self.specs[name] = representation.spec
             if self.first[name] == name:
-                self._said[name] = representation.replace(values=values.clone())
+                self._activations[name] = representation.replace(values=values.clone())
 
         side.run_with_callback(0, PROBE, names, callback)
 
     def repeat(self, layers: Sequence[str], callback: LayerCallback) -> None:
-        """Tell it again."""
+        """Call ``callback`` with the recorded activations."""
         for name in layers:
-            callback(name, self._said[name])
+            callback(name, self._activations[name])

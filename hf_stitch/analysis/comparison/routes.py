@@ -1,4 +1,4 @@
-"""Which way leads to the values of a metric, and what it takes: chosen among those that give the same value."""
+"""Routes: alternative ways to compute the same value of a metric, and their costs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """A way to the values of a metric, and what it takes.
+    """One way to compute a metric, with its cost.
 
     Attributes:
-        metric: The metric.
+        metric: Label of the metric.
         name: ``moments``, ``grams``, ``features`` or ``minibatches``.
         flops: Floating-point operations, most of them in float64.
-        memory: Bytes of memory.
-        disk: Bytes of rows kept in files.
-        chosen: Whether it is taken.
+        memory: Memory in bytes.
+        disk: Size in bytes of the rows stored in files.
+        chosen: Whether the comparison uses this route.
     """
 
     metric: str
@@ -44,15 +44,21 @@ class Route:
 
 @dataclass(frozen=True)
 class ComparisonPlan(Result):
-    """What a comparison will take: ``compare(…, plan=True)``.
+    """Predicted cost of a comparison, returned by ``compare(…, plan=True)``.
 
     Attributes:
-        routes: All routes, those that are taken marked.
-        layers: How many layers either side has.
+        routes: All routes; the chosen ones are marked.
+        layers: Number of layers of a and of b.
         n: Number of samples.
-        forwards: Predicted seconds of the networks' forwards.
-        speed: Floating-point operations in a second, as measured.
-        available: Bytes of memory that a route may take.
+        forwards: Predicted duration of the forward passes in seconds.
+        speed: Measured floating-point operations per second.
+        available: Memory in bytes that a route may use.
+
+    Example:
+        >>> route = Route("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
+        >>> plan = ComparisonPlan((route,), layers=(3, 3), n=1000, forwards=1.5, speed=1e9, available=8_000_000)
+        >>> plan.seconds
+        3.5
     """
 
     routes: tuple[Route, ...]
@@ -64,17 +70,21 @@ class ComparisonPlan(Result):
 
     @property
     def seconds(self) -> float:
-        """Of everything, as predicted."""
+        """Predicted duration of the whole comparison in seconds."""
         return self.forwards + sum(route.flops for route in self.routes if route.chosen) / self.speed
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each route: ``metric``, ``name``, ``flops``, ``memory``, ``disk``, ``chosen``."""
+        """Return the routes as a data frame.
+
+        Returns:
+            One row per route, with the columns ``metric``, ``name``, ``flops``, ``memory``, ``disk`` and ``chosen``.
+        """
         import pandas
 
         return pandas.DataFrame([asdict(route) for route in self.routes])
 
     def __rich__(self) -> Table:
-        """The table that ``rich`` prints: a row for each route."""
+        """Return the table that ``rich`` prints, one row per route."""
         from rich.table import Table
         from rich.text import Text
 
@@ -82,13 +92,13 @@ class ComparisonPlan(Result):
         table = Table("metric", "route", title=f"{a} × {b} layers, {self.n} samples", title_justify="left")
         for column in ("memory", "files", "seconds"):
             table.add_column(column, justify="right")
-        table.add_column("taken")
+        table.add_column("chosen")
         for route in self.routes:
             figures = (_bytes(route.memory), _bytes(route.disk), f"{route.flops / self.speed:.2g}")
             row = [Text(route.metric), route.name, *figures, "yes" if route.chosen else ""]
             table.add_row(*row, style="bold" if route.chosen else "dim")
         table.add_row("", "forwards", "", "", f"{self.forwards:.2g}", "", end_section=True)
-        table.caption = f"{self.seconds:.2g} seconds in all; a route may take {_bytes(self.available)} of memory"
+        table.caption = f"{self.seconds:.2g} seconds in total; a route may use {_bytes(self.available)} of memory"
         return table
 
 
@@ -97,19 +107,25 @@ STATISTICS: dict[Collected, type[LayerStatistic]] = {
     "rows": LayerRows,
     "minibatches": MinibatchGrams,
 }
-"""What a pass can collect."""
+"""Statistics that a pass can collect."""
 
 
 def workload(group: Group, reader: LayerReader) -> Workload:
-    """What is compared in a group, as far as costs depend on it."""
+    """Return the sizes of a group of layers on which costs depend."""
     x, y, distinct = (tuple(map(reader.width, keys)) for keys in (group.x, group.y, group.keys))
     return Workload(reader.count(group), x, y, group.same, distinct, reader.probe[group.x[0]].element_size())
 
 
 def routes_of(scores: Mapping[str, Metric], reader: LayerReader, available: int) -> tuple[Route, ...]:
-    """Every route to every metric; taken are those of the fewest operations that fit into memory.
+    """Return all routes of all metrics, and choose for each metric the route with the fewest operations.
 
-    Metrics with one route come first: what they collect costs the others nothing.
+    Only routes that fit into memory are chosen. Metrics with a single route are processed first, because the statistics
+    that they collect are free for the other metrics.
+
+    Args:
+        scores: Label -> metric.
+        reader: Reader of the layers.
+        available: Memory in bytes that a route may use.
     """
     routes: dict[str, list[Route]] = {}
     collected: set[tuple[str, str]] = set()
@@ -126,7 +142,7 @@ def routes_of(scores: Mapping[str, Metric], reader: LayerReader, available: int)
 
 
 def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bool) -> Route:
-    """What a route takes; if its statistic is collected anyway, only what follows the pass counts as operations."""
+    """Return a route with its cost; a statistic that is collected anyway adds no operations."""
     total = Cost()
     for each in work:
         collecting = STATISTICS[way.collects].cost(each, **way.options)
@@ -136,24 +152,28 @@ def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bo
 
 
 def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
-    """By metric the route that is taken.
+    """Return the name of the chosen route of each metric.
+
+    Args:
+        routes: All routes.
+        available: Memory in bytes that a route may use, for the error message.
 
     Raises:
-        ValueError: If a metric has none that fits into memory.
+        ValueError: If no route of a metric fits into memory.
     """
     taken = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):
         if metric not in taken:
             needs = ", ".join(f"{route.name} {_bytes(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
-                f"no route to {metric} fits into memory: it may take {_bytes(available)}, and they take {needs}; name "
-                "fewer layers, use pooling='mean', or a metric that is computed from minibatches"
+                f"no route of {metric} fits into memory: {_bytes(available)} are available, but they need {needs}; "
+                "select fewer layers, use pooling='mean', or a metric that is computed from minibatches"
             )
     return taken
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that may be taken: half of what is free."""
+    """Return the memory in bytes that a route may use: half of the free memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 2
     import psutil  # type: ignore[import-untyped]
@@ -162,7 +182,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def speed() -> float:
-    """Floating-point operations in a second, of a product in float64 on this machine."""
+    """Measure the floating-point operations per second of a float64 matrix product on the CPU."""
     size, times = 384, 4
     x = torch.ones(size, size, dtype=torch.float64) @ torch.ones(size, size, dtype=torch.float64)
     start = time.perf_counter()
@@ -172,7 +192,7 @@ def speed() -> float:
 
 
 def _bytes(count: float) -> str:
-    """For example ``1.4 GB``."""
+    """Format a number of bytes, e.g. ``1.4 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: a network and its samples, or saved activations."""
+"""The sides of a comparison: a network with its samples, or saved activations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_stitch.data import Id, Samples
 
 
 class Side(Protocol):
-    """What can be compared: representations of samples in order, layer by layer."""
+    """Interface of one side of a comparison: activations of ordered samples, layer by layer."""
 
     @property
     def ids(self) -> Sequence[Id]:
@@ -19,20 +19,20 @@ class Side(Protocol):
 
     @property
     def layers(self) -> Sequence[str]:
-        """The layers that are compared unless others are named."""
+        """The layers that are compared by default."""
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
-        """Tell what is said of the samples from ``start`` to ``stop`` at some layers, each once."""
+        """Call ``callback`` once per layer with the activations of the samples from ``start`` to ``stop``."""
 
     def describe(self) -> dict[str, Any]:
-        """What identifies this side, as JSON values."""
+        """Return a record that identifies this side, as JSON values."""
 
 
 class Reader:
-    """Reads raw samples; a batch that both sides ask for is read once.
+    """Reader of raw samples. A batch that both sides request is read once.
 
     Args:
-        samples: What is read.
+        samples: The samples.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -41,7 +41,7 @@ class Reader:
         self._batch: list[Any] = []
 
     def read(self, start: int, stop: int) -> list[Any]:
-        """The raw samples from ``start`` to ``stop``."""
+        """Return the raw samples from ``start`` to ``stop``."""
         if self._place != (start, stop):
             (batch,) = self.samples.select(range(start, stop)).batches(stop - start)
             self._place, self._batch = (start, stop), batch.samples
@@ -49,11 +49,11 @@ class Reader:
 
 
 class Network:
-    """A side that runs: a network and the samples that it is shown.
+    """A network with its samples as one side of a comparison.
 
     Args:
         adapter: The network.
-        reader: Of the raw samples.
+        reader: Reader of the raw samples.
     """
 
     def __init__(self, adapter: Adapter, reader: Reader) -> None:
@@ -66,13 +66,13 @@ class Network:
 
     @property
     def layers(self) -> Sequence[str]:
-        """The cuts of the network."""
+        """The default layers of the network."""
         return self.adapter.candidates
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
-        """Run the network once."""
+        """Run the network once on the samples from ``start`` to ``stop``."""
         self.adapter.run_with_callback(self.adapter.preprocess(self.reader.read(start, stop)), layers, callback)
 
     def describe(self) -> dict[str, Any]:
-        """The reference with the hash of the weights, and the fingerprint of the samples."""
+        """Return the reference with the hash of the weights, and the fingerprint of the samples."""
         return {"reference": self.adapter.pinned.to_dict(), "data": self.reader.samples.fingerprint}

@@ -1,4 +1,4 @@
-"""A matcher for hf-stitch: one scale and one shift per feature."""
+"""A matcher plugin for hf-stitch: one scale and one shift per feature."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Diagonal"]
 
 @dataclass(frozen=True)
 class Diagonal(ClosedFormMatcher):
-    """Feature by feature, the least-squares line from x to y.
+    """Fit a least-squares line from x to y for each feature.
 
-    Its slope is ``sxy / sxx``, and it goes through ``(mean_x, mean_y)``. A feature that is constant in x gets the
-    scale 0, and so the mean of y.
+    The slope is ``sxy / sxx`` and the line passes through ``(mean_x, mean_y)``. A feature that is constant in x gets
+    scale 0, and is therefore mapped to the mean of y.
 
     Example:
         >>> x = torch.randn(50, 2)
@@ -33,17 +33,25 @@ class Diagonal(ClosedFormMatcher):
     unequal_widths: ClassVar[bool] = False
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """The diagonal map; ``fitted`` holds ``n`` and ``r2``.
+        """Fit the diagonal map.
+
+        Args:
+            moments: Moments of paired rows x and y of equal width.
+            dtype: Dtype of the weights.
+
+        Returns:
+            A linear stitching layer with a diagonal weight. Its ``fitted`` contains the number of rows ``n`` and the
+            coefficient of determination ``r2``.
 
         Raises:
-            ValueError: The widths differ, there are fewer than 2 rows, or y does not vary.
+            ValueError: If the widths differ, there are fewer than 2 rows, or y does not vary.
         """
         if moments.dx != moments.dy:
-            raise ValueError(f"diagonal matches equal widths only, got {moments.dx} -> {moments.dy}; use 'lstsq'")
+            raise ValueError(f"diagonal requires equal widths, got {moments.dx} -> {moments.dy}; use 'lstsq'")
         sxx, sxy, syy = (scatter.diagonal() for scatter in (moments.sxx, moments.sxy, moments.syy))
         if moments.n < 2 or not syy.any():
-            raise ValueError(f"diagonal needs 2 rows or more that differ in y, got {moments}")
-        # A constant feature may scatter a little, for its mean is rounded.
+            raise ValueError(f"diagonal requires at least 2 rows that differ in y, got {moments}")
+        # The scatter of a constant feature may exceed 0, because its mean is rounded.
         varies = sxx > moments.n * (8 * torch.finfo(sxx.dtype).eps * moments.mean_x).square()
         scale = torch.where(varies, sxy / sxx, 0)
         stitch = LinearStitch(moments.dx, moments.dy, dtype=dtype).to(moments.device)

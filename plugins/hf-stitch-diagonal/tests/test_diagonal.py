@@ -1,4 +1,4 @@
-"""The plugin, as it is installed: found by its name, and keeping the contract of matchers."""
+"""The installed plugin is registered by name and fulfils the contract of matchers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hf_stitch import Moments, registries
 from hf_stitch.testing import check_matcher
 
 
-def test_it_is_found_by_its_name():
+def test_registered_by_name():
     assert registries.matchers.get("diagonal") is Diagonal
     assert registries.matchers.origin("diagonal") == "plugin hf-stitch-diagonal 0.1.0"
 
 
-def test_it_keeps_the_contract():
+def test_fulfils_the_contract_of_matchers():
     check_matcher("diagonal")
 
 
-def test_it_is_a_line_per_feature():
+def test_fits_a_line_per_feature():
     x, y = torch.randn(2, 40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[:, 2] = 0.1
     stitch = Diagonal().fit(Moments(3, 3).update(x, y), dtype=torch.float64)
@@ -31,6 +31,6 @@ def test_it_is_a_line_per_feature():
     assert stitch.fitted["r2"] == pytest.approx(1 - residual.item())
 
 
-def test_it_says_what_it_needs():
-    with pytest.raises(ValueError, match="equal widths only, got 3 -> 2; use 'lstsq'"):
+def test_rejects_unequal_widths():
+    with pytest.raises(ValueError, match="requires equal widths, got 3 -> 2; use 'lstsq'"):
         Diagonal().fit(Moments(3, 2))

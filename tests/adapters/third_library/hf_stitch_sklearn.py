@@ -1,4 +1,4 @@
-"""An adapter of a third library, as a plugin would bring it: scikit-learn's ``MLPClassifier``."""
+"""An adapter of a third-party library as a plugin: ``MLPClassifier`` of scikit-learn."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class MLP(nn.Sequential):
     """The network of an ``MLPClassifier``, from rows of features to logits.
 
     Args:
-        widths: Of the input, of each hidden layer and of the output.
-        activation: By scikit-learn's name.
+        widths: Widths of the input, of each hidden layer and of the output.
+        activation: Name of the activation function in scikit-learn.
     """
 
     def __init__(self, widths: Sequence[int], activation: str) -> None:
@@ -34,18 +34,25 @@ class MLP(nn.Sequential):
         self.widths, self.activation = list(widths), activation
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits of rows ``(n, features)``."""
+        """Return the logits of rows.
+
+        Args:
+            features: Rows, shape (n, features).
+        """
         return super().forward(features)
 
 
 class SklearnAdapter(Adapter):
-    """Multilayer perceptrons of scikit-learn, cut behind their hidden layers; ``sklearn:file.npz`` is a saved one."""
+    """Adapter for multilayer perceptrons of scikit-learn, with cuts after their hidden layers.
+
+    The name ``sklearn:file.npz`` loads a saved network.
+    """
 
     library: ClassVar[str] = "sklearn"
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Classifiers that are fitted, and networks that were made of them."""
+        """Return whether the model is a fitted classifier or a network created from one."""
         return isinstance(model, MLP) or (isinstance(model, MLPClassifier) and hasattr(model, "coefs_"))
 
     @classmethod
@@ -58,7 +65,7 @@ class SklearnAdapter(Adapter):
         content: str | None = None,
         **options: Any,
     ) -> Adapter:
-        """Read the arrays ``coefs_0``, ``intercepts_0`` … and ``activation`` of a file."""
+        """Load a network from the arrays ``coefs_0``, ``intercepts_0`` … and ``activation`` of a file."""
         assert reference.id is not None
         with np.load(Path(reference.id.removeprefix("sklearn:")), allow_pickle=False) as arrays:
             layers = [(arrays[f"coefs_{i}"], arrays[f"intercepts_{i}"]) for i in range((len(arrays) - 1) // 2)]
@@ -73,7 +80,7 @@ class SklearnAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> Adapter:
-        """Take over the weights of a classifier."""
+        """Create the adapter of a classifier, with a copy of its weights."""
         if isinstance(model, MLPClassifier):
             model = _network(list(zip(model.coefs_, model.intercepts_, strict=True)), model.activation)
         width = model.widths[0]
@@ -83,17 +90,17 @@ class SklearnAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """It classifies."""
+        """The network classifies."""
         return "image-classification"
 
     def blueprint(self) -> dict[str, Any]:
-        """Widths and activation."""
+        """Return the widths and the activation."""
         model: Any = self.model
         return {"library": self.library, "widths": model.widths, "activation": model.activation}
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """The network, weights to be loaded."""
+        """Construct the network without trained weights."""
         return MLP(blueprint["widths"], blueprint["activation"]).eval()
 
 

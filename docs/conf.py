@@ -1,0 +1,59 @@
+"""Sphinx configuration: `make docs` builds the site, and a broken link or reference fails."""
+
+import pkgutil
+from typing import Any
+
+from docutils.nodes import Element
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
+
+import hf_stitch
+
+project = "hf-stitch"
+author = "The hf-stitch authors"
+version = release = hf_stitch.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+html_theme = "furo"
+html_title = f"hf-stitch {release}"
+exclude_patterns = ["conf.py"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# Other libraries are named, not linked: the site builds without a network.
+nitpick_ignore_regex = [(r"py:.*", r"(?!hf_stitch).*")]
+
+
+def resolve(app: Sphinx, env: BuildEnvironment, node: Element, content: Element) -> Element | None:
+    """Link a name to the page of its object, wherever that is imported from; names of undocumented objects stay text."""
+    target = node.get("reftarget", "")
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError):
+        return None  # which is a warning, and with -W an error
+    python = env.get_domain("py")
+    last = target.rpartition(".")[2]
+    for name, entry in python.objects.items():  # type: ignore[attr-defined]
+        if name.rpartition(".")[2] == last and _same(name, found):
+            return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content)
+    return content
+
+
+def _same(name: str, found: Any) -> bool:
+    try:
+        return pkgutil.resolve_name(name) is found
+    except (ImportError, AttributeError, ValueError):
+        return False
+
+
+def setup(app: Sphinx) -> None:
+    """Register the resolver."""
+    app.connect("missing-reference", resolve)
