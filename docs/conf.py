@@ -33,7 +33,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!hf_stitch).*")]
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: Element, content: Element) -> Element | None:
-    """Link a name to the page of its object, wherever that is imported from; names of undocumented objects stay text."""
+    """Link a name to the documentation of its object; names of undocumented objects stay text."""
     target = node.get("reftarget", "")
     try:
         found = pkgutil.resolve_name(target)

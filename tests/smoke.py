@@ -1,4 +1,4 @@
-"""Use an installed hf-stitch in a fresh environment, next to other libraries: `make dist` runs this on the built wheel."""
+"""Use an installed hf-stitch in a fresh environment, next to other libraries; run by `make dist` on the wheel."""
 
 import importlib
 import importlib.metadata

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import hf_stitch
+from hf_stitch.registry import registries
 
 PRESETS = {
     ("tiny10", "small"): Preset(50_000, 5_000, 3, (10_000, 6), lr=3e-3, schedule="cosine"),
@@ -115,4 +116,3 @@ def _table(measured: Mapping[str, Any], title: str) -> Table:
 
 if __name__ == "__main__":
     main()
-from hf_stitch.registry import registries

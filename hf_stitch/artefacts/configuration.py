@@ -115,7 +115,7 @@ class StitchConfig(PreTrainedConfig):
 # AutoTokenizer and AutoImageProcessor then load the processor saved with a stitched model without a warning.
 AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
 if "image_processor_classes" in inspect.signature(AutoImageProcessor.register).parameters:
-    _both = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
-else:  # transformers 5.0
+    _both: dict[str, Any] = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
+else:  # transformers before 5.12
     _both = {"slow_image_processor_class": TimmImageProcessor}
 AutoImageProcessor.register(StitchConfig, **_both, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from hf_stitch.registry import registries
 if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel
     from hf_stitch.matchers import Matcher
+    from hf_stitch.representation import Pooling
 
 
 Matching = Annotated[list[str] | None, typer.Option(help="Option of the matcher, e.g. rank=16. Repeatable.")]
@@ -51,7 +52,7 @@ def stitch(
     """Stitch two networks, score the result compared with baselines, and save it."""
     output = Output(json)
     held_out = _test_size(test_size)
-    check_pooling(pooling)
+    chosen = check_pooling(pooling)
     fitted_by = matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, samples, seed)
@@ -61,7 +62,7 @@ def stitch(
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
     stitched = hf_stitch.stitch(
         networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
-        pooling=pooling, test_size=held_out, seed=seed,
+        pooling=chosen, test_size=held_out, seed=seed,
     )  # fmt: skip
     saved = save(stitched, out)
     output.show(stitched.evaluation or f"not scored: {target} has no head")
@@ -107,11 +108,14 @@ def _test_size(size: float) -> float | int:
     return int(size)
 
 
-def check_pooling(pooling: str) -> None:
+def check_pooling(pooling: str) -> Pooling:
     """Check the value of ``--pooling``.
 
     Args:
         pooling: Name of a pooling.
+
+    Returns:
+        The same name.
 
     Raises:
         typer.BadParameter: If no pooling has this name.
@@ -120,6 +124,7 @@ def check_pooling(pooling: str) -> None:
 
     if pooling not in POOLINGS:
         raise typer.BadParameter(f"must be one of {', '.join(POOLINGS)}, got {pooling!r}", param_hint="--pooling")
+    return cast("Pooling", pooling)
 
 
 def matcher_of(name: str, options: list[str]) -> Matcher:

@@ -60,8 +60,7 @@ def swap(
 ) -> None:
     """Replace the encoder of a trained head without training, score the result and save it."""
     output = Output(json)
-    if pooling is not None:
-        check_pooling(pooling)
+    chosen_pooling = None if pooling is None else check_pooling(pooling)
     given = {"--anchors": anchors, "--selection": selection, "--task": task}
     if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
         raise typer.BadParameter(
@@ -90,7 +89,7 @@ def swap(
         known = AnchorSet.of(chosen)
     read = _without(read, known)
     swapped = hf_stitch.swap(
-        whole, encoder=new, encoder_layer=encoder_layer, anchors=chosen, target_layer=target_layer, pooling=pooling,
+        whole, encoder=new, encoder_layer=encoder_layer, anchors=chosen, target_layer=target_layer, pooling=chosen_pooling,
         matcher=found_by, data=draw(read, max_samples, seed, data), seed=seed,
     )  # fmt: skip
     saved = save(swapped, out)

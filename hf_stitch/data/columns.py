@@ -52,6 +52,7 @@ def feature_kind(feature: Any) -> str:
 
 
 def listing(kinds: Mapping[str, str]) -> str:
+    """Return the columns and their kinds, for error messages."""
     return ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
 
 

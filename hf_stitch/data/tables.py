@@ -60,15 +60,19 @@ class Stored:
         return len(self.dataset)
 
     def column(self, name: str) -> list[Any]:
+        """Return all values of a column."""
         return list(self.dataset.select_columns([name])[:][name])
 
     def classes(self, name: str) -> tuple[str, ...] | None:
+        """Return the class names of a column of class labels; ``None`` for other columns."""
         return tuple(self.dataset.features[name].names) if self.kinds[name] == "class" else None
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Return the values of a column at some positions."""
         return list(self.dataset.select_columns([name])[list(positions)][name])
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
+        """Return the values at some positions as bytes, for the fingerprint."""
         if self.kinds[name] != "image":
             return map(_content, self.read(name, positions))
         from datasets.table import embed_table_storage
@@ -89,15 +93,19 @@ class Listed:
         return len(next(iter(self.columns.values())))
 
     def column(self, name: str) -> list[Any]:
+        """Return all values of a column."""
         return list(self.columns[name])
 
     def classes(self, name: str) -> tuple[str, ...] | None:
+        """Return the class names of a column of class labels; ``None`` for other columns."""
         return None
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Return the values of a column at some positions."""
         return [self.columns[name][position] for position in positions]
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
+        """Return the values at some positions as bytes, for the fingerprint."""
         return map(_content, self.read(name, positions))
 
 
@@ -114,6 +122,7 @@ class Source:
 
     @cached_property
     def num_classes(self) -> int | None:
+        """The number of classes; ``None`` without labels."""
         if self.labels is None:
             return None
         if self.label_names is not None:
@@ -191,6 +200,7 @@ def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:
 
 
 def as_label(value: Any, id_: Id) -> int | None:
+    """Check a label and return it as an integer; ``None`` for a sample without one."""
     try:
         return None if value is None else int(operator.index(value))
     except TypeError as error:
@@ -198,6 +208,7 @@ def as_label(value: Any, id_: Id) -> int | None:
 
 
 def as_ids(values: Iterable[Any]) -> list[Id]:
+    """Check ids and return them as integers or strings."""
     ids: list[Id] = []
     for value in values:
         try:

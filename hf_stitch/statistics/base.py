@@ -74,10 +74,10 @@ class Statistic(ABC):
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
         """Create an empty statistic with the same shapes as a state dict, on its device."""
 
-    def _settle(self) -> None:
+    def _settle(self) -> None:  # noqa: B027
         """Compute buffered rows, so that the sums are complete."""
 
-    def _combine(self, other: Self) -> None:
+    def _combine(self, other: Self) -> None:  # noqa: B027
         """Combine the parts declared as ``own``."""
 
     def reset(self) -> Self:

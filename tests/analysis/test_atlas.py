@@ -482,7 +482,5 @@ def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> Non
 
 def test_data_without_a_network_are_rejected() -> None:
     saved = Activations({"l": torch.randn(9, 3)}, range(9))
-    with pytest.raises(
-        ValueError, match="b is saved activations, which take no data; leave paired_data out"
-    ):
+    with pytest.raises(ValueError, match="b is saved activations, which take no data; leave paired_data out"):
         compare(saved, saved, paired_data=torch.randn(9, 3))

@@ -114,7 +114,7 @@ def test_tokens_of_two_tokenizers_do_not_correspond(net: Any, texts: Any) -> Non
 def test_tokenizers_that_pad_on_different_sides_are_rejected(net: Any, texts: Any) -> None:
     left = adapted("llama", build("llama", 1))
     left.processor.padding_side = "left"
-    with pytest.raises(ValueError, match="cut or pad the texts differently"):
+    with pytest.raises(ValueError, match="split or pad texts differently"):
         stitched(net("gpt2"), left, texts, GPT2_LLAMA)
 
 

@@ -119,7 +119,7 @@ class Comparison:
         """Return everything that determines the values, as JSON values."""
         described = {
             "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
-            "layers_b": self._reader.layers_b, "rows": self._rows, **more, "batch_size": batch_size,
+            "layers_b": self._reader.layers_b, "pooling": self._reader.pooling, **more, "batch_size": batch_size,
             "processes": self._processes.count,
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),

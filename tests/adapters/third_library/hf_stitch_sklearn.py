@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ class MLP(nn.Sequential):
     def __init__(self, widths: Sequence[int], activation: str) -> None:
         hidden = [
             nn.Sequential(nn.Linear(before, after), ACTIVATIONS[activation]())
-            for before, after in zip(widths[:-2], widths[1:-1], strict=True)
+            for before, after in itertools.pairwise(widths[:-1])
         ]
         super().__init__(*hidden, nn.Linear(widths[-2], widths[-1]))
         self.widths, self.activation = list(widths), activation
