@@ -89,7 +89,7 @@ def swap(
         known = AnchorSet.of(chosen)
     read = _without(read, known)
     swapped = hf_stitch.swap(
-        whole, encoder=new, encoder_layer=encoder_layer, anchors=chosen, target_layer=target_layer, pooling=chosen_pooling,
+        whole, new, chosen, encoder_layer=encoder_layer, target_layer=target_layer, pooling=chosen_pooling,
         matcher=found_by, data=draw(read, max_samples, seed, data), seed=seed,
     )  # fmt: skip
     saved = save(swapped, out)
