@@ -238,7 +238,7 @@ def _summary(described: Description) -> str:
     return (
         f"{what}: {_linked(described.source)} runs up to layer `{_plain(described.source_layer)}`, and "
         f"{_linked(described.target)} continues after layer `{_plain(described.target_layer)}`. Stitching "
-        f"layer between them: {kind.rstrip(',')}, {width} → {other} features."
+        f"layer between them: {kind.rstrip(',')} ({width} → {other} features)."
     )
 
 
@@ -374,10 +374,10 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
 def _needs(described: Description) -> str:
     if described.whole:
         return "The weights of both halves are included."
-    checked = "Weights are checked against the recorded hash."
+    checked = "The weights of both are checked against the recorded hashes."
     if unnamed := _unnamed(described):
         which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
-        return f"Pass {which} to `attach`; no public copy to download is recorded. {checked}"
+        return f"Pass {which} to `attach`, because no public name is recorded. {checked}"
     return f"Both networks are downloaded at the revisions below. {checked}"
 
 
