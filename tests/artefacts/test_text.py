@@ -97,15 +97,6 @@ def test_the_processor_is_that_of_the_source(net: Any, texts: Any) -> None:
         assert torch.equal(model.preprocess(samples)[name], value)
 
 
-def test_it_exports(net: Any, inputs: Any, texts: Any) -> None:
-    a = net("gpt2")
-    model = stitched(a, net("llama", 1), texts, GPT2_LLAMA)
-    batch = inputs(a)
-    exported = torch.export.export(model, (), batch, strict=True).module()
-    with torch.no_grad():
-        assert torch.equal(exported(**batch).logits, model(**batch).logits)
-
-
 def test_tokens_of_two_tokenizers_do_not_correspond(net: Any, texts: Any) -> None:
     with pytest.raises(ValueError, match=r"two tokenizers differ.* use pooling='mean', 'cls' or 'last'"):
         stitched(net("roberta"), net("bert", 1), texts, ROBERTA_BERT)

@@ -248,7 +248,9 @@ def test_labels_can_have_any_name(copied: Any) -> None:
     labels = {"bricklayer": 12_000, "LABEL_0": 0}
     rewrite(folder, "model", lambda r: r["target"]["blueprint"]["config"].update(label2id=labels))
     rewrite(folder, "model", lambda r: r["recipe"].update(blocks=10**6))
-    StitchedModel.from_pretrained(folder)
+    loaded = StitchedModel.from_pretrained(folder)
+    assert loaded.config.target["blueprint"]["config"]["label2id"] == labels
+    assert loaded.config.recipe["blocks"] == 10**6
 
 
 def test_a_network_with_buffers_beyond_the_memory_limit_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import random
@@ -61,13 +62,25 @@ def samples(n: int = N, dtype: torch.dtype = torch.float64) -> Samples:
     return Samples.of(images, label=torch.randint(0, 4, (n,), generator=generator).tolist())
 
 
+@functools.cache
+def _default() -> StitchedModel:
+    return _build(("c2", "c2"), samples(), torch.float64)
+
+
 def stitched(
     layers: tuple[str, str] = ("c2", "c2"), data: Any = None, dtype: torch.dtype = torch.float64, **options: Any
 ) -> StitchedModel:
+    """Return a stitched model of its own; the default one is built once and copied."""
+    if (layers, data, dtype, options) == (("c2", "c2"), None, torch.float64, {}):
+        return copy.deepcopy(_default())
+    return _build(layers, data or samples(dtype=dtype), dtype, **options)
+
+
+def _build(layers: tuple[str, str], data: Any, dtype: torch.dtype, **options: Any) -> StitchedModel:
     a, b = adapters(dtype)
     options = {"matcher": "lstsq", "task": "image-classification", "progress": False, "test_size": 10, **options}
     return hf_stitch.stitch(
-        a, b, data or samples(dtype=dtype), source_layer=layers[0], target_layer=layers[1], **options
+        a, b, data, source_layer=layers[0], target_layer=layers[1], **options
     ).to(dtype)
 
 

@@ -293,7 +293,11 @@ def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None
 
 
 def test_closed_form_matchers_are_registered() -> None:
-    assert {"identity", "low_rank", "lstsq", "procrustes", "ridge"} <= set(registries.matchers.names())
+    built_in = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+    closed = {name for name in built_in if registries.matchers.get(name).fits == "moments"}
+    assert closed == {
+        "identity", "inverse_relative", "lasso", "low_rank", "lstsq", "permutation", "procrustes", "random", "ridge",
+    }  # fmt: skip
 
 
 def test_a_pooled_stitch_replaces_the_cls_token_of_the_target() -> None:
