@@ -56,7 +56,7 @@ def compare(
     metrics = [_metric(text) for text in metric or ["linear_cka"]]
     read = read_samples(data, data_dir, split, samples, seed)
 
-    import hf_stitch
+    import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.processes import Processes
     from hf_stitch.workflows._compare import compare as compare_networks
 

@@ -70,6 +70,8 @@ def quickstart(
     json: AsJson = False,
 ) -> None:
     """Train four small networks, stitch them at every depth and score the stitched networks."""
+    import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
+
     output = Output(json)
     out.mkdir(parents=True, exist_ok=True)
     train, test = read(dataset, data_dir, max_samples)

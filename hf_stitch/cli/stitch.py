@@ -57,7 +57,7 @@ def stitch(
     out.mkdir(parents=True, exist_ok=True)
     read = read_samples(data, data_dir, split, samples, seed)
 
-    import hf_stitch
+    import hf_stitch.plots  # without matplotlib it fails here, before any work
 
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
     stitched = hf_stitch.stitch(

@@ -75,7 +75,7 @@ def swap(
     read = read_samples(data, data_dir, split, None, seed)
     pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed)
 
-    import hf_stitch
+    import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.relative import AnchorSet, select_anchors
 
     new = hf_stitch.load(encoder)

@@ -4,11 +4,18 @@ Every function returns a ``matplotlib.figure.Figure`` outside of pyplot and with
 ``figure.savefig("name.png")``, or display it in a notebook.
 """
 
+from importlib.util import find_spec
+
 from hf_stitch.plots.curves import curves
 from hf_stitch.plots.evolution import evolution
 from hf_stitch.plots.heatmap import heatmap
 from hf_stitch.plots.histogram import histogram
 from hf_stitch.plots.intervals import intervals
 from hf_stitch.plots.matrices import matrices
+
+if find_spec("matplotlib") is None:
+    raise ModuleNotFoundError(
+        "figures require matplotlib, which is not installed: pip install 'hf-stitch[plots]'", name="matplotlib"
+    )
 
 __all__ = ["curves", "evolution", "heatmap", "histogram", "intervals", "matrices"]

@@ -355,7 +355,8 @@ class Geodesic(Similarity):
         starts = torch.arange(k).repeat_interleave(near)
         edges = steps.flatten().double().cpu().clamp_min(torch.finfo(torch.float64).tiny).numpy()
         # If two anchors are neighbours of each other, both edges have the same length and are not added.
-        graph = coo_array((edges, (starts.numpy(), ends.flatten().cpu().numpy())), shape=(k, k)).tocsr()
+        places = starts.int().numpy(), ends.flatten().int().cpu().numpy()  # SciPy 1.14 takes int32 only
+        graph = coo_array((edges, places), shape=(k, k)).tocsr()
         lengths = torch.from_numpy(shortest_path(graph, directed=False))
         if not lengths.isfinite().all():
             parts = len(lengths.isfinite().unique(dim=0))
