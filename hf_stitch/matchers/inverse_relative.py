@@ -48,6 +48,9 @@ class InverseRelative(ClosedFormMatcher):
             contains only rounding. Raise it if there are hardly more anchors than features of y; lower it if a few
             features dominate all others.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> import torch
         >>> x = torch.randn(50, 2, dtype=torch.float64)

@@ -36,6 +36,9 @@ class Lasso(ClosedFormMatcher):
         alpha: Penalty, greater than 0, in units of the target times units of the source.
         tolerance: Relative duality gap, greater than 0.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> x = torch.randn(200, 4, dtype=torch.float64)
         >>> Lasso(alpha=0.2).fit(Moments(4, 2).update(x, x[:, :2])).fitted["zeros"]

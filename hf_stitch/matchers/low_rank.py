@@ -28,6 +28,9 @@ class LowRank(ClosedFormMatcher):
         rank: Rank of the map, from 1 to the smaller width, and at most the numerical rank of x.
         rcond: As in ``Lstsq``.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> import torch
         >>> x = torch.randn(50, 4)

@@ -30,6 +30,9 @@ class Lstsq(ClosedFormMatcher):
             ``sqrt(dx · eps)`` with the eps of float64, for example 3.4e-7 at width 512; moments do not resolve smaller
             directions.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> import torch
         >>> x = torch.randn(50, 3, dtype=torch.float64)

@@ -38,6 +38,9 @@ class Permutation(ClosedFormMatcher):
         semi: Whether each feature of y is matched with the best feature of x independently of the others (the
             semi-matching of Li et al.).
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> x = torch.randn(50, 3, dtype=torch.float64)
         >>> Permutation().fit(Moments(3, 3).update(x, x[:, [2, 0, 1]] + 5)).weight.detach()

@@ -36,6 +36,9 @@ class Procrustes(ClosedFormMatcher):
         scale: Whether to multiply Q by the factor that minimises ``‖scale · XQ - Y‖``. For equal widths or a narrower x
             this is the joint optimum over Q and scale. If false, the factor is 1.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> import torch
         >>> x = torch.randn(50, 2, dtype=torch.float64)

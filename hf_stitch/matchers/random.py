@@ -29,6 +29,9 @@ class Random(ClosedFormMatcher):
         seed: Seed of the weights, at least 0.
         rank: Width of a bottleneck, at least 1, or None for a full matrix.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> x = torch.randn(50, 3)
         >>> Random(rank=2).fit(Moments(3, 3).update(x, x))

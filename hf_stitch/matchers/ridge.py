@@ -31,6 +31,9 @@ class Ridge(ClosedFormMatcher):
             eigenvalue of ``sxx``. GCV assumes independent rows. Positions of the same image or tokens of the same text
             are not independent, so the selected penalty is then too small.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> import torch
         >>> x = torch.randn(50, 3, dtype=torch.float64)

@@ -36,6 +36,9 @@ class SimilarityAtlas(Result):
         recipe: Record for reproducing the comparison: both sides with hashes, data, metrics with options, batch size
             and versions.
 
+    Raises:
+        ValueError: If an option is out of its range.
+
     Example:
         >>> values = {"linear_cka": np.array([[0.9, 0.3], [0.2, 0.8]])}
         >>> routes = {"linear_cka": "moments"}
