@@ -12,7 +12,7 @@ PLUGINS := $(wildcard plugins/*)
 .PHONY: help quickstart test test-oldest quality style docs dist bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 quickstart: $(READY) ## train, stitch, score, save and load small networks
 	$(BIN)/hf-stitch quickstart
@@ -22,7 +22,7 @@ test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make te
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
 # An environment apart, with the oldest version of every dependency that pyproject.toml allows.
-test-oldest: ## run the tests with the oldest supported dependencies
+test-oldest: ## run the tests with the oldest supported dependencies (on Python 3.11, for which they have wheels)
 	$(MAKE) test VENV=.venv-oldest RESOLUTION=lowest-direct
 
 quality: $(READY) ## check style, types and the direction of imports
@@ -50,7 +50,7 @@ bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 clean: ## remove the environment and everything cached
-	rm -rf .venv .venv-oldest build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # uv installs many times faster than pip, which has only to fetch it.
 $(READY): pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))

@@ -52,7 +52,7 @@ def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values.get(key), Mapping):
             values[key] = step(values[key])
     if isinstance(values.get("scores"), Mapping):
-        values["scores"] = _renamed(values["scores"], {"mean only": "mean_only"})
+        values["scores"] = _scores_from_1(values["scores"])
     return values
 
 
@@ -70,10 +70,17 @@ def _stitch_from_1(stitch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _recipe_from_1(recipe: Mapping[str, Any]) -> dict[str, Any]:
     values = _renamed(pooling_from_1(recipe), {"target_data": "paired_data", "parallel": "paired_anchors"})
-    if isinstance(values.get("matcher"), Mapping):
+    if isinstance(values.get("matcher"), Mapping) and values["matcher"].get("name") == "task_loss":
         values["matcher"] = _renamed(values["matcher"], {"clip": "max_grad_norm", "steps": "max_steps"})
     if isinstance(values.get("space"), Mapping):
         values["space"] = _renamed(pooling_from_1(values["space"]), {"endpoint": "reference"})
+    return values
+
+
+def _scores_from_1(scores: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(scores)
+    if isinstance(values.get("scores"), Mapping):
+        values["scores"] = _renamed(values["scores"], {"mean only": "mean_only"})
     return values
 
 

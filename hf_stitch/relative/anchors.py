@@ -253,7 +253,7 @@ class AnchorSet:
             raise ValueError(
                 "these samples have the ids of the anchors but different content or labels: "
                 f"{other.fingerprint}, not {self.fingerprint}; pass the samples of the anchors, or, if they "
-                "correspond to them (translations), use parallel anchors"
+                "correspond to them (translations), pass them as paired_anchors="
             )
 
     def check_parallel(self, other: Samples | AnchorSet) -> None:

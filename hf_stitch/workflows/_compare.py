@@ -68,8 +68,9 @@ def compare(
         b: The second network, or its saved activations.
         data: Raw samples for the networks, in any form that :meth:`hf_stitch.Samples.of` accepts. ``None`` if both
             sides are saved activations.
-        layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all cuts of a.
-        layers_b: Layers of b. Default: all cuts of b.
+        layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all
+            candidates of a (:attr:`hf_stitch.Adapter.candidates`).
+        layers_b: Layers of b. Default: all candidates of b.
         metrics: Names in ``hf_stitch.registries.metrics``, or metric objects
             (``registries.metrics.build("linear_cka", debiased=True)``).
         pooling: Which vectors of a sample become rows: ``mean``, ``none``, ``flatten``, ``cls`` or ``last``

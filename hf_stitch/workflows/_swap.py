@@ -125,7 +125,7 @@ def swap(
         if any(
             each is not None
             for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
-        ):
+        ) or (task != "auto"):
             raise TypeError("a swap between two relative models takes only data and paired_data: leave out the others")
         swapped = _between(model, encoder)
         return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)

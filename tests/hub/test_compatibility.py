@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import hf_stitch.auto  # noqa: F401
 from hf_stitch import StitchedModel, Stitcher
+from hf_stitch.artefacts.description import Description
 
 LOADERS = {
     "stitcher": [Stitcher],
@@ -85,3 +86,9 @@ def test_a_map_with_an_unknown_option_is_rejected(version: str, tmp_path: Path) 
     (folder / "stitcher.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=r"was written by another version .*of_the_future"):
         Stitcher.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_scores_have_the_present_names(version: str) -> None:
+    found = Description.read(FIXTURES / version / "model")
+    assert set(found.scores["scores"]) == {"stitched", "identity", "mean_only", "target", "chance"}

@@ -72,16 +72,16 @@ def stitched(
 ) -> StitchedModel:
     """Return a stitched model of its own; the default one is built once and copied."""
     if (layers, data, dtype, options) == (("c2", "c2"), None, torch.float64, {}):
-        return copy.deepcopy(_default())
+        copied = copy.deepcopy(_default())
+        copied.parents = _default().parents  # a copy has none
+        return copied
     return _build(layers, data or samples(dtype=dtype), dtype, **options)
 
 
 def _build(layers: tuple[str, str], data: Any, dtype: torch.dtype, **options: Any) -> StitchedModel:
     a, b = adapters(dtype)
     options = {"matcher": "lstsq", "task": "image-classification", "progress": False, "test_size": 10, **options}
-    return hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], **options
-    ).to(dtype)
+    return hf_stitch.stitch(a, b, data, source_layer=layers[0], target_layer=layers[1], **options).to(dtype)
 
 
 def matcher(**options: Any) -> TaskLoss:
