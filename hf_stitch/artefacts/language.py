@@ -104,7 +104,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
-        cache = self._cache(past_key_values, use_cache)
+        cache = self._joint_cache(past_key_values, use_cache)
         before, after = self._options(cache, input_ids, position_ids)
         if cache is not None:
             after["attention_mask"] = attention_mask  # the representation has the mask of the new tokens only
@@ -118,7 +118,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         output.past_key_values = cache
         return output
 
-    def _cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
+    def _joint_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
         if given is None and not use_cache:
             return None
         if self._layers is None:

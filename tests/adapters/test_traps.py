@@ -238,7 +238,7 @@ def test_offloaded_weights_run_but_cannot_be_copied(tmp_path: Path) -> None:
 
 def test_gradient_checkpointing_changes_nothing() -> None:
     model = make("bert").train()
-    model.activation_checkpointing_enable()
+    model.gradient_checkpointing_enable()
     adapter, inputs = hf_stitch.load(model), texts(3, 6, "right")
     layer = adapter.layers[1]
     representation = adapter.encode(inputs, layer)[layer]

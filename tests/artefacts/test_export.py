@@ -36,6 +36,8 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
 @pytest.mark.parametrize("strict", [False, True])
 def test_it_exports(strict: bool, model_and_batch: Any) -> None:
     model, batch = model_and_batch
+    if strict and torch.__version__ < "2.8":
+        pytest.skip("strict export of these networks needs torch 2.8")
     program = torch.export.export(model, (), batch, strict=strict)
     assert torch.equal(logits(program.module(), batch), logits(model, batch))
 

@@ -97,7 +97,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
-    model.activation_checkpointing_enable()
+    model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
     assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) == 3
     found = gradients()
@@ -108,7 +108,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
 
 def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
-        image_model(images).activation_checkpointing_enable()
+        image_model(images).gradient_checkpointing_enable()
 
 
 SCRIPT = """
