@@ -13,6 +13,7 @@ from hf_stitch.artefacts.migrations import migrated
 from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_half, known_stitch
 
 BESIDES = (
+    "_commit_hash",
     "_name_or_path",
     "num_labels",
     "use_cache",

@@ -170,7 +170,7 @@ def test_cuts_are_exact_under_gradient_checkpointing(name: str, reentrant: bool,
     adapter = load(model.train(training), name)
     assert len(adapter.layers) > 2
     check_gradients(adapter, model, training)
-    assert model.is_activation_checkpointing
+    assert model.is_gradient_checkpointing
     model.eval()
     exactness.check(adapter, adapter.layers)
 
