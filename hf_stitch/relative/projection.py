@@ -163,11 +163,7 @@ class RelativeProjection(Stitch):
     def transform(self, x: Tensor) -> Tensor:
         """Compute the relative representation; dtypes narrower than float32 are computed in float32.
 
-        Args:
-            x: ``(..., in_features)``.
-
-        Returns:
-            ``(..., out_features)`` in the dtype of ``x``.
+        See :meth:`hf_stitch.stitches.Stitch.transform`.
         """
         return self._against(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
 

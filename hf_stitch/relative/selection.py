@@ -118,16 +118,7 @@ class Random(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-        """
+        """Select the anchors. See :meth:`hf_stitch.relative.selection.Selection.select`."""
         return _shuffled(samples, range(len(samples)), self.seed)[:count]
 
 
@@ -147,16 +138,7 @@ class Stratified(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-        """
+        """Select the anchors. See :meth:`hf_stitch.relative.selection.Selection.select`."""
         strata: dict[int, list[int]] = {}
         for place, label in enumerate(samples.labels or ()):
             strata.setdefault(label, []).append(place)

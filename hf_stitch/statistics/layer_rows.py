@@ -117,11 +117,7 @@ class LayerRows(LayerStatistic):
 
         All processes must call this method once, after the last row.
 
-        Args:
-            accelerator: The ``accelerate.Accelerator`` of the processes.
-
-        Returns:
-            This statistic.
+        See :meth:`hf_stitch.statistics.layers.LayerStatistic.all_reduce`.
         """
         if accelerator.num_processes == 1:
             return self

@@ -46,8 +46,7 @@ class TimmAdapter(Adapter):
     def reads(cls, config: Mapping[str, Any]) -> bool:
         """Return whether timm wrote this config; one of a timm model in transformers has a ``model_type`` as well.
 
-        Args:
-            config: Content of the ``config.json`` file.
+        See :meth:`hf_stitch.adapters.Adapter.reads`.
         """
         return "model_type" not in config and ("architecture" in config or "pretrained_cfg" in config)
 
@@ -214,15 +213,7 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the image processor that is saved in a folder.
-
-        Args:
-            blueprint: The :meth:`blueprint` of the network.
-            folder: Path of the folder.
-
-        Returns:
-            The image processor; ``None``, with a warning, if the folder contains none.
-        """
+        """Load the image processor that is saved in a folder. See :meth:`hf_stitch.adapters.Adapter.processor_of`."""
         return load_processor(folder, "pixel_values", {"trust_remote_code": False})
 
 

@@ -85,11 +85,7 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the config contains a ``model_type``.
-
-        Args:
-            config: Content of the ``config.json`` file.
-        """
+        """Return whether the config contains a ``model_type``. See :meth:`hf_stitch.adapters.Adapter.reads`."""
         return "model_type" in config
 
     @classmethod
@@ -302,12 +298,7 @@ class TransformersAdapter(Adapter):
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the tokenizer or image processor that is saved in a folder.
 
-        Args:
-            blueprint: The :meth:`blueprint` of the network.
-            folder: Path of the folder.
-
-        Returns:
-            The processor; ``None`` if the folder contains none.
+        See :meth:`hf_stitch.adapters.Adapter.processor_of`.
         """
         kind = _class(blueprint["class"])
         return load_processor(folder, kind.main_input_name, {"trust_remote_code": False})
