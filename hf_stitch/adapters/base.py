@@ -6,7 +6,8 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import CutPlan, run_after
-from hf_stitch.adapters.cutting.surgery import CutReached
+from hf_stitch.adapters.cutting.surgery import CutReached, alone
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
@@ -32,12 +33,26 @@ MOST_KINDS = 8
 LayerCallback = Callable[[str, Representation], None]
 """A function that receives the name of a layer and the representation there."""
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _locked(method: Method) -> Method:
+    """Let a method of an adapter run while no other thread uses the network, whose modules and hooks it may change."""
+
+    @wraps(method)
+    def locked(self: Adapter, *args: Any, **kwargs: Any) -> Any:
+        with alone(self.model):
+            return method(self, *args, **kwargs)
+
+    return cast(Method, locked)
+
 
 class Adapter(ABC):
     """Run a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
 
     Create an adapter with :func:`hf_stitch.load`. An adapter never changes its model: the training mode, gradients,
-    hooks and buffers are the same after each call as before.
+    hooks and buffers are the same after each call as before. Threads may share an adapter, or a network with several
+    adapters: a lock makes their calls run one after the other.
 
     Attributes:
         library: Name of the adapter in ``hf_stitch.registries.adapters``.
@@ -121,6 +136,7 @@ class Adapter(ABC):
         return preprocess(samples, self.processor, self.interface, self.model, offsets=offsets)
 
     @property
+    @_locked
     def pinned(self) -> ModelReference:
         """The reference, with the hash of the current weights added."""
         return dataclasses.replace(self.reference, weights_hash=weights_hash(self.model))
@@ -268,6 +284,7 @@ class Adapter(ABC):
         return dict(self._example)
 
     @property
+    @_locked
     def candidates(self) -> tuple[str, ...]:
         """Names of the blocks through which the whole computation appears to flow, in the order in which they run.
 
@@ -284,6 +301,7 @@ class Adapter(ABC):
         """
         return tuple(name for name in self.candidates if self.verify_cut(name).status == "verified")
 
+    @_locked
     def verify_cut(self, layer: str) -> CutInfo:
         """Check whether the network can be cut exactly at a layer.
 
@@ -309,6 +327,7 @@ class Adapter(ABC):
             return CutInfo(layer, "refused", reason=str(error))
         return CutInfo(layer, "verified", cut.spec, cut.cost, plan.kind)
 
+    @_locked
     def cut_info(self, layer: str) -> CutInfo:
         """Return the properties of a layer as a cut, without verifying it.
 
@@ -336,6 +355,7 @@ class Adapter(ABC):
         cut = survey.cut(layer)
         return CutInfo(layer, "pending", cut.spec, cut.cost)
 
+    @_locked
     def spec(self, layer: str) -> RepresentationSpec:
         """Return the spec (layout, width, grid, prefix tokens) of the representation at a layer.
 
@@ -356,6 +376,7 @@ class Adapter(ABC):
         """
         return self._survey().cut(layer).spec
 
+    @_locked
     def cut(self, layer: str) -> tuple[Cut, CutPlan]:
         """Verify a layer as a cut and return the cut with the plan for running the part after it.
 
@@ -379,6 +400,7 @@ class Adapter(ABC):
         return survey.cut(layer), survey.plan(layer)
 
     # -- running ------------------------------------------------------------------------------------
+    @_locked
     def forward(self, inputs: Any) -> Any:
         """Run the whole model in eval mode, with the options of its interface (e.g. ``use_cache=False``).
 
@@ -394,6 +416,7 @@ class Adapter(ABC):
         """
         return self._run(self.inputs(inputs))
 
+    @_locked
     def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
         """Compute the representations of a batch at one or several cuts; the forward stops at the deepest one.
 
@@ -432,6 +455,7 @@ class Adapter(ABC):
         self.run_with_callback(inputs, names, keep)
         return {name: found[name] for name in names}
 
+    @_locked
     def run_with_callback(self, inputs: Any, layers: Iterable[str], callback: LayerCallback) -> None:
         """Run the network once, up to the deepest of several layers, and call a function with each representation.
 
@@ -486,6 +510,7 @@ class Adapter(ABC):
         if waiting:
             raise NotACutError(f"layer {min(waiting)!r} does not run for these inputs; choose another layer")
 
+    @_locked
     def decode(self, representation: Representation, layer: str) -> Any:
         """Run the part of the model after a cut on a representation; the input of the model is not used.
 
@@ -526,6 +551,7 @@ class Adapter(ABC):
         return run_after(self.model, self._run, cut, plan, self.interface, placed)
 
     # -- halves ------------------------------------------------------------------------------------
+    @_locked
     def front(self, layer: str) -> Front:
         """Return the part of the network up to a cut as a separate module.
 
@@ -553,6 +579,7 @@ class Adapter(ABC):
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
         return Front(copy_without(self.model, gone), cut, plan, self.interface)
 
+    @_locked
     def back(self, layer: str) -> Back:
         """Return the part of the network after a cut as a separate module.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
@@ -70,7 +71,8 @@ def load(
     module = unwrap(model)
     check_runs(module)
     kind = _serving(module)
-    return kind.of(module, ModelReference(id=kind.origin(module), library=kind.library, task=task), **given)
+    with alone(module):
+        return kind.of(module, ModelReference(id=kind.origin(module), library=kind.library, task=task), **given)
 
 
 def _serving(model: Any) -> type[Adapter]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
+from hf_stitch.adapters.cutting.surgery import alone
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
@@ -83,11 +84,12 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
         >>> place_of(nn.Linear(2, 2))
         (device(type='cpu'), torch.float32)
     """
-    dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
-    devices = (p.device for p in model.parameters() if not p.is_meta)
-    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
-    runs_on = (getattr(hook, "execution_device", None) for hook in hooks)
-    return torch.device(next(devices, next((place for place in runs_on if place is not None), "cpu"))), dtype
+    with alone(model):
+        dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+        devices = (p.device for p in model.parameters() if not p.is_meta)
+        hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+        runs_on = (getattr(hook, "execution_device", None) for hook in hooks)
+        return torch.device(next(devices, next((place for place in runs_on if place is not None), "cpu"))), dtype
 
 
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
 class Front(nn.Module):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.front` returns one. It runs in one thread at a time.
+    :meth:`hf_stitch.Adapter.front` returns one. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
@@ -75,7 +75,7 @@ class Front(nn.Module):
 class Back(nn.Module):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.back` returns one. Like :class:`Front`, it runs in one thread at a time.
+    :meth:`hf_stitch.Adapter.back` returns one. Like :class:`Front`, several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.

@@ -5,13 +5,16 @@ the right shape, and the layer of the cut by an :class:`Entry`, which returns th
 part before a cut, the layer is replaced by an :class:`Exit`, which stores the representation, and the modules after it
 by stubs: the forward runs to its end on empty tensors, so that it can be traced and exported. An adapter replaces
 modules temporarily (:func:`swapped`), the halves of a stitched model replace them permanently (:func:`exchange`).
+Meanwhile an adapter keeps other threads from the network (:func:`alone`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +30,8 @@ arguments. Other values are stored unchanged.
 """
 
 
-class Slot:
-    """State that the replacement modules of one network share during a forward.
+class Slot(threading.local):
+    """State that the replacement modules of one network share during a forward; every thread has its own.
 
     Attributes:
         values: Values that enter at the cut or that were captured there; ``None`` before and after a forward.
@@ -47,6 +50,10 @@ class Slot:
         self.passed = False
         self.flow: Flow | None = None
         self.noise = False
+
+    def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
+        """Copy and pickle the slot as an empty one."""
+        return Slot, ()
 
 
 def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
@@ -374,6 +381,31 @@ class Gone(_Absent):
             f"module {self._name!r} was removed because it did not run when the network was cut; load the network with "
             "example_inputs with which it runs, and cut it again"
         )
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+"""The lock of every module of a network that an adapter has run; not an attribute, because locks cannot be copied."""
+
+_REGISTERING = threading.Lock()
+
+
+@contextmanager
+def alone(model: Any) -> Iterator[None]:
+    """Keep other threads from using a network, or another network that shares modules with it.
+
+    The same thread may enter several times.
+
+    Args:
+        model: The network. Objects that are not modules have no lock.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    new = threading.RLock()
+    with _REGISTERING:
+        locks = {id(lock): lock for lock in [_LOCKS.setdefault(module, new) for module in modules]}
+    with ExitStack() as held:
+        for _, lock in sorted(locks.items()):  # in one order, so that no two threads wait for each other
+            held.enter_context(lock)
+        yield
 
 
 @contextmanager
