@@ -256,9 +256,10 @@ class _Handler(BaseHTTPRequestHandler):
             reply = {"error": "You already created this model repo", "url": f"{self.hub.url}/{id}"}
             self._send(409, json.dumps(reply).encode(), {"X-Error-Message": reply["error"]})
             return
-        self.hub.put(
-            id, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=request.get("visibility") == "private"
-        )
+        private = request.get("visibility") == "private" or bool(
+            request.get("private")
+        )  # older clients send the latter
+        self.hub.put(id, {".gitattributes": b"*.safetensors filter=lfs\n"}, private=private)
         self._json({"url": f"{self.hub.url}/{id}", "name": id})
 
     def _modes(self, model: Model, revision: str) -> None:

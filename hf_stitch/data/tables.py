@@ -169,8 +169,12 @@ def as_table(data: Any) -> Table:
 def download(stream: datasets.IterableDataset) -> datasets.Dataset:
     """Read a complete stream into memory; images stay encoded."""
     from datasets import Dataset, concatenate_datasets
+    from datasets.table import table_cast
 
-    parts = [Dataset(table) for table in stream.with_format("arrow").iter(batch_size=CHUNK)]
+    tables = stream.with_format("arrow").iter(batch_size=CHUNK)
+    if stream.features is not None:  # datasets 3 forgets them when a stream is shuffled or cut
+        tables = (table_cast(table, stream.features.arrow_schema) for table in tables)
+    parts = [Dataset(table) for table in tables]
     if not parts:
         raise ValueError("there are no samples: the stream is empty")
     return concatenate_datasets(parts)

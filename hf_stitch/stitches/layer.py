@@ -139,8 +139,8 @@ class StitchingLayer(nn.Module):
 
     def _map(self, part: str, values: Tensor) -> Tensor:
         stitch: Stitch = getattr(self, part)
-        weight = next(stitch.parameters(), None)
-        return stitch(values if weight is None else values.to(weight.dtype))
+        weights = list(stitch.parameters())  # torch 2.7 cannot export next() with a default
+        return stitch(values.to(weights[0].dtype) if weights else values)
 
     # -- variants and baselines -------------------------------------------------------------------------------------
     def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:
