@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
 from hf_stitch.adapters.cutting.surgery import alone
+from hf_stitch.adapters.images import converted
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
@@ -24,6 +25,9 @@ def preprocess(
     Texts are padded to the longest of the batch. Texts over the token limit of the model are truncated, with a warning
     that counts them. The decoder of an encoder-decoder receives the texts of the encoder, shifted one token to the
     right, as transformers derives decoder inputs from inputs (Bart) or from labels.
+
+    Images of any mode are converted to grey or RGB before an image processor gets them: 16-bit grey values are scaled
+    to 8 bit, and transparent images are put on white. A function gets each sample as it is.
 
     Args:
         samples: Texts (or pairs of texts), images, arrays or tensors. Tensors count as preprocessed.
@@ -60,8 +64,7 @@ def preprocess(
         )
     elif hasattr(processor, "save_pretrained") and not isinstance(samples[0], Tensor):
         (name,) = interface.content
-        mode = "L" if interface.shapes[name][0] == 1 else "RGB"
-        images = [s.convert(mode) if hasattr(s, "convert") else s for s in samples]
+        images = converted(samples, interface.shapes[name][0])
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
         inputs = {interface.content[0]: _stack(samples, processor)}

@@ -10,13 +10,15 @@ from PIL import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, BatchFeature
 
+from hf_stitch.adapters.images import converted
+
 
 class TimmImageProcessor(BaseImageProcessor):
     """Resize, crop and normalise images with the transform of timm, with identical pixel values.
 
-    Images are first converted to the number of channels of the model (1: grey, 3: RGB). The
-    ``TimmWrapperImageProcessor`` of transformers applies the same transform, but reads the ``config.json`` of a timm
-    model and cannot be saved.
+    Images are first converted to the number of channels of the model (1: grey, 3: RGB): 16-bit grey values are scaled
+    to 8 bit, and transparent images are put on white. The ``TimmWrapperImageProcessor`` of transformers applies the
+    same transform, but reads the ``config.json`` of a timm model and cannot be saved.
 
     Args:
         input_size: Channels, height and width that the model takes.
@@ -79,7 +81,8 @@ class TimmImageProcessor(BaseImageProcessor):
             The normalised images as ``pixel_values``, float32, shape (batch, channels, height, width) if stacked.
 
         Raises:
-            ValueError: If arrays or tensors are not uint8, or the model takes neither 1 nor 3 channels.
+            ValueError: If arrays or tensors are not uint8, images have 32-bit values (modes ``I`` and ``F``), or the
+                model takes neither 1 nor 3 channels.
             TypeError: If further options are given.
         """
         import timm.data
@@ -96,8 +99,7 @@ class TimmImageProcessor(BaseImageProcessor):
         batch = isinstance(images, (list, tuple)) or getattr(images, "ndim", 0) == 4
         several = list(images) if batch else [images]
         transform = timm.data.create_transform(**self.data_config(), is_training=False)
-        mode = "L" if self.input_size[0] == 1 else "RGB"
-        pixels = [transform(_as_image(image).convert(mode)) for image in several]
+        pixels = [transform(image) for image in converted(list(map(_as_image, several)), self.input_size[0])]
         if return_tensors is None:
             return BatchFeature({"pixel_values": pixels})
         return BatchFeature({"pixel_values": torch.stack(pixels).numpy()}, tensor_type=return_tensors)

@@ -1,0 +1,69 @@
+"""Conversion of images of any mode to grey or RGB, before the processor of a network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+UNBOUNDED = ("I", "F")
+"""Modes whose range of values is unknown."""
+
+
+def converted(images: Sequence[Any], channels: int) -> list[Any]:
+    """Convert PIL images to the mode that a network takes.
+
+    16-bit grey values are scaled by their range: 65535 becomes 255, whatever the largest value of the image.
+    Transparent images are put on white, with one warning per process. All other modes are converted as Pillow does.
+
+    Args:
+        images: Images. Arrays and tensors are not converted.
+        channels: Number of channels of the network: 1 for grey, otherwise RGB.
+
+    Returns:
+        The images, of the mode ``L`` or ``RGB``.
+
+    Raises:
+        ValueError: If an image is missing, or has 32-bit values (modes ``I`` and ``F``), whose range is unknown.
+
+    Example:
+        >>> [image] = converted([Image.new("I;16", (1, 1), 65535)], 3)
+        >>> image.mode, image.getpixel((0, 0))
+        ('RGB', (255, 255, 255))
+    """
+    mode = "L" if channels == 1 else "RGB"
+    for place, image in enumerate(images):
+        if image is None:
+            raise ValueError(f"image {place} of {len(images)} is missing (None): leave it out")
+        if isinstance(image, Image.Image) and image.mode in UNBOUNDED:
+            raise ValueError(
+                f"image {place} of {len(images)} has mode {image.mode!r}, whose range of values is unknown: scale it "
+                "to bytes yourself, for example Image.fromarray((np.asarray(image) / highest * 255).astype('uint8')), "
+                "where highest is the largest value that a pixel can have"
+            )
+    return [_opaque(image).convert(mode) if isinstance(image, Image.Image) else image for image in images]
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """Return an image without transparency and with 8 bits per channel."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image
+    layers = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    if layers.getextrema()[3] == (255, 255):
+        return layers.convert("RGB")
+    _warn_of_transparency()
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), layers).convert("RGB")
+
+
+@cache
+def _warn_of_transparency() -> None:
+    warnings.warn(
+        "some images are transparent and are put on white: put them on another background yourself if it matters",
+        stacklevel=2,
+    )

@@ -1,0 +1,113 @@
+"""Images of every mode: what a network gets of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import hf_stitch
+from hf_stitch.adapters import images
+from hf_stitch.adapters.images import converted
+from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
+
+from tiny_networks import SIZE, build  # isort: skip
+
+RAMP = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+COLOURS = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def processors() -> list[Any]:
+    size = {"height": SIZE, "width": SIZE}
+    return [TimmImageProcessor((3, SIZE, SIZE), crop_pct=1.0), transformers.ViTImageProcessor(size=size)]
+
+
+def pixels(processor: Any, image: Image.Image) -> torch.Tensor:
+    """What the adapter passes to its network, for the processors of both libraries."""
+    adapter = hf_stitch.load(build("vit", 0), processor=processor)
+    return adapter.preprocess([image])["pixel_values"]
+
+
+def transparent(mode: str) -> Image.Image:
+    """A grey square whose left half is transparent, over a hidden black."""
+    image = Image.new("LA", (SIZE, SIZE), (0, 0))
+    image.paste((100, 255), (SIZE // 2, 0, SIZE, SIZE))
+    if mode == "P":
+        flat = Image.new("P", image.size, 0)
+        flat.putpalette([0, 0, 0, 100, 100, 100])
+        flat.paste(1, (SIZE // 2, 0, SIZE, SIZE))
+        flat.info["transparency"] = 0
+        return flat
+    if mode in ("La", "LA"):
+        return image.convert(mode)
+    return image.convert("RGBA").convert(mode)
+
+
+@pytest.fixture(autouse=True)
+def not_warned() -> None:
+    images._warn_of_transparency.cache_clear()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_values_are_scaled_by_their_range(mode: str, channels: int) -> None:
+    image = Image.fromarray(RAMP)
+    if mode == "I;16B":
+        image = Image.frombytes(mode, image.size, RAMP.astype(">u2").tobytes())
+    [found] = converted([image], channels)
+    values = np.asarray(found, dtype=float).reshape(SIZE, SIZE, -1)
+    assert found.mode == ("L" if channels == 1 else "RGB")
+    assert np.abs(values - (RAMP / 257)[..., None]).max() <= 0.5
+    assert (values.min(), values.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
+def test_networks_get_16_bit_images_unsaturated(processor: Any) -> None:
+    found = pixels(processor, Image.fromarray(RAMP))
+    assert torch.equal(found, pixels(processor, Image.fromarray(np.rint(RAMP / 257).astype(np.uint8))))
+    assert len(found[0, 0].unique()) == 256
+
+
+@pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_values_of_an_unknown_range_are_refused(mode: str, processor: Any) -> None:
+    image = Image.fromarray(RAMP.astype(np.int32 if mode == "I" else np.float32))
+    with pytest.raises(ValueError, match=rf"image 0 of 1 has mode '{mode}', whose range .* unknown: scale it to bytes"):
+        pixels(processor, image)
+    with pytest.raises(ValueError, match="image 1 of 2 has mode"):
+        converted([Image.new("L", (2, 2)), image], 3)
+
+
+@pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "PA", "LA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])
+def test_other_modes_are_converted_as_pillow_does(mode: str, processor: Any) -> None:
+    """Opaque images: transparency changes nothing, and nothing is reported."""
+    image = Image.fromarray(COLOURS).convert("L" if mode == "LA" else "RGBA" if mode == "RGBa" else "RGB").convert(mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        [found] = converted([image], 3)
+        assert torch.equal(pixels(processor, image), pixels(processor, found))
+    assert found.mode == "RGB"
+    assert np.array_equal(found, image.convert("RGB"))
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "RGBA", "RGBa", "PA", "P"])
+def test_transparent_images_are_put_on_white_with_one_warning(mode: str) -> None:
+    image = transparent(mode)
+    with pytest.warns(UserWarning, match="transparent and are put on white") as caught:
+        found = [converted([image, image], 3), converted([image], 3)]
+    assert len(caught) == 1
+    values = np.asarray(found[0][1])
+    assert (values[:, : SIZE // 2] == 255).all()
+    assert (values[:, SIZE // 2 :] == 100).all()
+
+
+def test_a_missing_image_is_named() -> None:
+    with pytest.raises(ValueError, match=r"image 1 of 2 is missing \(None\)"):
+        pixels_of = hf_stitch.load(build("vit", 0), processor=processors()[1])
+        pixels_of.preprocess([Image.new("L", (4, 4)), None])
