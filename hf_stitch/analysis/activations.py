@@ -19,6 +19,8 @@ from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
 from hf_stitch.registry import did_you_mean
 from hf_stitch.representation import POOLINGS, Pooling, Representation, pooling_from_1
+from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.folders import complete, replacing
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -128,6 +130,7 @@ class Activations:
         Raises:
             ValueError: If a layer is called ``ids``, ``mask`` or ``about``, ids mix integers and strings, or the format
                 does not support bfloat16.
+            OSError: If a file cannot be written. The previous files are unchanged then.
         """
         path = Path(path)
         if taken := [name for name in RESERVED if name in self.values]:
@@ -141,18 +144,21 @@ class Activations:
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 
-            save_file(tensors, path, metadata={"about": json.dumps(about | {"ids": list(self.ids)})})
+            metadata = {"about": json.dumps(about | {"ids": list(self.ids)})}
+            write_whole(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
             return
         if narrow := [name for name, values in tensors.items() if values.dtype == torch.bfloat16]:
             raise ValueError(f"layer {narrow[0]!r} is bfloat16, which only .safetensors files support; use this format")
         arrays = {name: values.numpy() for name, values in tensors.items()}
         if path.suffix == ".npz":
-            np.savez(path, ids=np.asarray(self.ids), about=json.dumps(about), **arrays)  # type: ignore[arg-type]
+            named: Any = {"ids": np.asarray(self.ids), "about": json.dumps(about), **arrays}
+            write_whole(path, lambda temporary: _savez(temporary, named))
             return
         from datasets import Dataset
 
-        Dataset.from_dict({"ids": list(self.ids), **arrays}).save_to_disk(path)
-        (path / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        with replacing(path, lambda folder: [old.name for old in folder.glob("*.arrow")]) as folder:
+            Dataset.from_dict({"ids": list(self.ids), **arrays}).save_to_disk(folder)
+            (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, ids: Sequence[Id] | None = None) -> Activations:
@@ -185,6 +191,11 @@ class Activations:
         return cls(values, tuple(found), about.get("pooling"), None if mask is None else mask.bool(), grids)
 
 
+def _savez(path: Path, arrays: dict[str, Any]) -> None:
+    with path.open("wb") as file:  # np.savez would add a suffix to a path
+        np.savez(file, **arrays)
+
+
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with np.load(path) as arrays:
         about = json.loads(str(arrays["about"])) if "about" in arrays else {}
@@ -207,6 +218,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read_arrow(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from datasets import Dataset
 
+    complete(path)
     stored = Dataset.load_from_disk(str(path))
     about = json.loads((path / ABOUT).read_text(encoding="utf-8")) if (path / ABOUT).is_file() else {}
     if "ids" in stored.column_names:

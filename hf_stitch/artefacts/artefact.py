@@ -61,13 +61,13 @@ class Artefact:
         """Return a Python expression for a sample that is neither an image nor a text; ``None`` for those."""
         return None
 
-    def _save(self, folder: Path, **options: Any) -> None:
+    def _save(self, folder: Path, sync: bool, **options: Any) -> None:
         """Write the artefact and its card to a folder, and remove the files of an earlier artefact there."""
         self._check_savable()
         here = folder / hub.CARD
         present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
         written = card(self.describe(), present=present, sample=self._sample_code())
-        with replacing(folder, self.record_file, self._stale(folder)) as fresh:
+        with replacing(folder, self._stale, sync=sync) as fresh:
             self._write_signed(fresh, **options)
             (fresh / hub.CARD).write_bytes(written.encode())
 
@@ -85,8 +85,7 @@ class Artefact:
             record = read_record(folder / self.record_file)
         except (OSError, ValueError):
             return set()
-        there = {path.name for path in (*folder.glob(SHARDS), *folder.glob(INDEX))}
-        return {name for name in manifest.names(record, there, ANCHORS) if Path(name).name == name}
+        return {name for name in manifest.names(record, folder) if Path(name).name == name}
 
     def push_to_hub(
         self, repo_id: str, *, tags: Iterable[str] = (), present: str | None = None, **options: Any
@@ -142,22 +141,3 @@ def folder_of(place: str | Path, files: list[str], **download: Unpack[hub.Downlo
     """
     folder = Path(place)
     return folder if folder.is_dir() else hub.download(str(place), files=files, **download)
-
-
-def load_anchors(record: Mapping[str, Any], folder: Path) -> AnchorSet | None:
-    """Load the anchors of an artefact.
-
-    Args:
-        record: The record of the artefact.
-        folder: The folder of the artefact.
-
-    Returns:
-        The anchor set; ``None`` if the record names no anchors.
-
-    Raises:
-        FileNotFoundError: If a file of the anchors is missing.
-        ValueError: If the files are damaged.
-    """
-    named = ANCHORS[0] in record.get(manifest.MANIFEST, ()) or bool(record.get("anchors"))
-    there = (folder / ANCHORS[0]).is_file()  # people may edit anchors and remove them from the manifest
-    return AnchorSet.from_pretrained(folder) if named or there else None

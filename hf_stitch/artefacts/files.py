@@ -6,8 +6,11 @@ unpickled, and names of files to open are never taken from a file.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,21 @@ ANCHORS = ("anchors.json", "anchors.safetensors")
 
 MODEL_FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 """Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
+
+BESIDE = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+)
+"""Name patterns of files that processors and generation configs consist of."""
 
 STITCHER_FILES = [STITCHER, STITCH, CONFIG, *ANCHORS]
 """Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
@@ -67,6 +85,33 @@ def save_beside(saves: Iterable[Any], folder: Path) -> None:
         for path in Path(fresh).iterdir():
             if path.is_file():
                 path.rename(folder / path.name)
+
+
+@contextmanager
+def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
+    """Provide a temporary folder with those files that a record names, for libraries that read whatever they find.
+
+    A warning names the files that are left out.
+
+    Args:
+        folder: The folder of the artefact.
+        names: Names of files.
+
+    Yields:
+        The temporary folder.
+    """
+    here = sorted(path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file())
+    if unread := [path.name for path in here if path.name not in names]:
+        warnings.warn(
+            f"{folder} also contains {', '.join(unread)}, which was not saved with the artefact and is not read; "
+            "delete it, or pass allow_modified=True to read it",
+            stacklevel=4,
+        )
+    with tempfile.TemporaryDirectory() as view:
+        for path in here:
+            if path.name in names:
+                shutil.copyfile(path, Path(view) / path.name)
+        yield Path(view)
 
 
 def load_strictly(model: nn.Module, files: list[Path]) -> None:

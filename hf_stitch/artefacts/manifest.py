@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_stitch.artefacts.files import ANCHORS, BESIDE, INDEX, SHARDS, STITCH
 from hf_stitch.artefacts.record import AGAIN
+from hf_stitch.storage.files import digest
 
 MANIFEST, CHECKSUM = "manifest", "checksum"
-FORMAT_1 = ("weights_hash", "anchors", "files")
-"""Keys that formed the manifest in format 1."""
+ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose"
 
 
 def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[
     Returns:
         The record with manifest and checksum.
     """
-    signed = {**record, MANIFEST: {name: digest([folder / name]) for name in sorted(names)}}
+    signed = {**record, MANIFEST: {name: digest(folder / name) for name in sorted(names)}}
     return {**signed, CHECKSUM: checksum(signed)}
 
 
@@ -44,13 +45,12 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def names(record: Mapping[str, Any], weights: Iterable[str], anchors: Iterable[str]) -> set[str]:
+def names(record: Mapping[str, Any], folder: Path) -> set[str]:
     """Return the names of the files that belong to a record.
 
     Args:
         record: JSON values.
-        weights: Files of weights, which are not listed in format 1.
-        anchors: Files of anchors, which are not listed in format 1.
+        folder: The folder of the record. Records of format 1 do not list all their files.
 
     Returns:
         The names.
@@ -59,27 +59,38 @@ def names(record: Mapping[str, Any], weights: Iterable[str], anchors: Iterable[s
         return set(record[MANIFEST])
     others = record.get("files")
     named = set(others) if isinstance(others, Mapping) else set()
-    return named | set(weights) | (set(anchors) if record.get("anchors") else set())
+    patterns = (SHARDS, INDEX, STITCH, *(ANCHORS if record.get("anchors") else ()), *(() if named else BESIDE))
+    return named | {path.name for pattern in patterns for path in folder.glob(pattern)}
 
 
-def verify(path: Path, record: Mapping[str, Any], anchors: Iterable[str], weights_hash: Callable[[], str]) -> None:
-    """Check that a record and the files in its folder are unchanged since they were saved.
+def check_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Check that a record is unchanged since it was saved.
 
     Args:
         path: The file of the record.
         record: The record.
-        anchors: Names of the files of anchors.
+
+    Raises:
+        ValueError: If the checksum is missing or does not fit.
+    """
+    if CHECKSUM not in record:
+        raise ValueError(f"{path} has no {CHECKSUM!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
+    if checksum(record) != record[CHECKSUM]:
+        raise ValueError(f"{path} was changed since it was saved, or is damaged; {AGAIN}, or {ALLOW}")
+
+
+def verify(path: Path, record: Mapping[str, Any], weights_hash: Callable[[], str]) -> None:
+    """Check that the files in the folder of a record are unchanged since they were saved.
+
+    Args:
+        path: The file of the record.
+        record: The record.
         weights_hash: Function that returns the hash of the loaded weights, for records of format 1.
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file or the record was changed after saving.
+        ValueError: If a file was changed after saving.
     """
-    if CHECKSUM in record and checksum(record) != record[CHECKSUM]:
-        raise ValueError(
-            f"{path} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it on purpose, "
-            f"remove its {CHECKSUM!r}"
-        )
     if MANIFEST in record:
         for name, expected in record[MANIFEST].items():
             _check(path, [name], expected)
@@ -90,7 +101,7 @@ def verify(path: Path, record: Mapping[str, Any], anchors: Iterable[str], weight
             f"{expected}): they are damaged or belong to another model; {AGAIN}"
         )
     if record.get("anchors"):
-        _check(path, anchors, record["anchors"])
+        _check(path, ANCHORS, record["anchors"])
     for name, expected in (record.get("files") or {}).items():
         _check(path, [name], expected)
 
@@ -102,21 +113,10 @@ def _check(path: Path, names: Iterable[str], expected: str) -> None:
     for name in names:
         if name not in there:
             raise FileNotFoundError(f"{path.parent} has no {name}, which was saved with it; {AGAIN}")
-    if digest([path.parent / name for name in names]) != expected:
+    if digest(*(path.parent / name for name in names)) != expected:
         raise ValueError(
-            f"{path.parent / names[0]} was changed since it was saved, or is damaged; {AGAIN}, or, if you changed it "
-            f"on purpose, remove it from {path.name} (from its {MANIFEST!r}), and the {CHECKSUM!r} there"
+            f"{path.parent / names[0]} was changed since {path.name} was saved, or is damaged; {AGAIN}, or {ALLOW}"
         )
-
-
-def digest(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of the concatenated bytes of files, as ``sha256:…``."""
-    found = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                found.update(block)
-    return f"sha256:{found.hexdigest()}"
 
 
 def checksum(record: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -21,7 +21,7 @@ from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.artefacts import manifest
-from hf_stitch.artefacts.artefact import Artefact, folder_of, load_anchors
+from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import Description
@@ -33,11 +33,12 @@ from hf_stitch.artefacts.files import (
     STITCHER,
     WEIGHTS,
     load_strictly,
+    named_files,
     save_beside,
     save_weights,
 )
 from hf_stitch.artefacts.heads import class_for
-from hf_stitch.artefacts.parents import load_parent
+from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import AGAIN, damaged, read_record
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
@@ -47,6 +48,7 @@ from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, regi
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.storage.folders import load_whole
 
 Half = TypeVar("Half", Front, Back)
 
@@ -219,9 +221,11 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         Returns:
             The output, as of :meth:`forward`.
         """
-        dtype = next((p.dtype for p in self.target.parameters() if p.is_floating_point()), representation.values.dtype)
-        entering = representation.replace(values=representation.values.to(dtype))
-        return self._with_head(self.target(entering, **options), labels)
+        for weight in self.target.parameters():  # torch 2.7 cannot export next() with a default
+            if weight.is_floating_point():
+                representation = representation.replace(values=representation.values.to(weight.dtype))
+                break
+        return self._with_head(self.target(representation, **options), labels)
 
     def _with_head(self, output: Any, labels: Tensor | None) -> Any:
         if labels is not None:
@@ -302,11 +306,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 half.eval()
         return self
 
-    def parent(self, side: Literal["source", "target"], **options: Any) -> Adapter:
+    def parent(
+        self, side: Literal["source", "target"], *, allow_changed: Collection[Changeable] = (), **options: Any
+    ) -> Adapter:
         """Return one of the two whole networks, from memory or loaded by the name in the config.
 
         Args:
             side: ``"source"`` or ``"target"``.
+            allow_changed: What of a loaded network may differ from the record, as for :meth:`Stitcher.attach`. This
+                model remains as it is; whatever is made with the network records its present settings.
             **options: Options of :func:`hf_stitch.load` for a network that is loaded (``token``, ``cache_dir``, …).
 
         Returns:
@@ -314,12 +322,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
         Raises:
             ValueError: If the network was a module in memory or in a local folder and is no longer available, or if the
-                network on the Hub has other weights.
+                network on the Hub has other weights or settings.
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
             return self.parents[("source", "target").index(side)]
-        return load_parent(side, ModelReference.from_dict(getattr(self.config, side)["reference"]), options=options)
+        source, target = (ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target))
+        found, _ = load_parent(side, {"source": source, "target": target}[side], None, options, allow_changed)
+        warn_if_only_weights_are_pinned(source, target)
+        return found
 
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Return whether a half was trained or cast since it was cut from its network.
@@ -373,6 +384,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         state_dict: Mapping[str, Tensor] | None = None,
         push_to_hub: bool = False,
         max_shard_size: str | int = "5GB",
+        sync: bool = False,
         **kwargs: Any,
     ) -> None:
         """Write config, weights (safetensors), the source's processor and a model card to a folder.
@@ -385,16 +397,18 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             state_dict: Weights to write instead of the model's own, for example those gathered by a trainer.
             push_to_hub: Whether to upload the model too, as :meth:`push_to_hub` does.
             max_shard_size: Maximum size of a file of weights, in bytes or as text.
+            sync: Whether to wait until the disk contains all files. The old artefact or the new one always survives a
+                killed process; with ``sync=True`` also a power failure.
             **kwargs: ``repo_id`` (default: the name of the folder) and further options of :meth:`push_to_hub`.
 
         Raises:
             ValueError: If a half consists of user code, which cannot be rebuilt from a config.
-            OSError: If a file cannot be written. The previous files are kept then.
+            OSError: If a file cannot be written. The previous files are unchanged then.
         """
         if not is_main_process:
             return
         options: dict[str, Any] = {"state_dict": state_dict, "max_shard_size": max_shard_size}
-        self._save(Path(save_directory), **options)
+        self._save(Path(save_directory), sync, **options)
         if push_to_hub:
             written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
             name = kwargs.pop("repo_id", Path(save_directory).name)
@@ -442,11 +456,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         attn_implementation: str | None = None,
+        allow_modified: bool = False,
         **kwargs: Any,
     ) -> Self:
         """Load a stitched model from a folder or the Hub.
 
         Loading is strict: the files must contain exactly the weights of the model, unchanged since they were saved.
+        Files that were not saved with the model are not read.
 
         Args:
             pretrained_model_name_or_path: Local folder or Hub id.
@@ -458,6 +474,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             device_map: Device of the whole model.
             attn_implementation: Attention implementation of both networks, by its name in transformers.
                 Default: not changed.
+            allow_modified: Whether to load files that were changed by hand since they were saved, and files that were
+                added: nothing is verified then.
             **kwargs: Options of the download (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``), and options of Auto classes and pipelines
                 that have no effect here.
@@ -486,39 +504,53 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         wanted, device = dtype_of(torch_dtype if dtype is None else dtype), _device(device_map)
         place = str(pretrained_model_name_or_path)
         folder = folder_of(place, MODEL_FILES, **download)
-        if config is None:
-            config = read_config(folder)
-        attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
-        check_requirements(config.requires or (), str(folder))
-        kind = class_for(config.task)
-        if not issubclass(kind, cls):
-            raise ValueError(
-                f"{place} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
-            )
-        files = sorted(folder.glob(SHARDS))
-        if not files:
-            raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
-        model = _skeleton(kind, config, folder)
-        load_strictly(model, files)
-        if (folder / CONFIG).is_file():
-            record = read_record(folder / CONFIG)
-            manifest.verify(folder / CONFIG, record, ANCHORS, lambda: weights_hash(model))
-            model.anchors = load_anchors(record, folder)
-        try:
-            blueprint = (config.source or {})["blueprint"]
-            model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(folder))
-            if model.can_generate() and (folder / "generation_config.json").is_file():
-                model.generation_config = GenerationConfig.from_pretrained(folder)
-        except Exception as error:  # libraries raise any exception on damaged files
-            raise damaged(f"a processor or generation config in {folder}", error) from error
+        model = load_whole(folder, CONFIG, lambda: cls._load(folder, config, attn_implementation, allow_modified))
         if wanted is not None:
             cast(model, wanted)
-        if attn_implementation is not None:
-            model.set_attn_implementation(attn_implementation)
         if device is not None:
             nn.Module.to(model, device)
         model.config.name_or_path = place
         return model.eval()
+
+    @classmethod
+    def _load(
+        cls, folder: Path, config: StitchConfig | None, attn_implementation: str | None, allow_modified: bool
+    ) -> Self:
+        """Load the files in a folder, and verify them once all are read: then they belong together."""
+        config = read_config(folder) if config is None else config
+        path = folder / CONFIG
+        record = read_record(path)
+        if not allow_modified:
+            manifest.check_record(path, record)
+            if config.checksum not in (None, record[manifest.CHECKSUM]):  # None: made by the user
+                raise ValueError(f"{path} was replaced after the given config had been read from it; load both again")
+        check_requirements(config.requires or (), str(folder))
+        kind = class_for(config.task)
+        if not issubclass(kind, cls):
+            raise ValueError(
+                f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
+            )
+        names = {file.name for file in folder.iterdir()} if allow_modified else manifest.names(record, folder)
+        files = sorted(file for file in folder.glob(SHARDS) if file.name in names)
+        if not files:
+            raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
+        model: Any = _skeleton(kind, config, folder)  # of class cls, as checked above
+        load_strictly(model, files)
+        model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
+        blueprint = (config.source or {})["blueprint"]
+        with named_files(folder, names) as beside:
+            if not allow_modified:
+                manifest.verify(path, record, lambda: weights_hash(model))
+            try:
+                model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(beside))
+                if model.can_generate() and (beside / "generation_config.json").is_file():
+                    model.generation_config = GenerationConfig.from_pretrained(beside)
+            except Exception as error:  # libraries raise any exception on damaged files
+                raise damaged(f"a processor or generation config in {folder}", error) from error
+        attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        return model
 
 
 def read_config(folder: Path) -> StitchConfig:

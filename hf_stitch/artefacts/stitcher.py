@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts import manifest
-from hf_stitch.artefacts.artefact import Artefact, folder_of, load_anchors
+from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.migrations import migrated
-from hf_stitch.artefacts.parents import load_parent
+from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_stitch, read_record
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
@@ -26,6 +26,7 @@ from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.storage.folders import load_whole
 
 if TYPE_CHECKING:
     import torch
@@ -123,18 +124,20 @@ class Stitcher(Artefact):
             self.scores,
         )
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
+    def save_pretrained(self, save_directory: str | Path, *, sync: bool = False) -> None:
         """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder.
 
         Text that a person added to an existing card is kept. Paths of local networks are not written.
 
         Args:
             save_directory: The folder, created if needed.
+            sync: Whether to wait until the disk contains all files. The old artefact or the new one always survives a
+                killed process; with ``sync=True`` also a power failure.
 
         Raises:
-            OSError: If a file cannot be written. The previous files are kept then.
+            OSError: If a file cannot be written. The previous files are unchanged then.
         """
-        self._save(Path(save_directory))
+        self._save(Path(save_directory), sync)
 
     def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
         weights = {name: tensor.contiguous() for name, tensor in self.stitch.state_dict().items()}
@@ -150,13 +153,17 @@ class Stitcher(Artefact):
         }
 
     @classmethod
-    def from_pretrained(cls, id_or_folder: str | Path, **download: Unpack[DownloadOptions]) -> Self:
+    def from_pretrained(
+        cls, id_or_folder: str | Path, *, allow_modified: bool = False, **download: Unpack[DownloadOptions]
+    ) -> Self:
         """Load a stitcher from a folder or the Hub.
 
         All files are checked against the digests in the record. A warning names keys that a newer version added.
 
         Args:
             id_or_folder: Local folder or Hub id.
+            allow_modified: Whether to load files that were changed by hand since they were saved: nothing is verified
+                then.
             **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``.
 
@@ -169,6 +176,11 @@ class Stitcher(Artefact):
             OSError: If the Hub cannot be reached or denies access.
         """
         folder = folder_of(id_or_folder, STITCHER_FILES, **download)
+        return load_whole(folder, STITCHER, lambda: cls._load(folder, allow_modified))
+
+    @classmethod
+    def _load(cls, folder: Path, allow_modified: bool) -> Self:
+        """Load the files in a folder, and verify them once all are read: then they belong together."""
         path = folder / STITCHER
         if not path.is_file() and (folder / CONFIG).is_file():
             raise FileNotFoundError(
@@ -179,6 +191,8 @@ class Stitcher(Artefact):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no stitcher, or an incomplete one")
         record = read_record(path)
+        if not allow_modified:
+            manifest.check_record(path, record)
         check_counts(record, str(path))
         try:
             values = known(migrated(record, str(path)), KEYS, str(path))
@@ -187,8 +201,8 @@ class Stitcher(Artefact):
                 stitch = StitchingLayer.from_dict(known_stitch(values["stitch"], f"the stitch of {path}"))
             found = Description.of(values, whole=False)
             load_strictly(stitch, [folder / STITCH])
-            manifest.verify(path, record, ANCHORS, lambda: weights_hash(stitch))
-            return cls(
+            names = {file.name for file in folder.iterdir()} if allow_modified else manifest.names(record, folder)
+            stitcher = cls(
                 stitch.eval(),
                 found.source,
                 found.source_layer,
@@ -197,8 +211,11 @@ class Stitcher(Artefact):
                 task=found.task,
                 recipe=found.recipe,
                 scores=found.scores,
-                anchors=load_anchors(record, folder),
+                anchors=AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None,
             )
+            if not allow_modified:
+                manifest.verify(path, record, lambda: weights_hash(stitch))
+            return stitcher
         except (ValueError, PluginError, FileNotFoundError):
             raise
         except Exception as error:
@@ -210,17 +227,22 @@ class Stitcher(Artefact):
         target: str | nn.Module | Adapter | None = None,
         *,
         dtype: torch.dtype | str | None = None,
+        allow_changed: Collection[Changeable] = (),
         **options: Any,
     ) -> StitchedModel:
         """Build the stitched model from this stitching layer and both networks.
 
-        Networks that are not given are downloaded at the recorded revisions. In all cases their weights must be those
-        for which the stitching layer was fitted.
+        Networks that are not given are downloaded at the recorded revisions. In all cases they must be those for which
+        the stitching layer was fitted: the same weights, config (activation functions, epsilons, …) and processor (mean
+        and size of images, vocabulary, …). A warning says if an older record contains only a hash of the weights.
 
         Args:
             source: The source network: an adapter, a module, or a name. Default: the recorded network at its revision.
             target: The target network, given in the same way.
             dtype: Floating-point dtype to which all weights are cast after the check. Default: no cast.
+            allow_changed: What may differ from the record, ``"config"`` or ``"processor"`` or both; outputs then differ
+                too. If something does, the recipe of the stitched model lists it as ``changed_since_fit``, and the model
+                has no scores. Default: nothing.
             **options: Options of :func:`hf_stitch.load` for networks that are loaded by name (``token``, ``cache_dir``,
                 ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code in the repository of a network
                 runs only with ``trust_remote_code=True``; a stitcher cannot enable it.
@@ -229,25 +251,27 @@ class Stitcher(Artefact):
             The stitched model.
 
         Raises:
-            ValueError: If a network has other weights or layers than those for which the stitching layer was fitted, or
-                has no public name and is not given.
+            ValueError: If a network has other weights, settings or layers than those for which the stitching layer was
+                fitted, or has no public name and is not given.
             OSError: If a network or its revision does not exist, or the Hub cannot be reached.
         """
         wanted = dtype_of(dtype)
-        parents = [
-            load_parent(side, reference, given, options)
-            for side, given, reference in (("source", source, self.source), ("target", target, self.target))
-        ]
+        front, front_changes = load_parent("source", self.source, source, options, allow_changed)
+        back, back_changes = load_parent("target", self.target, target, options, allow_changed)
+        warn_if_only_weights_are_pinned(self.source, self.target)
+        changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
         stitched = join(
-            parents[0],
+            front,
             self.source_layer,
             copy.deepcopy(self.stitch),
-            parents[1],
+            back,
             self.target_layer,
             task=self.task,
-            recipe=self.recipe,
+            recipe={**self.recipe, CHANGED: changed} if changed else self.recipe,
         )
-        stitched.config.scores, stitched.anchors = self.scores, self.anchors
+        stitched.anchors = self.anchors
+        if not (front_changes or back_changes):  # those of other settings are not the scores of this model
+            stitched.config.scores = self.scores
         if wanted is not None:
             cast(stitched, wanted)
         return stitched

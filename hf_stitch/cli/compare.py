@@ -11,6 +11,7 @@ import typer
 from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
 from hf_stitch.cli.output import Output
 from hf_stitch.registry import registries
+from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
@@ -96,12 +97,12 @@ def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
     Returns:
         The path of the atlas (key ``atlas``) and of the figure of each metric (key: the metric).
     """
-    saved = {"atlas": folder / "atlas.json"}
-    atlas.save(saved["atlas"])
-    for number, metric in enumerate(atlas.values, 1):
-        saved[metric] = folder / f"{number}-{metric.partition('(')[0]}.png"
-        atlas.plot(metric).savefig(saved[metric], dpi=150)
-    return saved
+    figures = {metric: f"{number}-{metric.partition('(')[0]}.png" for number, metric in enumerate(atlas.values, 1)}
+    with replacing(folder) as fresh:
+        atlas.save(fresh / "atlas.json")
+        for metric, name in figures.items():
+            atlas.plot(metric).savefig(fresh / name, dpi=150)
+    return {key: folder / name for key, name in {"atlas": "atlas.json", **figures}.items()}
 
 
 def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:

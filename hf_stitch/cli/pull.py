@@ -22,17 +22,16 @@ def pull(
     from hf_stitch import hub
     from hf_stitch.artefacts.files import ANCHORS, CONFIG, INDEX, MODEL_FILES, SHARDS, STITCH, STITCHER
     from hf_stitch.cli.artefacts import read
+    from hf_stitch.storage.folders import replacing
 
     output = Output(json)
     folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *MODEL_FILES], revision=revision)
     read(folder)
-    out.mkdir(parents=True, exist_ok=True)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     replaced = (STITCHER, STITCH, *ANCHORS, *((SHARDS, INDEX) if (folder / CONFIG).is_file() else ()))
-    for path in [path for pattern in replaced for path in out.glob(pattern)]:
-        path.unlink()
-    for path in files:
-        shutil.copyfile(path, out / path.name)
+    with replacing(out, lambda out: [path.name for pattern in replaced for path in out.glob(pattern)]) as fresh:
+        for path in files:
+            shutil.copyfile(path, fresh / path.name)
     read(out)
     output.show(f"pulled {repo_id} at commit {folder.name} into {out}")
     output.record({"commit": folder.name, "files": [path.name for path in files], "folder": str(out)})

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_stitch.cli.output import as_json
+from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.evaluation import Evaluation
@@ -135,15 +136,15 @@ def save(results: list[Result], folder: Path) -> dict[str, Path]:
         ``results``, ``table`` and ``figure`` -> their paths.
     """
     names = {"results": "results.json", "table": "results.csv", "figure": "results.png"}
-    saved = {kind: folder / name for kind, name in names.items()}
-    saved["results"].write_text(as_json([r.to_dict() for r in results]) + "\n", encoding="utf-8")
     lines = [r.to_line() for r in results]
-    with saved["table"].open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
-    _draw(results, saved["figure"])
-    return saved
+    with replacing(folder) as fresh:
+        (fresh / names["results"]).write_text(as_json([r.to_dict() for r in results]) + "\n", encoding="utf-8")
+        with (fresh / names["table"]).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
+        _draw(results, fresh / names["figure"])
+    return {kind: folder / name for kind, name in names.items()}
 
 
 def _draw(results: list[Result], path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
 from hf_stitch.cli.output import Output, as_json
 from hf_stitch.registry import registries
+from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel
@@ -93,8 +94,10 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
         stitched.stitcher.save_pretrained(saved["stitcher"])
     if stitched.evaluation is not None:
         saved |= {"evaluation": folder / "evaluation.json", "plot": folder / "evaluation.png"}
-        saved["evaluation"].write_text(as_json(stitched.evaluation.to_dict()) + "\n", encoding="utf-8")
-        stitched.evaluation.plot().savefig(saved["plot"], dpi=150)
+        with replacing(folder) as fresh:
+            text = as_json(stitched.evaluation.to_dict()) + "\n"
+            (fresh / saved["evaluation"].name).write_text(text, encoding="utf-8")
+            stitched.evaluation.plot().savefig(fresh / saved["plot"].name, dpi=150)
     return saved
 
 

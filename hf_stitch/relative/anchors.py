@@ -19,6 +19,8 @@ from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import Pooling, pooling_from_1
+from hf_stitch.storage.files import digest
+from hf_stitch.storage.folders import load_whole, replacing
 
 CONFIG = "anchors.json"
 WEIGHTS = "anchors.safetensors"
@@ -223,7 +225,7 @@ class AnchorSet:
             return found.values
         have = ", ".join(map(str, self.encoded)) or "nothing"
         known = any(_same(each, reference, each.layer, each.pooling) for each in self.encoded)
-        reason = "this encoder at another layer or by another pooling" if known else "no encoder of these weights"
+        reason = "this encoder at another layer or by another pooling" if known else "no encoder of these weights and settings"
         raise ValueError(
             f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call "
             "encode"
@@ -278,16 +280,19 @@ class AnchorSet:
 
         Args:
             save_directory: The folder; created if necessary.
+
+        Raises:
+            OSError: A file cannot be written. The previous files are unchanged then.
         """
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
-        save_file(tensors, folder / WEIGHTS)
         encoded = [
             {"reference": e.reference.public.to_dict(), "layer": e.layer, "pooling": e.pooling} for e in self.encoded
         ]
         config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with replacing(Path(save_directory)) as folder:
+            save_file(tensors, folder / WEIGHTS)
+            config["digest"] = digest(folder / WEIGHTS)
+            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -303,7 +308,10 @@ class AnchorSet:
             FileNotFoundError: A file is missing.
             ValueError: A file is damaged, or the two files do not match.
         """
-        folder = Path(folder)
+        return load_whole(Path(folder), CONFIG, lambda: cls._load(Path(folder)))
+
+    @classmethod
+    def _load(cls, folder: Path) -> Self:
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
@@ -312,6 +320,8 @@ class AnchorSet:
             if config["format"] not in (1, FORMAT):
                 raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
             tensors = load_file(folder / WEIGHTS)
+            if config.get("digest", found := digest(folder / WEIGHTS)) != found:  # records of 0.1.0 have none
+                raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
             if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
                 raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
             anchors = cls(tuple(config["ids"]), config["fingerprint"])
@@ -346,8 +356,8 @@ def _check_matches(known: EncodedAnchors, vectors: Tensor) -> None:
 
 
 def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, pooling: Pooling) -> bool:
-    """Whether encoder, layer and pooling match; encoders are compared by the hash of their weights if known."""
+    """Whether encoder, layer and pooling match; encoders are compared by what pins them if known."""
     have = encoded.reference
     pinned = have.weights_hash and reference.weights_hash
-    matches = have.weights_hash == reference.weights_hash if pinned else have == reference
+    matches = not have.changes(reference) if pinned else have == reference
     return matches and (encoded.layer, encoded.pooling) == (layer, pooling)

@@ -1,48 +1,200 @@
-"""Replacement of several files of a folder together."""
+"""Replacement of several files of a folder together: all of them are replaced, or none.
+
+A save writes its files aside, into a hidden folder beside those that they replace, and then a journal that names them.
+The journal decides: before it exists, the old files are untouched; afterwards only renames are left, which
+:func:`complete` repeats if the process was killed between them.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock, Timeout
+
+from hf_stitch.storage.files import KEPT, flush, readable_errors
+
+T = TypeVar("T")
+
+ASIDE, NEW, JOURNAL, LOCK = ".hf_stitch_save", "new", "journal.json", "lock"
+"""The hidden folder, and in it: the files that are being written, the journal, and the lock of the writing process."""
+
+WAIT = 600.0
+"""Seconds to wait for another process that saves to the same folder."""
 
 
 @contextmanager
-def replacing(folder: Path, last: str, stale: Iterable[str]) -> Iterator[Path]:
-    """Write files to a temporary folder and move them into a folder once all of them are written.
+def replacing(
+    folder: Path, stale: Callable[[Path], Iterable[str]] = lambda folder: (), *, sync: bool = False
+) -> Iterator[Path]:
+    """Replace files of a folder by files that the body of the ``with`` statement writes to a temporary folder.
+
+    A process that is killed, a full disk and an exception leave the old files. One process writes at a time; others
+    wait. Files of the folder that are not rewritten stay, except for the stale ones.
 
     Args:
-        folder: Target folder, created if needed. Files in it that are not rewritten stay, except for the stale ones.
-        last: Name of the file that is moved last. If it is there, all other files are there too.
-        stale: Names of files that are deleted if they are not rewritten.
+        folder: The folder, created if needed.
+        stale: Function of the folder that returns the names of files to delete if they are not rewritten. It is called
+            after other processes have finished.
+        sync: Whether to wait until the disk contains the files, so that they also survive a power failure.
 
     Yields:
-        An empty temporary folder on the same file system, to write into.
+        An empty temporary folder on the same file system. Subfolders of it are not kept.
 
     Raises:
-        OSError: If a file cannot be written; the target folder then stays unchanged.
+        OSError: If a file cannot be written, or another process saves to the folder for more than :data:`WAIT` seconds.
 
     Example:
-        >>> from pathlib import Path
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
         ...     folder = Path(name)
         ...     _ = (folder / "old.bin").write_text("old weights")
-        ...     with replacing(folder, last="config.json", stale=["old.bin"]) as temporary:
+        ...     with replacing(folder, stale=lambda folder: ["old.bin"]) as temporary:
         ...         _ = (temporary / "weights.bin").write_text("weights")
         ...         _ = (temporary / "config.json").write_text("{}")
         ...     sorted(path.name for path in folder.iterdir())
         ['config.json', 'weights.bin']
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
+    with _locked(folder) as aside:
+        _finish(folder)
+        new, draft = aside / NEW, aside / f"{JOURNAL}.unfinished"
+        try:
+            with readable_errors(f"{folder} could not be saved", KEPT):
+                shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+                new.mkdir()
+                yield new
+                names = sorted(path.name for path in new.iterdir() if path.is_file())
+                journal = {"files": names, "stale": sorted(set(stale(folder)) - set(names))}
+                draft.write_text(json.dumps(journal), "utf-8")
+                if sync:
+                    flush(*(new / name for name in names), new, draft)
+                draft.replace(aside / JOURNAL)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            draft.unlink(missing_ok=True)
+            raise
+        _finish(folder, sync)
+
+
+def complete(folder: Path) -> None:
+    """Complete a save that was interrupted after it had written all files. Every reader of a folder calls this first.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: If files cannot be renamed, for example because the folder is read-only.
+        ValueError: If the journal is damaged.
+
+    Example:
+        >>> complete(Path("."))
+    """
+    if (folder / ASIDE / JOURNAL).is_file():
+        with _locked(folder):
+            _finish(folder)
+
+
+def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
+    """Load files of a folder that another process may replace meanwhile: all old ones or all new ones.
+
+    Args:
+        folder: The folder.
+        first: Name of a file that every save replaces.
+        load: Function that loads the files, and raises an error if they do not belong together.
+
+    Returns:
+        The return value of ``load``.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If the files do not belong together.
+        OSError: If a save was interrupted and cannot be completed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     _ = (Path(name) / "config.json").write_text("{}")
+        ...     load_whole(Path(name), "config.json", lambda: (Path(name) / "config.json").read_text())
+        '{}'
+    """
+    while True:
+        complete(folder)
+        before = _identity(folder / first)
+        try:
+            return load()
+        except (ValueError, FileNotFoundError):
+            complete(folder)
+            if _identity(folder / first) == before:
+                raise
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _finish(folder: Path, sync: bool = False) -> None:
+    """Do what the journal demands, if there is one; what is done already is skipped."""
+    aside = folder / ASIDE
+    if not (aside / JOURNAL).is_file():
+        return
+    files, stale = _read(aside / JOURNAL)
+    with readable_errors(
+        f"an interrupted save to {folder} could not be completed", "load or save again to complete it"
+    ):
+        for name in files:
+            with suppress(FileNotFoundError):
+                (aside / NEW / name).replace(folder / name)
+        for name in stale:
+            (folder / name).unlink(missing_ok=True)
+        if sync:
+            flush(folder, aside)
+        (aside / JOURNAL).unlink()
+    shutil.rmtree(aside / NEW, ignore_errors=True)
+
+
+def _read(journal: Path) -> tuple[list[str], list[str]]:
+    """Read a journal, which may come with an untrusted folder: it may name plain files of this folder only."""
+    try:
+        found = json.loads(journal.read_bytes())
+        parts = found["files"], found["stale"]
+        plain = all(
+            isinstance(name, str) and Path(name).name == name not in ("", "..") for part in parts for name in part
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{journal} is damaged ({error}); delete the folder {journal.parent}") from error
+    if not plain or any(path.is_symlink() for path in (journal.parent, journal.parent / NEW)):
+        raise ValueError(f"{journal} names files outside of its folder; delete the folder {journal.parent}")
+    return parts
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """Create the hidden folder, lock it against other processes, and remove it at the end."""
+    aside = folder / ASIDE
+    lock = FileLock(aside / LOCK, timeout=WAIT)
+    with readable_errors(f"{folder} could not be locked", KEPT):
+        while not lock.is_locked:
+            aside.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire()
+            except FileNotFoundError:  # the last process removed the folder in between
+                continue
+            except Timeout:
+                raise OSError(f"another process has been saving there for more than {WAIT:.0f} seconds") from None
     try:
         yield aside
-        written = sorted(path.name for path in aside.iterdir())
-        for name in sorted(written, key=lambda name: name == last):
-            (aside / name).replace(folder / name)
-        for name in set(stale) - set(written):
-            (folder / name).unlink(missing_ok=True)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        # Removed while it is locked: processes that wait for this file notice that it is gone, and make another.
+        with suppress(OSError):
+            os.unlink(aside / LOCK)
+            aside.rmdir()
+        lock.release()

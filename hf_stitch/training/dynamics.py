@@ -20,6 +20,7 @@ from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.storage.files import write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe
 
@@ -380,9 +381,8 @@ class _Index:
 
     def write(self) -> None:
         """Write the index atomically."""
-        unfinished = self.folder / f"{INDEX}.unfinished"
-        unfinished.write_text(json.dumps(dict(sorted(self.epochs.items())), indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(self.folder / INDEX)
+        text = json.dumps(dict(sorted(self.epochs.items())), indent=2) + "\n"
+        write_whole(self.folder / INDEX, lambda path: path.write_text(text, encoding="utf-8"))
 
     def drop_after(self, step: int) -> None:
         """Delete the recordings after a step."""

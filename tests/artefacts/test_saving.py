@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hf_stitch
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
 from hf_stitch.registry import registries
 
+from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
@@ -226,23 +226,6 @@ def test_trainer_trains_it_and_its_checkpoint_loads(
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    change(config)
-    path.write_text(json.dumps(config))
-
-
-def reweigh(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
-
-
-def truncate(path: Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no config": (
         lambda f: (f / "config.json").unlink(),
@@ -267,48 +250,52 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     ),
     "empty": (lambda f: truncate(f / "model.safetensors", 0), ValueError, "cannot be read .* damaged or incomplete"),
     "another model": (
-        lambda f: edit(f, lambda c: c.update(model_type="bert")),
+        lambda f: rewrite(f / "config.json", lambda c: c.update(model_type="bert")),
         ValueError,
         "config of a 'bert' model, not of a stitched model",
     ),
     "unknown class": (
-        lambda f: edit(f, lambda c: c.update(task="tts")),
+        lambda f: rewrite(f / "config.json", lambda c: c.update(task="tts")),
         ValueError,
         "no 'tts' among heads",
     ),
     "unknown stitch": (
-        lambda f: edit(f, lambda c: c["stitch"]["body"].update(name="liner")),
+        lambda f: rewrite(f / "config.json", lambda c: c["stitch"]["body"].update(name="liner")),
         ValueError,
         "did you mean 'linear'",
     ),
-    "no half": (lambda f: edit(f, lambda c: c.update(source=None)), ValueError, "describes no stitched model"),
+    "no half": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(source=None)),
+        ValueError,
+        "describes no stitched model",
+    ),
     "half of a half": (
-        lambda f: edit(f, lambda c: c["source"].pop("cut")),
+        lambda f: rewrite(f / "config.json", lambda c: c["source"].pop("cut")),
         ValueError,
         r"config.json of .* is damaged .*KeyError: 'cut'",
     ),
     "unknown layer": (
-        lambda f: edit(f, lambda c: c["source"]["cut"].update(layer="layer9")),
+        lambda f: rewrite(f / "config.json", lambda c: c["source"]["cut"].update(layer="layer9")),
         ValueError,
         "config.json is damaged .*layer9",
     ),
     "other width": (
-        lambda f: edit(f, lambda c: c["stitch"]["body"].update(in_features=7)),
+        lambda f: rewrite(f / "config.json", lambda c: c["stitch"]["body"].update(in_features=7)),
         ValueError,
         "must map 24 -> 32, got 7 -> 32",
     ),
     "a weight missing": (
-        lambda f: reweigh(f, lambda w: w.pop("stitch.body.bias")),
+        lambda f: reweigh(f / "model.safetensors", lambda w: w.pop("stitch.body.bias")),
         ValueError,
         r"lacks 1 weights .* stitch\.body\.bias",
     ),
     "a weight too many": (
-        lambda f: reweigh(f, lambda w: w.update(more=torch.zeros(1))),
+        lambda f: reweigh(f / "model.safetensors", lambda w: w.update(more=torch.zeros(1))),
         ValueError,
         "disagree about 'more': expected no such weight",
     ),
     "a weight of another shape": (
-        lambda f: reweigh(f, lambda w: w.update({"stitch.body.bias": torch.zeros(31)})),
+        lambda f: reweigh(f / "model.safetensors", lambda w: w.update({"stitch.body.bias": torch.zeros(31)})),
         ValueError,
         r"disagree about 'stitch\.body\.bias': expected shape \(32,\), found shape \(31,\)",
     ),

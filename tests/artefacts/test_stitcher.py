@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hf_stitch
 from hf_stitch import Stitcher
 from hf_stitch.registry import registries
 
+from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, adapted, build, network  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
@@ -148,23 +148,6 @@ def test_size_and_repr(saved: Path) -> None:
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "stitcher.json"
-    config = json.loads(path.read_text())
-    change(config)
-    path.write_text(json.dumps(config))
-
-
-def reweigh(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    weights = load_file(folder / "stitch.safetensors")
-    change(weights)
-    save_file(weights, folder / "stitch.safetensors")
-
-
-def truncate(path: Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no config": (
         lambda f: (f / "stitcher.json").unlink(),
@@ -179,33 +162,33 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     ),
     "config no object": (lambda f: (f / "stitcher.json").write_text("[]"), ValueError, "must contain a JSON object"),
     "no layer": (
-        lambda f: edit(f, lambda c: c["source"].pop("layer")),
+        lambda f: rewrite(f / "stitcher.json", lambda c: c["source"].pop("layer")),
         ValueError,
         "stitcher.json is damaged .*'layer'",
     ),
     "newer format": (
-        lambda f: edit(f, lambda c: c.update(format_version=3)),
+        lambda f: rewrite(f / "stitcher.json", lambda c: c.update(format_version=3)),
         ValueError,
         "has format 3, and this version reads 1 to 2",
     ),
     "unknown stitch": (
-        lambda f: edit(f, lambda c: c["stitch"]["body"].update(name="liner")),
+        lambda f: rewrite(f / "stitcher.json", lambda c: c["stitch"]["body"].update(name="liner")),
         ValueError,
         "^no 'liner' among stitches; did you mean",
     ),
     "truncated": (lambda f: truncate(f / "stitch.safetensors", 500), ValueError, "stitch.safetensors cannot be read"),
     "a weight missing": (
-        lambda f: reweigh(f, lambda w: w.pop("body.bias")),
+        lambda f: reweigh(f / "stitch.safetensors", lambda w: w.pop("body.bias")),
         ValueError,
         r"lacks 1 weights .*body\.bias",
     ),
     "a weight too many": (
-        lambda f: reweigh(f, lambda w: w.update(more=torch.zeros(1))),
+        lambda f: reweigh(f / "stitch.safetensors", lambda w: w.update(more=torch.zeros(1))),
         ValueError,
         "disagree about 'more'",
     ),
     "another shape": (
-        lambda f: reweigh(f, lambda w: w.update({"body.bias": torch.zeros(3)})),
+        lambda f: reweigh(f / "stitch.safetensors", lambda w: w.update({"body.bias": torch.zeros(3)})),
         ValueError,
         r"expected shape \(32,\), found shape \(3,\)",
     ),
@@ -221,7 +204,7 @@ def test_a_damaged_folder_is_rejected(damage: str, saved: Path) -> None:
 
 
 def test_an_unknown_task_is_rejected(saved: Path, net: Any) -> None:
-    edit(saved, lambda c: (c.update(task="image-clasification"), c.pop("checksum")))
+    rewrite(saved / "stitcher.json", lambda c: c.update(task="image-clasification"))
     with pytest.raises(ValueError, match="no 'image-clasification' among heads; did you mean"):
         Stitcher.from_pretrained(saved).attach(net("cnn"), net("vit", 1))
 

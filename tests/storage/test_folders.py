@@ -1,0 +1,185 @@
+"""Several files are replaced together, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.folders import ASIDE, JOURNAL, NEW, complete, load_whole, replacing
+
+from killing import killed_at_every_operation, survives  # isort: skip
+
+OLD = {"config.json": "old", "weights.bin": "old weights", "processor.json": "old processor"}
+NEWER = {"config.json": "new", "weights.bin": "new weights", "more.bin": "more weights"}
+OTHERS = {"optimizer.pt": "of a trainer", "notes.txt": "of a person"}
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def save(folder: Path, files: dict[str, str], **options: bool) -> None:
+    with replacing(folder, lambda folder: OLD, **options) as fresh:
+        write(fresh, files)
+
+
+def read(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(tmp_path / "saved", OLD)
+    write(tmp_path / "saved", OTHERS)
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_all_files_are_replaced_stale_ones_go_and_others_stay(folder: Path, sync: bool) -> None:
+    inside = (folder / "notes.txt").stat().st_ino
+    save(folder, NEWER, sync=sync)
+    assert read(folder) == NEWER | OTHERS
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+    assert (folder / "notes.txt").stat().st_ino == inside
+
+
+def test_permissions_are_those_of_any_file(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        save(tmp_path / "new", OLD)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o755
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in (tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_kill_at_any_operation_leaves_the_old_files_or_the_new_ones(folder: Path, sync: bool) -> None:
+    seen = []
+    for _ in killed_at_every_operation(lambda: save(folder, NEWER, sync=sync)):
+        complete(folder)
+        seen.append("new" if "more.bin" in read(folder) else "old")
+        assert read(folder) == (OLD if seen[-1] == "old" else NEWER) | OTHERS
+        save(folder, OLD)
+        (folder / "more.bin").unlink(missing_ok=True)
+        assert read(folder) == OLD | OTHERS
+        assert not (folder / ASIDE).exists()
+    assert seen.count("old") > 5 and seen.count("new") > 5
+
+
+def test_an_exception_leaves_the_old_files(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no number"), replacing(folder, lambda folder: OLD) as fresh:
+        write(fresh, NEWER)
+        raise ValueError("no number")
+    assert read(folder) == OLD | OTHERS
+    assert not (folder / ASIDE).exists()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_old_files(folder: Path) -> None:
+    with full_disk(), pytest.raises(OSError, match=r"saved could not be saved \(File too large\); .* unchanged"):
+        save(folder, NEWER)
+    assert read(folder) == OLD | OTHERS
+
+
+def test_a_read_only_folder_is_named(folder: Path) -> None:
+    def attempt() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)  # the administrator may write anywhere
+        with pytest.raises(PermissionError, match=r"saved could not be locked \(Permission denied\); .* unchanged"):
+            save(folder, NEWER)
+
+    for part in (folder, *folder.parents):
+        if part.stat().st_uid == os.getuid() and part != Path("/"):
+            part.chmod(part.stat().st_mode | 0o055)
+    folder.chmod(0o555)
+    assert survives(attempt)
+    assert read(folder) == OLD | OTHERS
+
+
+def test_of_several_writers_one_wins_whole(folder: Path) -> None:
+    def rewrite(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(20):
+                save(folder, {name: f"{number}" for name in (*OLD, *(f"part-{k}" for k in range(number)))})
+
+        return run
+
+    def of_one(files: dict[str, str]) -> None:
+        assert len({text for name, text in files.items() if name not in OTHERS and "part" not in name}) == 1
+
+    errors: list[BaseException] = []
+
+    def watch() -> None:
+        def load() -> dict[str, str]:
+            files = {name: (folder / name).read_text() for name in OLD}
+            if len(set(files.values())) > 1:
+                raise ValueError("mixed")
+            return files
+
+        try:
+            for _ in range(100):
+                of_one(load_whole(folder, "config.json", load))
+        except BaseException as error:
+            errors.append(error)
+
+    save(folder, dict.fromkeys(OLD, "0"))
+    threads = [threading.Thread(target=run) for run in (rewrite(1), rewrite(2), rewrite(3), watch)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    of_one(read(folder))
+
+
+@pytest.mark.parametrize("named", ["../outside", "/etc/passwd", "", "..", 7])
+def test_a_journal_reaches_only_its_own_folder(named: object, folder: Path) -> None:
+    (folder.parent / "outside").write_text("precious")
+    (folder / ASIDE / NEW).mkdir(parents=True)
+    (folder / ASIDE / JOURNAL).write_text(json.dumps({"files": [], "stale": [named]}))
+    with pytest.raises(ValueError, match=r"names files outside of its folder"):
+        complete(folder)
+    assert (folder.parent / "outside").read_text() == "precious"
+
+
+def test_a_journal_does_not_move_files_of_another_folder(folder: Path) -> None:
+    (folder.parent / "mine").mkdir()
+    (folder.parent / "mine" / "key").write_text("precious")
+    (folder / ASIDE).mkdir()
+    (folder / ASIDE / NEW).symlink_to(folder.parent / "mine")
+    (folder / ASIDE / JOURNAL).write_text(json.dumps({"files": ["key"], "stale": []}))
+    with pytest.raises(ValueError, match=r"names files outside of its folder"):
+        complete(folder)
+    assert (folder.parent / "mine" / "key").exists()
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "values.txt"
+    write_whole(path, lambda temporary: temporary.write_text("old"))
+    for _ in killed_at_every_operation(lambda: write_whole(path, lambda temporary: temporary.write_text("newer"))):
+        assert path.read_text() in ("old", "newer")
+        write_whole(path, lambda temporary: temporary.write_text("old"), sync=True)
+        assert [each.name for each in tmp_path.iterdir()] == ["values.txt"]
+    with full_disk(), pytest.raises(OSError, match=r"values.txt could not be written \(File too large\); .* unchanged"):
+        write_whole(path, lambda temporary: temporary.write_text("much longer than that"))
+    assert path.read_text() == "newer"
+    assert [each.name for each in tmp_path.iterdir()] == ["values.txt"]
