@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_stitch
 
 from tiny_networks import LAYERS, LANGUAGE  # isort: skip
 
 PAIRS = [("cnn", "vit"), ("vit", "cnn"), ("swin", "deit"), ("gpt2", "llama"), ("bert", "bert"), ("t5", "bert")]
-
-
-OLD = "torch 2.7 cannot capture these networks in one graph"
 
 
 @pytest.fixture(params=PAIRS, ids="-".join)
@@ -32,15 +31,15 @@ def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any
 
 
 def logits(model: Any, batch: Any) -> torch.Tensor:
-    with torch.no_grad():
+    # A traced network gives attention a mask of ones. Its layout excludes the fast kernel of torch 2.7.
+    kernel = sdpa_kernel(SDPBackend.MATH) if torch.__version__ < "2.8" else nullcontext()
+    with torch.no_grad(), kernel:
         return model(**batch).logits
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_it_exports(strict: bool, model_and_batch: Any) -> None:
     model, batch = model_and_batch
-    if strict and torch.__version__ < "2.8":
-        pytest.skip(OLD)
     program = torch.export.export(model, (), batch, strict=strict)
     assert torch.equal(logits(program.module(), batch), logits(model, batch))
 
@@ -63,8 +62,6 @@ def test_it_exports_for_any_number_of_samples(net: Any, images: Any) -> None:
 
 def test_it_compiles_in_one_graph(model_and_batch: Any) -> None:
     model, batch = model_and_batch
-    if torch.__version__ < "2.8":
-        pytest.skip(OLD)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(logits(compiled, batch), logits(model, batch))
 
