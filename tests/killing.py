@@ -34,15 +34,18 @@ def survives(function: Callable[[], object], before: Callable[[], object] = lamb
     return True
 
 
-def killed_at_every_operation(function: Callable[[], object]) -> Iterator[int]:
+def killed_at_every_operation(function: Callable[[], object], step: int = 1) -> Iterator[int]:
     """Run a function again and again, killed with SIGKILL before its first, second, … operation on files.
+
+    Args:
+        function: The function.
+        step: Skip operations: kill before the first, the (1 + step)-th, ….
 
     Yields:
         The number of the operation, after the process was killed. Ends when the function survives.
     """
-    number = 0
+    number = 1
     while True:
-        number += 1
         left = number
 
         def count(event: str, arguments: tuple[object, ...]) -> None:
@@ -55,3 +58,4 @@ def killed_at_every_operation(function: Callable[[], object]) -> Iterator[int]:
         if survives(function, lambda: sys.addaudithook(count)):
             return
         yield number
+        number += step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.registry import registries
 from hf_stitch.workflows._compare import compare
+
+from killing import killed_at_every_operation  # isort: skip
 
 N, BATCH = 61, 8
 MPI = ("RANK", "LOCAL_RANK", "SIZE")
@@ -110,6 +113,19 @@ def test_a_killed_and_resumed_comparison_is_bit_identical(whole: Any, tmp_path: 
     assert (tmp_path / "state-0.safetensors").is_file()
     resumed = compared(True, checkpoint_dir=tmp_path)
     assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
+
+
+@pytest.mark.slow
+def test_a_comparison_killed_at_any_operation_resumes_bit_identical(whole: Any, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = tmp_path / "job"
+    kills = 0
+    for _ in killed_at_every_operation(lambda: compared(True, checkpoint_dir=folder), step=3):
+        resumed = compared(True, checkpoint_dir=folder)
+        assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
+        shutil.rmtree(folder)
+        kills += 1
+    assert kills >= 20
 
 
 def free_port() -> int:

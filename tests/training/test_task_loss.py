@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -27,6 +28,7 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch
 from hf_stitch.testing import check_matcher
 from hf_stitch.training import DivergedError, TaskLoss
 
+from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import LAYERS, WORDS, network  # isort: skip
 
 N, SIZE = 90, 8
@@ -251,6 +253,22 @@ def test_resuming_after_kill_is_bit_identical(tmp_path: Path) -> None:
     assert seen[0] == 11  # the steps after the last saved state are repeated
     whole = matcher().fit(stitched(), samples(), progress=False)
     assert torch.equal(weights(whole), weights(resumed))
+
+
+@pytest.mark.slow
+def test_training_killed_at_any_operation_resumes_bit_identical(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder, kills = tmp_path / "job", 0
+
+    def fit() -> Any:
+        return matcher().fit(stitched(), samples(), checkpoint_dir=folder, save_every=5, progress=False)
+
+    whole = matcher().fit(stitched(), samples(), progress=False)
+    for _ in killed_at_every_operation(fit):
+        assert torch.equal(weights(whole), weights(fit()))
+        shutil.rmtree(folder)
+        kills += 1
+    assert kills >= 20
 
 
 def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> None:
