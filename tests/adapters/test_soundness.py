@@ -429,3 +429,24 @@ def test_state_of_the_first_input_is_not_that_of_the_survey() -> None:
 def test_an_error_on_a_single_sample_becomes_the_reason_of_a_refusal() -> None:
     adapter = hf_stitch.load(Net(lambda net, x, stem, y: net.head(y).squeeze()[:, 0]), example_inputs=torch.randn(2, 8))
     assert "too many indices" in str(adapter.verify_cut("blocks.1"))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_module_that_bypasses_is_named_also_if_the_residual_is_added_in_place(in_place: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+            self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+            if in_place:
+                out += x
+            else:
+                out = out + x
+            return out.relu_() if in_place else out.relu()
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(Block(), Block()), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
+    assert "'1.0' bypasses it" in adapter.verify_cut("1.1.bn2").reason

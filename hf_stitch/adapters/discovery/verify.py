@@ -144,7 +144,8 @@ class Verifier:
                     "enable_nested_tensor=False"
                 )
             captured.append(values.clone())
-            return output if entering is None else tree.put(output, cut.path, entering)
+            # A copy for each run, because a network may add to it in place.
+            return output if entering is None else tree.put(output, cut.path, entering.clone())
 
         def poison(module: nn.Module, args: Any, output: Any) -> Any:
             return tree.transform(
