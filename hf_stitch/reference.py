@@ -1,21 +1,22 @@
-"""References to networks: :class:`ModelReference`, and the :func:`weights_hash` that identifies their weights."""
+"""References to networks: :class:`ModelReference`, and what pins a network: :func:`weights_hash`, :class:`Settings`."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from hf_stitch.registry import UnknownNameError, registries
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ModelReference", "weights_hash"]
+__all__ = ["ModelReference", "Settings", "weights_hash"]
 
 HUB_DEFAULT = "transformers"
 """The library of models on the Hub whose owner is not the name of another library."""
@@ -34,6 +35,59 @@ PERSONAL = frozenset(
 )
 """Loading options that do not describe the network and must not be published or repeated without consent."""
 
+LONGEST, MOST_NAMED = 100, 8
+"""Characters of the longest value that is recorded as it is, not as a hash, and number of changes that are named."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a network, or of its processor, that decide outputs: flat names and plain values.
+
+    Another version of a library may have further settings. Those at the default of their class are therefore recorded
+    apart, and compared only if the other side has them too.
+
+    Attributes:
+        chosen: Name -> value of the settings that are not at the default of their class, or have none.
+        defaults: Name -> value of all others.
+
+    Example:
+        >>> before = Settings.of({"hidden_act": "gelu", "size": {"height": 32}})
+        >>> before.changes(Settings.of({"hidden_act": "relu", "size": {"height": 32}}, {"pooler": "cls"}))
+        ["hidden_act 'gelu', now 'relu'"]
+    """
+
+    chosen: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
+        """Make settings from nested values of any type.
+
+        Args:
+            chosen: The settings that are not at the default of their class, or have none. ``{"size": {"height": 32}}``
+                becomes ``size.height``, and a value too long to be read becomes its hash.
+            defaults: All others. ``None`` (default): there are none.
+
+        Returns:
+            The settings.
+        """
+        return cls(dict(_flat(chosen)), dict(_flat(defaults or {})))
+
+    def changes(self, now: Settings) -> list[str]:
+        """Compare these recorded settings with those of today.
+
+        Args:
+            now: The settings of today.
+
+        Returns:
+            One text for each of the first settings that differ, with both values; empty if none differs.
+        """
+        old, new = {**self.defaults, **self.chosen}, {**now.defaults, **now.chosen}
+        differ = {name for name in old.keys() & new.keys() if old[name] != new[name]}
+        differ |= (self.chosen.keys() - new.keys()) | (now.chosen.keys() - old.keys())
+        told = [f"{name} {_shown(old, name)}, now {_shown(new, name)}" for name in sorted(differ)]
+        return told if len(told) <= MOST_NAMED else [*told[:MOST_NAMED], f"{len(told) - MOST_NAMED} more"]
+
 
 @dataclass(frozen=True)
 class ModelReference:
@@ -49,6 +103,10 @@ class ModelReference:
         kwargs: Loading options as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Options of a user or a
             machine (``token``, ``cache_dir``, ``device_map``, …) and trust in remote code are never recorded.
         weights_hash: Output of :func:`weights_hash` for the loaded network; ``None`` (default) if unknown.
+        config: What a forward of the network reads of its config; ``None`` (default) if unknown, and empty for user
+            code, which has none.
+        processor: What decides the outputs of its tokenizer or image processor; ``None`` (default) if unknown, if there
+            is no processor, or if it is user code.
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.
@@ -70,6 +128,8 @@ class ModelReference:
     task: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
     weights_hash: str | None = None
+    config: Settings | None = field(default=None, hash=False, repr=False)
+    processor: Settings | None = field(default=None, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the library and convert the loading options to JSON values."""
@@ -139,6 +199,31 @@ class ModelReference:
         """The reference without the path of a local folder, for publication."""
         return replace(self, id=None, revision=None) if self.is_local else self
 
+    def changes(self, now: ModelReference) -> dict[str, list[str]]:
+        """Compare a recorded network with one of today: weights, config and processor, as far as both are known.
+
+        Args:
+            now: The network of today, pinned (``adapter.pinned``).
+
+        Returns:
+            ``weights``, ``config`` and ``processor``, if they differ -> what differs; empty if nothing does.
+
+        Example:
+            >>> before = ModelReference("org/name", "transformers", config=Settings.of({"hidden_act": "gelu"}))
+            >>> before.changes(ModelReference("org/name", "transformers", config=Settings.of({"hidden_act": "relu"})))
+            {'config': ["hidden_act 'gelu', now 'relu'"]}
+        """
+        found = {}
+        if self.weights_hash and now.weights_hash and self.weights_hash != now.weights_hash:
+            found["weights"] = [f"hash {self.weights_hash}, now {now.weights_hash}"]
+        for part, old, new in (
+            ("config", self.config, now.config),
+            ("processor", self.processor, now.processor),
+        ):
+            if old is not None and new is not None and (differ := old.changes(new)):
+                found[part] = differ
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Return the reference as JSON values, from which :meth:`from_dict` restores it.
 
@@ -160,7 +245,7 @@ class ModelReference:
             The reference.
 
         Raises:
-            ValueError: If ``id`` or ``library`` is missing.
+            ValueError: If ``id`` or ``library`` is missing, or ``config`` or ``processor`` are not settings.
         """
         missing = [key for key in ("id", "library") if key not in record]
         if missing:
@@ -175,7 +260,11 @@ class ModelReference:
                 "know and ignores; it was probably written by a newer version",
                 stacklevel=2,
             )
-        return cls(**{key: value for key, value in record.items() if key in known})
+        values = {key: value for key, value in record.items() if key in known}
+        for part in ("config", "processor"):
+            if values.get(part) is not None:
+                values[part] = _settings_from(values[part], f"{part} in the record of the reference {record['id']!r}")
+        return cls(**values)
 
     def __str__(self) -> str:
         """Return the id in the syntax of :meth:`parse`, or a description of a module of user code."""
@@ -224,6 +313,42 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
         digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def _settings_from(record: Any, where: str) -> Settings:
+    groups = [record.get(f.name) for f in fields(Settings)] if isinstance(record, Mapping) else []
+    if not groups or not all(isinstance(group, Mapping) for group in groups):
+        raise ValueError(f"{where} must have the objects chosen and defaults, got {record!r:.80}")
+    return Settings(*map(dict, groups))
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    text = repr(values[name]) if name in values else "not set"
+    return f"{text[1:15]}…" if text.startswith("'sha256:") else text
+
+
+def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield flat names and JSON values; a long value as its hash."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{within}{name}.")
+            continue
+        text = json.dumps(value, default=_named, sort_keys=True)
+        short = len(text) <= LONGEST
+        yield f"{within}{name}", json.loads(text) if short else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _named(value: Any) -> Any:
+    """Return a JSON value for an object: functions and classes by their names, the same in every process."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    named = value if hasattr(value, "__qualname__") else type(value)
+    plain = named is value or type(value).__repr__ is object.__repr__  # such a repr would contain an address
+    return f"{named.__module__}.{named.__qualname__}" if plain else repr(value)
 
 
 def _looks_local(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.reference import ModelReference, Settings, weights_hash
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,62 @@ def test_keys_of_a_newer_version_are_ignored_with_a_warning():
     record = {**ModelReference("owner/name", "timm").to_dict(), "quantum": 1, "bits": 2}
     with pytest.warns(UserWarning, match="owner/name.*has bits, quantum, which this version does not know"):
         assert ModelReference.from_dict(record) == ModelReference("owner/name", "timm")
+
+
+def test_pins_round_trip_through_json():
+    pins = {
+        "config": Settings.of({"size": (2, 3)}, {"act": "gelu"}),
+        "processor": Settings.of({"vocab": list(range(99))}),
+    }
+    reference = ModelReference("owner/name", "timm", weights_hash="sha256:0", **pins)
+    record = json.loads(json.dumps(reference.to_dict()))
+    assert record["config"] == {"chosen": {"size": [2, 3]}, "defaults": {"act": "gelu"}}
+    assert ModelReference.from_dict(record) == reference
+    assert hash(ModelReference.from_dict(record)) == hash(reference)
+    del record["config"], record["processor"]  # a record of version 0.2.0
+    assert reference.changes(ModelReference.from_dict(record)) == {}
+    assert ModelReference.from_dict(record).changes(reference) == {}
+    assert reference != ModelReference.from_dict(record)
+
+
+@pytest.mark.parametrize("wrong", ["gelu", {}, {"chosen": {}}, {"chosen": {}, "defaults": []}])
+def test_pins_that_are_no_settings_are_an_error(wrong):
+    record = {**ModelReference("owner/name", "timm").to_dict(), "config": wrong}
+    with pytest.raises(
+        ValueError, match="config in the record of the reference 'owner/name' must have the objects chosen"
+    ):
+        ModelReference.from_dict(record)
+
+
+def test_settings_are_compared_by_name_and_value():
+    before = Settings({"width": 8, "extra": 1}, {"act": "gelu", "gone": 0})
+    assert before.changes(before) == []
+    assert before.changes(Settings({"width": 8, "extra": 1}, {"act": "gelu", "new": "x"})) == []  # of other versions
+    assert before.changes(Settings({"width": 8, "extra": 1, "act": "relu"})) == ["act 'gelu', now 'relu'"]
+    assert before.changes(Settings({"width": 8, "extra": 1}, {"act": "relu"})) == ["act 'gelu', now 'relu'"]
+    assert before.changes(Settings({"width": 8}, {"act": "gelu"})) == ["extra 1, now not set"]
+    assert before.changes(Settings({"width": 8, "extra": 1, "more": None})) == ["more not set, now None"]
+    many = Settings({f"key{i:02}": i for i in range(12)})
+    assert many.changes(Settings()) == [*(f"key{i:02} {i}, now not set" for i in range(8)), "4 more"]
+
+
+def test_settings_are_flat_and_short():
+    found = Settings.of(
+        {
+            "a": {"b": {"c": (1, 2)}, "empty": {}}, "long": "x" * 200, "bytes": b"1", "set": {"b", "a"},
+            "dtype": torch.float16, "act": torch.nn.ReLU, "object": object(),
+            "norm": functools.partial(torch.nn.LayerNorm, eps=1e-6),
+        }
+    ).chosen  # fmt: skip
+    assert json.loads(json.dumps(found)) == found
+    assert {name: found[name] for name in ("a.b.c", "a.empty", "set", "dtype", "act", "norm", "object")} == {
+        "a.b.c": [1, 2], "a.empty": {}, "set": ["a", "b"], "dtype": "torch.float16",
+        "act": "torch.nn.modules.activation.ReLU",
+        "norm": ["torch.nn.modules.normalization.LayerNorm", [], {"eps": 1e-6}], "object": "builtins.object",
+    }  # fmt: skip
+    assert found["long"].startswith("sha256:") and len(found["bytes"]) == 64
+    (told,) = Settings.of({"long": "x" * 200}).changes(Settings.of({"long": "y" * 200}))
+    assert told.startswith("long sha256:") and len(told) < 60
 
 
 def test_a_record_without_required_keys_is_an_error():

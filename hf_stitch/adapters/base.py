@@ -23,8 +23,9 @@ from hf_stitch.adapters.cutting.surgery import CutReached, alone
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.reference import ModelReference, Settings, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
 MOST_KINDS = 8
@@ -138,8 +139,13 @@ class Adapter(ABC):
     @property
     @_locked
     def pinned(self) -> ModelReference:
-        """The reference, with the hash of the current weights added."""
-        return dataclasses.replace(self.reference, weights_hash=weights_hash(self.model))
+        """The reference, with what decides the outputs added: the present weights (hash), config and processor."""
+        return dataclasses.replace(
+            self.reference,
+            weights_hash=weights_hash(self.model),
+            config=self.settings(),
+            processor=settings_of_processor(self.processor),
+        )
 
     # -- to be implemented for each library ------------------------------------------------------
     @classmethod
@@ -200,6 +206,21 @@ class Adapter(ABC):
 
     @classmethod
     def reads(cls, config: Mapping[str, Any]) -> bool:
+    def settings(self) -> Settings:
+        """Return what a forward reads of the config, by which a recorded network is recognised beside its weights.
+
+        Two ways to load a network must give the same settings: no names, versions or paths, and nothing that only
+        training reads.
+
+        Returns:
+            The settings. By default the :meth:`blueprint`; none for user code.
+        """
+        try:
+            blueprint = self.blueprint()
+        except ValueError:  # user code, of which the weights alone are known
+            return Settings()
+        return Settings.of(blueprint)
+
         """Return whether a folder with this ``config.json`` contains a network of this library.
 
         Args:

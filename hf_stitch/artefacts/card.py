@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
+from hf_stitch.artefacts.parents import CHANGED
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
@@ -288,6 +289,7 @@ def _recipe(described: Description) -> dict[str, str]:
         "data of the target": f"`{_plain(recipe['paired_data'])}`" if "paired_data" in recipe else "",
         "held out": _held_out(recipe),
         "seed": _plain(recipe.get("seed", "")),
+        "changed since the fit": _plain("; ".join(map(str, recipe.get(CHANGED, ())))),
         "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in sorted(recipe.get("versions", {}).items())),
     }
     return {key: value for key, value in rows.items() if value}

@@ -327,7 +327,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """
         if self.parents is not None:
             return self.parents[("source", "target").index(side)]
-        source, target = (ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target))
+        source, target = (
+            ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)
+        )
         found, _ = load_parent(side, {"source": source, "target": target}[side], None, options, allow_changed)
         warn_if_only_weights_are_pinned(source, target)
         return found

@@ -1,10 +1,12 @@
-"""Loading the two networks of an artefact by name, with a check of their weights against the record."""
+"""Loading the two networks of an artefact by name, with a check of their pins: weights, config and processor."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hf_stitch.adapters import Adapter, load, load_recorded
 from hf_stitch.reference import ModelReference
@@ -13,27 +15,43 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+Changeable = Literal["config", "processor"]
+"""What may differ from the record of a network, with the consent of the user."""
+
+CHANGED = "changed_since_fit"
+"""Key of a recipe: the differences from the record to which the user consented."""
+
+
 def load_parent(
     side: str,
     reference: ModelReference,
     given: str | nn.Module | Adapter | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Adapter:
-    """Load a network of an artefact and check its weights.
+    allow_changed: Collection[Changeable] = (),
+) -> tuple[Adapter, list[str]]:
+    """Load a network of an artefact and check that it is the recorded one: weights, config and processor.
 
     Args:
         side: ``source`` or ``target``, for messages.
         reference: The recorded reference.
         given: The network: an adapter, a module, or another name. Default: the recorded network at its revision.
         options: Options of :func:`hf_stitch.load`, if the network is loaded by name.
+        allow_changed: What may differ from the record.
 
     Returns:
-        The adapter of the network.
+        The adapter of the network, and the differences that were allowed.
 
     Raises:
-        ValueError: If the network has other weights, has no public name and is not given, or cannot be loaded.
+        ValueError: If the network differs from the record in what may not, has no public name and is not given, or
+            cannot be loaded.
         OSError: If the network does not exist, or the Hub cannot be reached.
     """
+    allowed = get_args(Changeable)
+    if isinstance(allow_changed, str) or not set(allow_changed) <= {*allowed}:
+        raise ValueError(
+            f"allow_changed must be a tuple of {' and '.join(map(repr, allowed))}, got {allow_changed!r}; for a "
+            "network with other weights, fit a new stitch"
+        )
     if given is None and reference.public.id is None:
         raise ValueError(f"the {side} was a module in memory or in a local folder: pass it, as {side}=…")
     if isinstance(given, str):
@@ -41,16 +59,44 @@ def load_parent(
         adapter = _named(side, named, options or {})
     else:
         adapter = _named(side, reference, options or {}) if given is None else load(given, task=reference.task)
-    found = adapter.pinned.weights_hash
-    if reference.weights_hash is not None and found != reference.weights_hash:
-        moved = adapter.reference.revision not in (None, reference.revision)
+    found = adapter.pinned
+    changes = reference.changes(found)
+    moved = adapter.reference.revision not in (None, reference.revision)
+    now = f"; it is now at revision {adapter.reference.revision}" if moved else ""
+    if "weights" in changes:
         raise ValueError(
-            f"the {side} {reference} has other weights than the stitch was fitted to (hash {found}, expected "
-            f"{reference.weights_hash}), or the same weights in another dtype"
-            + (f"; it is now at revision {adapter.reference.revision}" if moved else "")
-            + "; pass the network with its original weights, or fit a new stitch"
+            f"the {side} {reference} has other weights than the stitch was fitted to (hash {found.weights_hash}, "
+            f"expected {reference.weights_hash}), or the same weights in another dtype{now}; pass the network with its "
+            "original weights, or fit a new stitch"
         )
-    return adapter
+    texts = {part: f"{part}: {', '.join(differ)}" for part, differ in changes.items()}
+    if not set(changes) <= set(allow_changed):
+        raise ValueError(
+            f"the {side} {reference} has the weights that the stitch was fitted to, but now computes with them in "
+            f"another way ({'; '.join(texts.values())}){now}; pass it as it was, fit a new stitch, or accept other "
+            f"outputs with Stitcher.attach(…, allow_changed={tuple(changes)}) or StitchedModel.parent, in the same way"
+        )
+    return adapter, [f"{side} {text}" for text in texts.values()]
+
+
+def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReference) -> None:
+    """Warn, once for each pair of networks, if a record of version 0.2.0 or earlier pins only their weights.
+
+    Args:
+        source: The recorded reference of the source.
+        target: The recorded reference of the target.
+    """
+    if any(end.weights_hash is not None and end.config is None for end in (source, target)):
+        _warn_once(source, target)
+
+
+@cache
+def _warn_once(source: ModelReference, target: ModelReference) -> None:
+    warnings.warn(
+        f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its networks "
+        "are compared with the record, not their configs and processors. If the outputs are right, save it again",
+        stacklevel=4,
+    )
 
 
 def _named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> Adapter:

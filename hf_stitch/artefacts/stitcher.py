@@ -241,8 +241,8 @@ class Stitcher(Artefact):
             target: The target network, given in the same way.
             dtype: Floating-point dtype to which all weights are cast after the check. Default: no cast.
             allow_changed: What may differ from the record, ``"config"`` or ``"processor"`` or both; outputs then differ
-                too. If something does, the recipe of the stitched model lists it as ``changed_since_fit``, and the model
-                has no scores. Default: nothing.
+                too. If something does, the recipe of the stitched model lists it as ``changed_since_fit``, and the
+                model has no scores. Default: nothing.
             **options: Options of :func:`hf_stitch.load` for networks that are loaded by name (``token``, ``cache_dir``,
                 ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code in the repository of a network
                 runs only with ``trust_remote_code=True``; a stitcher cannot enable it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,33 @@ def test_a_model_checks_the_weights_of_its_networks(hub: Hub, stitcher: Stitcher
         model.parent("source")
     with pytest.raises(OSError, match=r"the target .* could not be loaded"):
         model.parent("target", cache_dir="nowhere", local_files_only=True)
+
+
+def edited(files: dict[str, bytes], name: str, **values: Any) -> dict[str, bytes]:
+    return {**files, name: json.dumps({**json.loads(files[name]), **values}).encode()}
+
+
+def test_a_network_with_other_settings_is_rejected_unless_allowed(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
+    now = hub.put("alice/vit", edited(files_of("vit", 0), "preprocessor_config.json", image_mean=[0.1, 0.2, 0.3]))
+    hub.put("alice/vit-2", edited(files_of("vit", 1), "config.json", hidden_act="relu"))
+    changed = {"source": "alice/vit", "target": "alice/vit-2"}
+    with pytest.raises(
+        ValueError, match=rf"source .* \(processor: image_mean \[0.5, .*\); it is now at revision {now}"
+    ):
+        stitcher.attach(**changed)
+    with pytest.raises(ValueError, match=r"the target .* \(config: hidden_act 'gelu', now 'relu'\)"):
+        stitcher.attach(**changed, allow_changed=("processor",))
+    stitcher.attach(**changed, allow_changed=("processor", "config")).save_pretrained(tmp_path)
+    recipe = StitchedModel.from_pretrained(tmp_path).config.recipe
+    assert [text.split(" [")[0].split(" '")[0] for text in recipe["changed_since_fit"]] == [
+        "source processor: image_mean", "target config: hidden_act",
+    ]  # fmt: skip
+    model = stitcher.attach()  # at the recorded revisions nothing has changed
+    assert "changed_since_fit" not in model.config.recipe
+    model.parents, model.config.source["reference"]["revision"] = None, now
+    with pytest.raises(ValueError, match=r"the source .* image_mean"):
+        model.parent("source")
+    assert [*model.parent("source", allow_changed=("processor",)).processor.image_mean] == [0.1, 0.2, 0.3]
 
 
 def test_weights_are_checked_before_the_cast(hub: Hub, stitcher: Stitcher) -> None:

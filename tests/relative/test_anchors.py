@@ -220,7 +220,7 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
     for layer, rows in (("3", "mean"), ("1", "flatten")):
         with pytest.raises(ValueError, match=rf"not encoded .* '{layer}' \({rows}\); there is this encoder at another"):
             anchors.values(a, layer, rows)
-    with pytest.raises(ValueError, match=r"no encoder of these weights: live torch module sha256:\w+ 1 \(mean\)"):
+    with pytest.raises(ValueError, match=r"weights and settings: live torch module sha256:\w+ 1 \(mean\)"):
         anchors.values(b, "1")
     assert anchors.encode(a, "1", chosen) is anchors
     with pytest.raises(ValueError, match="is already in this set"):

@@ -15,7 +15,8 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
-from hf_stitch.reference import ModelReference
+from hf_stitch.adapters.sealed import sealed
+from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -186,6 +187,17 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    def settings(self) -> Settings:
+        """Return the architecture and its arguments other than drop rates; the weights determine the number of classes.
+
+        See :meth:`hf_stitch.adapters.Adapter.settings`.
+        """
+        from timm.models import get_model_args
+
+        cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
+        arguments = {k: v for k, v in get_model_args(self.model).items() if k not in (*NOT_ARCHITECTURE, "num_classes")}
+        return Settings.of({"architecture": cfg.get("architecture"), "arguments": arguments})
+
         """Construct the network that a :meth:`blueprint` describes.
 
         Args:

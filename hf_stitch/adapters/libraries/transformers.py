@@ -17,9 +17,10 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.hub import commit_of
-from hf_stitch.reference import ModelReference
+from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import PluginError, registries
 
 AUTO_CLASSES = {
@@ -267,6 +268,14 @@ class TransformersAdapter(Adapter):
         }
 
     @classmethod
+    def settings(self) -> Settings:
+        """Return the class and the config, without what does not change a forward in eval mode.
+
+        See :meth:`hf_stitch.adapters.Adapter.settings`.
+        """
+        found = settings_of_config(self.model.config)
+        return Settings({"class": type(self.model).__name__, **found.chosen}, found.defaults)
+
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes.
 

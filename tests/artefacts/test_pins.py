@@ -1,0 +1,244 @@
+"""What pins a network: its weights, its config and its processor."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import nn
+
+import hf_stitch
+from hf_stitch import Adapter, ModelReference, Stitcher
+from hf_stitch.artefacts import manifest
+from hf_stitch.reference import Settings
+
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, plain_tokenizer, tokenizer  # isort: skip
+
+CHANNELS = (16, 24, 32, 48)
+
+
+def vit(seed: int = 0, processor: dict[str, Any] | None = None, **config: Any) -> Adapter:
+    made = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**{**BODY, "image_size": SIZE, "patch_size": 8, "num_labels": CLASSES, **config})
+    )
+    made.load_state_dict(build("vit", seed).state_dict())
+    size = {"height": SIZE, "width": SIZE}
+    return hf_stitch.load(made, processor=transformers.ViTImageProcessor(**{"size": size, **(processor or {})}))
+
+
+def bert(seed: int = 0, tokens: Any = None, **config: Any) -> Adapter:
+    made = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, num_labels=3, **config))
+    made.load_state_dict(build("bert", seed).state_dict())
+    return hf_stitch.load(made, processor=plain_tokenizer() if tokens is None else tokens)
+
+
+def cnn(seed: int = 0, mean: float | None = None, **arguments: Any) -> Adapter:
+    made = timm.create_model("resnet10t", num_classes=CLASSES, channels=CHANNELS, **arguments)
+    made.load_state_dict(build("cnn", seed).state_dict())
+    made.pretrained_cfg["input_size"] = (3, SIZE, SIZE)
+    if mean is not None:
+        made.pretrained_cfg["mean"] = (mean,) * 3
+    return hf_stitch.load(made)
+
+
+def other_words() -> Any:
+    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return tokenizer(60, 7, *special.values(), **special)
+
+
+def truncating_left() -> Any:
+    found = plain_tokenizer()
+    found.truncation_side = "left"
+    return found
+
+
+FAMILIES: dict[str, Callable[..., Adapter]] = {"vit": vit, "bert": bert, "cnn": cnn}
+
+CHANGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "activation of a ViT": ("vit", {"hidden_act": "relu"}, "config", "hidden_act 'gelu', now 'relu'"),
+    "epsilon of a BERT": ("bert", {"layer_norm_eps": 1e-3}, "config", "layer_norm_eps 1e-12, now 0.001"),
+    "activation of a BERT": ("bert", {"hidden_act": "relu"}, "config", "hidden_act 'gelu', now 'relu'"),
+    "activation of a ResNet": ("cnn", {"act_layer": nn.SiLU}, "config", r"arguments\.act_layer not set, now '.*SiLU"),
+    "pooling of a ResNet": ("cnn", {"global_pool": "max"}, "config", r"arguments\.global_pool 'avg', now 'max'"),
+    "mean of images": (
+        "vit", {"processor": {"image_mean": [0.1] * 3}}, "processor",
+        r"image_mean \[0\.5, 0\.5, 0\.5\], now \[0\.1, 0\.1, 0\.1\]",
+    ),
+    "interpolation of images": ("vit", {"processor": {"resample": 3}}, "processor", "resample 2, now 3"),
+    "mean of images in timm": ("cnn", {"mean": 0.1}, "processor", r"mean \[0\.485, .*\], now \[0\.1, 0\.1, 0\.1\]"),
+    "vocabulary": ("bert", {"tokens": other_words()}, "processor", r"model\.vocab sha256:\w+…, now sha256:\w+…"),
+    "side of truncation": ("bert", {"tokens": truncating_left()}, "processor", "truncation_side 'right', now 'left'"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``saved(family)``: the folder of a stitcher between two networks of a family."""
+    folders: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in folders:
+            made = hf_stitch.stitch(
+                FAMILIES[family](0), FAMILIES[family](1), texts if family == "bert" else images,
+                source_layer=LAYERS[family], target_layer=LAYERS[family], matcher="ridge", ridge=1.0, progress=False,
+                **({"pooling": "mean"} if family == "bert" else {}),
+            )  # fmt: skip
+            folders[family] = tmp_path_factory.mktemp(family)
+            made.stitcher.save_pretrained(folders[family])
+        return folders[family]
+
+    return make
+
+
+def unpinned(folder: Path, to: Path) -> Path:
+    """Copy a stitcher with a record as version 0.2.0 wrote it."""
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    record = json.loads((to / "stitcher.json").read_text())
+    for side in ("source", "target"):
+        for part in ("config", "processor"):
+            del record[side]["reference"][part]
+    (to / "stitcher.json").write_text(json.dumps({**record, "checksum": manifest.checksum(record)}))
+    return to
+
+
+# -- attaching -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("side", "changed"),
+    [*(("source", changed) for changed in CHANGES), ("target", "activation of a ViT"), ("target", "vocabulary")],
+)
+def test_the_same_weights_with_other_settings_are_refused_unless_allowed(
+    side: str, changed: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    family, change, part, message = CHANGES[changed]
+    stitcher, other = Stitcher.from_pretrained(saved(family)), "processor" if part == "config" else "config"
+    seeds = {"source": 0, "target": 1}
+    nets = {end: FAMILIES[family](seed, **(change if end == side else {})) for end, seed in seeds.items()}
+    assert nets[side].pinned.weights_hash == getattr(stitcher, side).weights_hash
+    for allowed in ((), (other,)):
+        with pytest.raises(ValueError, match=rf"the {side} .* \({part}: {message}.*allow_changed=\('{part}',\)"):
+            stitcher.attach(**nets, allow_changed=allowed)
+    attached = stitcher.attach(**nets, allow_changed=(part,))
+    (told,) = attached.config.recipe["changed_since_fit"]
+    assert told.startswith(f"{side} {part}: ")
+    assert stitcher.scores and not attached.config.scores
+    attached.stitcher.save_pretrained(tmp_path)
+    assert "| changed since the fit | " + f"{side} {part}: " in (tmp_path / "README.md").read_text()
+    again = Stitcher.from_pretrained(tmp_path)  # it pins the networks to which it was attached
+    assert again.attach(**nets).config.recipe["changed_since_fit"] == [told]
+
+
+def test_all_that_changed_is_named(saved: Callable[[str], Path]) -> None:
+    stitcher = Stitcher.from_pretrained(saved("vit"))
+    changed = vit(0, {"image_mean": [0.1] * 3, "do_rescale": False}, hidden_act="relu", layer_norm_eps=0.1)
+    with pytest.raises(
+        ValueError, match=r"config: hidden_act .*, layer_norm_eps .*; processor: do_rescale .*image_mean"
+    ):
+        stitcher.attach(changed, vit(1), allow_changed=("config",))
+    attached = stitcher.attach(changed, vit(1), allow_changed=("config", "processor"))
+    assert [text.split(":")[0] for text in attached.config.recipe["changed_since_fit"]] == [
+        "source config", "source processor",
+    ]  # fmt: skip
+
+
+def test_weights_may_never_differ(saved: Callable[[str], Path]) -> None:
+    stitcher = Stitcher.from_pretrained(saved("vit"))
+    with pytest.raises(ValueError, match="has other weights than the stitch was fitted to"):
+        stitcher.attach(vit(2), vit(1), allow_changed=("config", "processor"))
+    for wrong in (("weights",), "config"):
+        with pytest.raises(ValueError, match=r"allow_changed must be a tuple of 'config' and 'processor', got"):
+            stitcher.attach(vit(0), vit(1), allow_changed=wrong)
+
+
+def test_equal_networks_attach_and_keep_their_scores(saved: Callable[[str], Path]) -> None:
+    for family, build_one in FAMILIES.items():
+        stitcher = Stitcher.from_pretrained(saved(family))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            attached = stitcher.attach(build_one(0), build_one(1))
+        assert attached.config.scores == stitcher.scores
+        assert "changed_since_fit" not in attached.config.recipe
+
+
+def test_a_processor_is_compared_only_if_both_sides_have_one(saved: Callable[[str], Path]) -> None:
+    stitcher = Stitcher.from_pretrained(saved("vit"))
+    stitcher.attach(vit(0).model, vit(1).model)  # without processors, raw images raise an error
+    stitcher.source = hf_stitch.load(vit(0).model).pinned
+    stitcher.attach(vit(0, {"image_mean": [0.1] * 3}), vit(1))
+
+
+def test_an_older_record_warns_once_that_only_weights_are_compared(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stitcher = Stitcher.from_pretrained(unpinned(saved("vit"), tmp_path / "old"))
+    assert stitcher.source.config is None and stitcher.source.weights_hash
+    changed = vit(0, {"image_mean": [0.1] * 3}, hidden_act="relu")
+    with pytest.warns(UserWarning, match="saved by version 0.2.0 or earlier: only the weights .* are compared") as seen:
+        attached = stitcher.attach(changed, vit(1))
+    assert [warning.filename for warning in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Stitcher.from_pretrained(tmp_path / "old").attach(changed, vit(1))
+    assert attached.stitcher.source.config == changed.settings()  # saved again, it pins all
+
+
+def test_of_user_code_the_weights_are_pinned() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    found = hf_stitch.load(net, example_inputs=torch.randn(2, 4), processor=torch.as_tensor).pinned
+    assert (found.config, found.processor) == (Settings(), None)
+
+
+# -- routes --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", ["vit", "bert", "gpt2", "llama", "t5", "cnn", "convnext", "deit", "swin"])
+def test_a_saved_and_loaded_network_has_the_same_pin(family: str, net: Any, tmp_path: Path) -> None:
+    live = vit(0) if family == "vit" else net(family)
+    if live.library == "timm":
+        timm.models.save_for_hf(live.model, tmp_path, safe_serialization=True)
+    else:
+        live.model.save_pretrained(tmp_path)
+        live.processor.save_pretrained(tmp_path)
+    loaded = hf_stitch.load(str(tmp_path), **({"task": "text-encoding"} if family == "t5" else {}))
+    assert loaded.pinned.processor is not None and loaded.pinned.config.chosen
+    assert live.pinned.changes(loaded.pinned) == {} == loaded.pinned.changes(live.pinned)
+    record = json.loads(json.dumps(loaded.pinned.public.to_dict()))
+    assert str(tmp_path) not in json.dumps(record)
+    assert ModelReference.from_dict(record) == loaded.pinned.public
+
+
+def test_the_padding_and_truncation_of_the_last_call_are_not_pinned() -> None:
+    fresh, used = plain_tokenizer(), plain_tokenizer()
+    used(["w1", "w2 w3 w4"], padding="max_length", truncation=True, max_length=3)
+    assert bert(0, fresh).pinned == bert(0, used).pinned
+
+
+@pytest.mark.parametrize(
+    "option", [{"id2label": dict(enumerate("abcde"))}, {"hidden_dropout_prob": 0.3}, {"use_cache": False},
+               {"attn_implementation": "eager"}, {"dtype": "float32"}, {"problem_type": "multi_label_classification"}],
+    ids=lambda option: next(iter(option)),
+)  # fmt: skip
+def test_what_no_forward_reads_is_not_pinned(option: dict[str, Any]) -> None:
+    other = vit(0, **option)
+    other.model.config.architectures, other.model.config._name_or_path = ["Other"], "/some/where"
+    assert other.settings() == vit(0).settings()
+
+
+def test_the_configs_inside_a_config_are_pinned() -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    made = []
+    for activation in ("quick_gelu", "relu"):
+        text, vision = (
+            {**small, "vocab_size": 20},
+            {**small, "image_size": 8, "patch_size": 4, "hidden_act": activation},
+        )
+        made.append(transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision)).eval())
+    inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long), "pixel_values": torch.zeros(2, 3, 8, 8)}
+    a, b = (hf_stitch.load(model, example_inputs=inputs, content="pixel_values") for model in made)
+    assert a.settings().changes(b.settings()) == ["vision_config.hidden_act 'quick_gelu', now 'relu'"]
