@@ -204,8 +204,6 @@ class Adapter(ABC):
             ValueError: If the class of the network is user code, which cannot be rebuilt from a config.
         """
 
-    @classmethod
-    def reads(cls, config: Mapping[str, Any]) -> bool:
     def settings(self) -> Settings:
         """Return what a forward reads of the config, by which a recorded network is recognised beside its weights.
 
@@ -221,6 +219,8 @@ class Adapter(ABC):
             return Settings()
         return Settings.of(blueprint)
 
+    @classmethod
+    def reads(cls, config: Mapping[str, Any]) -> bool:
         """Return whether a folder with this ``config.json`` contains a network of this library.
 
         Args:

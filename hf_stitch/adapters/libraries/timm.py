@@ -15,7 +15,6 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
-from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import did_you_mean
 
@@ -185,8 +184,6 @@ class TimmAdapter(Adapter):
             "pretrained_cfg": {k: cfg[k] for k in keep if k in cfg},
         }
 
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
     def settings(self) -> Settings:
         """Return the architecture and its arguments other than drop rates; the weights determine the number of classes.
 
@@ -195,9 +192,12 @@ class TimmAdapter(Adapter):
         from timm.models import get_model_args
 
         cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
-        arguments = {k: v for k, v in get_model_args(self.model).items() if k not in (*NOT_ARCHITECTURE, "num_classes")}
+        given = (*NOT_ARCHITECTURE, "num_classes")
+        arguments = {key: value for key, value in get_model_args(self.model).items() if key not in given}
         return Settings.of({"architecture": cfg.get("architecture"), "arguments": arguments})
 
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes.
 
         Args:

@@ -267,7 +267,6 @@ class TransformersAdapter(Adapter):
             "attention": model.config._attn_implementation,
         }
 
-    @classmethod
     def settings(self) -> Settings:
         """Return the class and the config, without what does not change a forward in eval mode.
 
@@ -276,6 +275,7 @@ class TransformersAdapter(Adapter):
         found = settings_of_config(self.model.config)
         return Settings({"class": type(self.model).__name__, **found.chosen}, found.defaults)
 
+    @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes.
 
