@@ -6,10 +6,13 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
 
@@ -56,8 +59,9 @@ def join(
     if labels and task in ("image-classification", "text-classification"):
         config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
         config.problem_type = getattr(known, "problem_type", None)
-    elif task == "image-classification" and (classes := getattr(target.model, "num_classes", None)):
-        config.num_labels = int(classes)
+    elif task in ("image-classification", "text-classification"):
+        with torch.no_grad():
+            config.num_labels = logits_of(target.forward(target.example)).shape[-1]
     stitched = kind(config, front, layer, back, processor=source.processor)
     stitched.parents = (source, target)
     return stitched

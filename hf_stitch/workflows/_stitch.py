@@ -144,6 +144,7 @@ def stitch(
         a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
     )
     stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
+    _name_classes(stitched, test)
     if isinstance(fitted_by, TrainedMatcher):
         fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
 
@@ -162,6 +163,15 @@ def stitch(
         )
         stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
+
+
+def _name_classes(stitched: StitchedModel, samples: Samples) -> None:
+    """Take the names of the classes from the data if the target has none, as networks of timm and of user code."""
+    names, config = samples.label_names, stitched.config
+    generic = all(name == f"LABEL_{index}" for index, name in config.id2label.items())
+    if stitched.task in CLASSIFIES and names and generic and len(names) == config.num_labels:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: index for index, name in enumerate(names)}
 
 
 def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:
