@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hf_stitch.data import Samples, check_same_order, read_data
+from hf_stitch.data.samples import ids_of
 
 SHARED = Path(os.environ.get("HF_STITCH_SHARED", Path(__file__).parents[2] / "shared")) / "data"
 
@@ -154,7 +155,8 @@ def test_dictionaries():
         (np.zeros((0, 3)), {}, "data is empty"),
         ([1, 2], {}, "no column contains images, texts or tensors"),
         ([("a", 1)], {}, "Pass labels as label="),
-        (["a", None], {}, "text, but NoneType at place 1"),
+        (["a", None], {}, r"text, but NoneType at place 1\).*leave out missing samples"),
+        ([{"text": "a"}, {"text": None}], {}, r"'text' \(text, but NoneType at place 1\).*leave out missing samples"),
         (["a", picture(0)], {}, "text, but image at place 1"),
         (["a", "b"], {"text": "sentence"}, r"text='sentence' is not a column; the columns are: 'samples' \(text\)"),
         (["a", "b"], {"label": [0]}, "label must have one value for each of 2 samples, got 1"),
@@ -211,6 +213,22 @@ def test_a_sample_without_a_class_matters_only_where_labels_are_used(bad):
         with pytest.raises(ValueError, match=f"sample 1 has the label {bad}, which is not one of the 3 classes"):
             use()
     assert samples.select([0, 2]).labels == [0, 2]
+
+
+@pytest.mark.parametrize("bad", [-100, -1, None])
+def test_labels_of_which_none_is_a_class(bad):
+    samples = Samples.of(["a", "b"], label=[bad, bad])
+    with pytest.raises(ValueError, match=f"sample 0 has the label {bad}, which is not one of the 0 classes; drop"):
+        _ = samples.labels
+    assert Samples.of(["a", "b", "c"], label=[bad, 0, 1]).num_classes == 2
+
+
+def test_a_batch_knows_the_ids_of_its_samples():
+    samples = Samples.of(["a", "b", "c"], id=["x", "y", "z"]).select([2, 0])
+    [batch] = samples.batches(2)
+    again = pickle.loads(pickle.dumps(batch.samples))
+    assert ids_of(batch.samples) == ids_of(again) == ("z", "x")
+    assert (list(again), list(ids_of(["a", "b"]))) == (["c", "a"], [0, 1])
 
 
 def test_a_missing_sample_is_named():

@@ -123,8 +123,10 @@ class Adapter(ABC):
             ``offset_mapping``, shape (batch, tokens, 2), which is not an argument of the model.
 
         Raises:
-            ValueError: If there are no samples, the model has no processor for samples of this type, the tensors
-                differ in shape, or ``offsets`` is requested without texts and a fast tokenizer.
+            ValueError: If there are no samples, a sample is missing (``None``), a text has no tokens, an image has
+                values of an unknown range, or that are NaN or infinite (the message names the sample), the model has
+                no processor for samples of this type, the tensors differ in shape, or ``offsets`` is requested without
+                texts and a fast tokenizer.
 
         Example:
             >>> import torch, hf_stitch
@@ -642,7 +644,7 @@ class Adapter(ABC):
 
         Raises:
             TypeError: If the inputs are neither a tensor nor a mapping.
-            ValueError: If a required argument is missing.
+            ValueError: If a required argument is missing, or the inputs contain no samples or no tokens.
 
         Example:
             >>> import torch, hf_stitch
@@ -650,17 +652,22 @@ class Adapter(ABC):
             >>> list(hf_stitch.load(net, example_inputs=torch.randn(2, 4)).inputs(torch.zeros(5, 4)))
             ['input']
         """
+        kind, content = type(self.model).__name__, self.interface.content
         if isinstance(inputs, Tensor):
-            return {self.interface.content[0]: inputs}
-        if not isinstance(inputs, Mapping):
+            inputs = {content[0]: inputs}
+        elif not isinstance(inputs, Mapping):
             raise TypeError(
                 f"inputs must be a tensor or a mapping of arguments of the model, got {type(inputs).__name__}"
             )
-        missing = [name for name in (*self.interface.content, *self.interface.given) if name not in inputs]
-        if missing:
-            raise ValueError(
-                f"inputs of {type(self.model).__name__} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}"
-            )
+        elif missing := [name for name in (*content, *self.interface.given) if name not in inputs]:
+            raise ValueError(f"inputs of {kind} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}")
+        counted = ("samples", "tokens") if self.interface.modality == "text" else ("samples",)
+        for name in content:
+            if isinstance(value := inputs.get(name), Tensor) and 0 in value.shape[: len(counted)]:
+                raise ValueError(
+                    f"{name} of {kind} must contain {' and '.join(counted)}, got the shape {tuple(value.shape)}: leave "
+                    "out empty batches and texts"
+                )
         return {name: value for name, value in inputs.items() if value is not None}
 
     @property

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hf_stitch.data.samples import ids_of
+
 UNBOUNDED = ("I", "F")
 """Modes whose range of values is unknown."""
 
@@ -17,18 +19,19 @@ UNBOUNDED = ("I", "F")
 def converted(images: Sequence[Any], channels: int) -> list[Any]:
     """Convert PIL images to the mode that a network takes.
 
-    16-bit grey values are scaled by their range: 65535 becomes 255, whatever the largest value of the image.
+    16-bit grey values are scaled by their range: 65535 becomes 255, whatever the largest value in the image.
     Transparent images are put on white, with one warning per process. All other modes are converted as Pillow does.
 
     Args:
-        images: Images. Arrays and tensors are not converted.
+        images: Images, arrays or tensors; only images are converted.
         channels: Number of channels of the network: 1 for grey, otherwise RGB.
 
     Returns:
         The images, of the mode ``L`` or ``RGB``.
 
     Raises:
-        ValueError: If an image is missing, or has 32-bit values (modes ``I`` and ``F``), whose range is unknown.
+        ValueError: If an image has 32-bit values (modes ``I`` and ``F``), or an array integers above 255, whose range
+            is unknown.
 
     Example:
         >>> [image] = converted([Image.new("I;16", (1, 1), 65535)], 3)
@@ -36,14 +39,17 @@ def converted(images: Sequence[Any], channels: int) -> list[Any]:
         ('RGB', (255, 255, 255))
     """
     mode = "L" if channels == 1 else "RGB"
-    for place, image in enumerate(images):
-        if image is None:
-            raise ValueError(f"image {place} of {len(images)} is missing (None): leave it out")
+    for id_, image in zip(ids_of(images), images, strict=True):
+        what = ""
         if isinstance(image, Image.Image) and image.mode in UNBOUNDED:
+            what = f"mode {image.mode!r}"
+        elif isinstance(image, np.ndarray) and image.dtype.kind in "iu" and image.size and image.max() > 255:
+            what = f"integers up to {image.max()}"
+        if what:
             raise ValueError(
-                f"image {place} of {len(images)} has mode {image.mode!r}, whose range of values is unknown: scale it "
-                "to bytes yourself, for example Image.fromarray((np.asarray(image) / highest * 255).astype('uint8')), "
-                "where highest is the largest value that a pixel can have"
+                f"image {id_!r} has {what}, whose range is unknown: scale it to bytes yourself, for example "
+                "Image.fromarray((np.asarray(image) / highest * 255).astype('uint8')), where highest is the largest "
+                "value that a pixel can have"
             )
     return [_opaque(image).convert(mode) if isinstance(image, Image.Image) else image for image in images]
 
@@ -55,7 +61,7 @@ def _opaque(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
         return image
     layers = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    if layers.getextrema()[3] == (255, 255):
+    if layers.getchannel("A").getextrema() == (255, 255):
         return layers.convert("RGB")
     _warn_of_transparency()
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), layers).convert("RGB")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
+from hf_stitch.data.samples import ids_of
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
@@ -43,9 +44,11 @@ def preprocess(
         special tokens and padding.
 
     Raises:
-        ValueError: If there are no samples, the processor for their type or its padding token is missing, the tensors
-            differ in shape, offsets are requested without texts and a fast tokenizer, or the config does not define
-            the first token of a decoder.
+        ValueError: If there are no samples, a sample is missing (``None``), a text has no tokens, an image has values
+            of an unknown range, or that are NaN or infinite (the message names the sample by its id, or by its place
+            in the list), the processor for their type or its padding token is missing, the tensors differ in shape,
+            offsets are requested without texts and a fast tokenizer, or the config does not define the first token of
+            a decoder.
 
     Example:
         >>> interface = Interface(("x",), "tensor", {"x": (4,)}, {"x": "float32"})
@@ -55,6 +58,10 @@ def preprocess(
     """
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
+    ids = ids_of(samples)
+    for id_, sample in zip(ids, samples, strict=True):
+        if sample is None or (isinstance(sample, (tuple, list)) and any(part is None for part in sample)):
+            raise ValueError(f"sample {id_!r} is missing (None): leave it out")
     device, dtype = place_of(model)
     if interface.modality == "text" and not isinstance(samples[0], Tensor):
         inputs = _tokenize(samples, processor, interface, offsets)
@@ -68,6 +75,12 @@ def preprocess(
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
         inputs = {interface.content[0]: _stack(samples, processor)}
+    if interface.modality == "image":
+        (pixels,) = inputs.values()
+        finite = pixels.isfinite().flatten(1).all(1)
+        if not bool(finite.all()):
+            bad = ids[int(finite.int().argmin())]
+            raise ValueError(f"image {bad!r} has values that are NaN or infinite: leave it out, or check its processor")
     return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
 
 
@@ -112,8 +125,19 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         )
     pairs = isinstance(samples[0], (tuple, list))
     texts = [list(part) for part in zip(*samples, strict=True)] if pairs else [list(samples)]
-    options: dict[str, Any] = {"padding": True, "return_tensors": "pt", "return_offsets_mapping": offsets}
+    options: dict[str, Any] = {
+        "padding": True,
+        "return_tensors": "pt",
+        "return_attention_mask": True,
+        "return_offsets_mapping": offsets,
+    }
     inputs: Mapping[str, Tensor] = tokenizer(*texts, **options)
+    for id_, tokens in zip(ids_of(samples), inputs[MASK].sum(1).tolist(), strict=True):
+        if not tokens:
+            raise ValueError(
+                f"text {id_!r} has no tokens: leave it out, or pass a tokenizer that adds special tokens as processor= "
+                "to hf_stitch.load"
+            )
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
         long = int((inputs[MASK].sum(1) > limit).sum())

@@ -17,6 +17,7 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.matchers.fitting import check_finite
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
@@ -101,7 +102,9 @@ def answers(
         Name, including ``target``, -> measure -> (n,) float64.
 
     Raises:
-        ValueError: If the model has no head, samples do not correspond, or labels are not classes of the target.
+        ValueError: If the model has no head, samples do not correspond, labels are not classes of the target,
+            activations of the source or logits of the target are NaN or infinite (the message names the sample), or no
+            text has a token to predict.
     """
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head to score; pass task= to stitch")
@@ -115,14 +118,20 @@ def answers(
             _check_same_tokens(inputs, reference)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
+            check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
             logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
         logits["target"] = logits_of(whole.forward(reference))
-        measured = _measure_tokens(logits, reference) if language else _measure_classes(logits, batch)
+        measured = _measure_tokens(logits, reference, twin) if language else _measure_classes(logits, batch)
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
-    return {
+    joined: dict[str, Answers] = {
         name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()
     }
+    if language and not joined["target"]["tokens"].any():
+        raise ValueError(
+            f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer texts"
+        )
+    return joined
 
 
 def figures_of(
@@ -251,6 +260,16 @@ def check_labels(samples: Samples | Batch, classes: int) -> None:
             raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
 
 
+def _check_predictions(totals: Tensor, batch: Batch) -> None:
+    """Check ``logsumexp`` of the logits of the target, (samples, predictions): with it, they give probabilities."""
+    bad = ~totals.isfinite().all(1)
+    if bool(bad.any()):
+        raise ValueError(
+            f"the logits of the target are NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it "
+            "out, or run the target in a wider dtype"
+        )
+
+
 def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
     """Check that both networks receive the same tokens at the same positions."""
     for name in ("input_ids", "attention_mask"):
@@ -263,6 +282,7 @@ def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor
 
 def _measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
     """Per-sample measures of classifiers: class and agreement; with labels also correctness and cross-entropy."""
+    _check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
     predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
     measured: dict[str, Answers] = {}
     for name, values in logits.items():
@@ -277,7 +297,7 @@ def _measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, An
     return measured
 
 
-def _measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Answers]:
+def _measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
     """Per-sample measures of language models: number of tokens, summed cross-entropy, tokens that agree."""
     labels = inputs["input_ids"][:, 1:]
     mask = (
@@ -286,6 +306,7 @@ def _measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) 
         else torch.ones_like(inputs["input_ids"], dtype=torch.bool)
     )
     real = mask[:, :-1] & mask[:, 1:]  # the first token of a text has no context, whichever side is padded
+    _check_predictions(logits["target"][:, :-1].float().logsumexp(-1).where(real, 0), batch)
     best = logits["target"][:, :-1].argmax(-1)
     measured: dict[str, Answers] = {}
     for name, values in logits.items():

@@ -82,7 +82,10 @@ def find_samples(
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
     if len(candidates) != 1:
         many = f"several columns could be the samples: {listing(candidates)}; pass one as image= or text="
-        none = f"no column contains images, texts or tensors; the columns are: {listing(kinds)}. Pass labels as label="
+        none = (
+            f"no column contains images, texts or tensors; the columns are: {listing(kinds)}. Pass labels as label=, "
+            "and leave out missing samples (None)"
+        )
         raise ValueError(many if candidates else none)
     [(name, kind)] = candidates.items()
     return cast(Modality, kind), (name,)

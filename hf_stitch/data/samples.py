@@ -21,6 +21,19 @@ from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
 
 
+class RawSamples(list[Any]):
+    """Raw samples of a batch, with their ids."""
+
+    def __init__(self, samples: Iterable[Any], ids: Sequence[Id]) -> None:
+        super().__init__(samples)
+        self.ids = ids
+
+
+def ids_of(samples: Sequence[Any]) -> Sequence[Id]:
+    """The ids of raw samples, with which errors name them: their own, or else their positions in the list."""
+    return samples.ids if isinstance(samples, RawSamples) else range(len(samples))
+
+
 @dataclass(frozen=True)
 class Batch:
     """Consecutive samples, read into memory.
@@ -168,7 +181,7 @@ class Samples:
             if label is None or not 0 <= label < (self.num_classes or 0):
                 raise ValueError(
                     f"sample {id_!r} has the label {label}, which is not one of the {self.num_classes} classes; "
-                    "drop unlabelled samples with select"
+                    "drop unlabelled samples with select, or the column of labels if no sample has one"
                 )
             labels.append(label)
         return labels
@@ -307,7 +320,7 @@ class Samples:
                 for id_, sample in zip(part.ids, samples, strict=True):
                     if sample is None or (isinstance(sample, tuple) and None in sample):
                         raise ValueError(f"sample {id_!r} has no {self.modality}; drop it with select")
-                yield Batch(samples, part)
+                yield Batch(RawSamples(samples, part.ids), part)
                 bar.update(len(part))
 
 

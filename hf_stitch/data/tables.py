@@ -127,7 +127,7 @@ class Source:
             return None
         if self.label_names is not None:
             return len(self.label_names)
-        return 1 + max((label for label in self.labels if label is not None), default=-1)
+        return 1 + max((label for label in self.labels if label is not None and label >= 0), default=-1)
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         """Raw samples, as pairs if there are two columns."""

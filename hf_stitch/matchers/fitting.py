@@ -59,7 +59,7 @@ def collect(
         y = target.encode(target.preprocess(other.samples), layers_b)
         for side, representations in (("source", x), ("target", y)):
             for name, representation in representations.items():
-                _check_finite(representation, f"layer {name!r} of the {side}", batch)
+                check_finite(representation, f"layer {name!r} of the {side}", batch)
         for pair in pairs:
             for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], pooling).items():
                 if part not in found[pair]:
@@ -101,7 +101,17 @@ def fit_layer(
     return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()
 
 
-def _check_finite(representation: Representation, what: str, batch: Batch) -> None:
+def check_finite(representation: Representation, what: str, batch: Batch) -> None:
+    """Check the activations of a batch, except at padding.
+
+    Args:
+        representation: The activations.
+        what: Their name in the message.
+        batch: The samples.
+
+    Raises:
+        ValueError: Activations are NaN or infinite; the message names the first sample.
+    """
     values = representation.values
     if bool(torch.isfinite(values).all()):
         return

@@ -84,6 +84,14 @@ class Networks:
         self.first = next(iter(places.values()))
         self.is_language_model = self.first.task == "text-generation"
 
+    def has_next_tokens(self, batch: Batch) -> bool:
+        """Return whether a text of a batch has a second token, which a language model predicts.
+
+        Args:
+            batch: Texts for the source.
+        """
+        return bool((next_tokens(self.first.preprocess(batch.samples)) != IGNORED).any())
+
     @torch.no_grad()
     def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> PreparedBatch:
         """Compute activations and labels of raw samples.

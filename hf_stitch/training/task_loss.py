@@ -253,6 +253,11 @@ class TaskLoss(TrainedMatcher):
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
         one, other = (next(iter(side.batches(count))) for side in (samples, others))
+        if networks.is_language_model and not any(map(networks.has_next_tokens, samples.batches(count))):
+            raise ValueError(
+                f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer "
+                "texts"
+            )
         batch = networks.prepare(one.samples, other.samples, one.labels)
         classes = stitches.check(batch.to(_device(networks.first)))
         if self._asks_labels(networks.first.task):

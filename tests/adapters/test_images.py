@@ -77,9 +77,9 @@ def test_networks_get_16_bit_images_unsaturated(processor: Any) -> None:
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_values_of_an_unknown_range_are_refused(mode: str, processor: Any) -> None:
     image = Image.fromarray(RAMP.astype(np.int32 if mode == "I" else np.float32))
-    with pytest.raises(ValueError, match=rf"image 0 of 1 has mode '{mode}', whose range .* unknown: scale it to bytes"):
+    with pytest.raises(ValueError, match=rf"image 0 has mode '{mode}', whose range .* unknown: scale it to bytes"):
         pixels(processor, image)
-    with pytest.raises(ValueError, match="image 1 of 2 has mode"):
+    with pytest.raises(ValueError, match="image 1 has mode"):
         converted([Image.new("L", (2, 2)), image], 3)
 
 
@@ -105,9 +105,3 @@ def test_transparent_images_are_put_on_white_with_one_warning(mode: str) -> None
     values = np.asarray(found[0][1])
     assert (values[:, : SIZE // 2] == 255).all()
     assert (values[:, SIZE // 2 :] == 100).all()
-
-
-def test_a_missing_image_is_named() -> None:
-    with pytest.raises(ValueError, match=r"image 1 of 2 is missing \(None\)"):
-        pixels_of = hf_stitch.load(build("vit", 0), processor=processors()[1])
-        pixels_of.preprocess([Image.new("L", (4, 4)), None])

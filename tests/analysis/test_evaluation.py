@@ -206,6 +206,24 @@ def test_relative_accuracy_is_nan_if_the_target_is_never_correct(
     assert Evaluation.from_dict(record).to_dict() == found.to_dict()
 
 
+@pytest.mark.parametrize(("side", "what"), [("source", "layer 'vit.layers.0' of the source is"), ("target", "logits")])
+def test_a_sample_that_overflows_in_a_network_is_named(
+    side: str, what: str, stitched: StitchedModel, b: Adapter, data: Any
+) -> None:
+    ids = [f"n{i}" for i in range(N)]
+    rows = [dict(sample) for sample in data[:N]]
+    rows[7]["image"] = torch.full((3, 16, 16), 3e38)
+    broken, whole = Samples.of(rows, id=ids), Samples.of(data[:N], id=ids)
+    sides = (broken, whole) if side == "source" else (whole, broken)
+    with pytest.raises(ValueError, match=f"(?s){what}.* NaN or infinite for .*'n7'"):
+        evaluate(stitched, sides[0], target=b, paired_data=sides[1], progress=False)
+
+
+def test_labels_that_are_all_ignored_are_refused(stitched: StitchedModel, b: Adapter, data: Any) -> None:
+    with pytest.raises(ValueError, match="sample 0 has the label -100, which is not one of the 0 classes"):
+        evaluate(stitched, [{**sample, "label": -100} for sample in data[:N]], target=b, progress=False)
+
+
 def test_an_evaluation_converts_to_json_pandas_and_text(scored: Evaluation) -> None:
     assert Evaluation.from_dict(json.loads(json.dumps(scored.to_dict(), allow_nan=False))) == scored
     frame = scored.to_pandas()
@@ -286,6 +304,9 @@ def texts() -> list[str]:
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str]) -> None:
     a, b = llama(0, padding), llama(1, padding)
+    with pytest.raises(ValueError, match="no text has a second token to predict, neither sample 0 nor any other"):
+        model = hf_stitch.stitch(a, b, texts[:40], source_layer="model.layers.0", target_layer="model.layers.0",
+                                 test_data=["w1"] * 9, progress=False)  # fmt: skip
     layers = ("model.layers.0", "model.layers.0")
     model = hf_stitch.stitch(
         a,

@@ -455,9 +455,9 @@ def test_recorded_number_of_steps_is_correct() -> None:
 
 def test_non_finite_validation_loss_stops() -> None:
     images = next(samples(20).batches(20)).samples
-    images[3] = torch.full_like(images[3], float("nan"))
+    images[3] = torch.full_like(images[3], 1e308)
     poisoned = Samples.of(torch.stack(images), label=[0] * 20)
-    with pytest.raises(DivergedError, match="the validation loss of stitch '0' is nan"):
+    with pytest.raises(DivergedError, match="the validation loss of stitch '0' is inf"):
         matcher().fit(stitched(), samples(), validation_data=poisoned, progress=False)
 
 
@@ -528,6 +528,13 @@ def test_padding_does_not_change_the_loss(net: Any, texts: Any) -> None:
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
+def test_texts_without_a_next_token_are_refused() -> None:
+    with pytest.raises(ValueError, match="no text has a second token to predict, neither sample 0 nor any other"):
+        matcher().fit(of_texts("gpt2", "llama"), ["w1"] * 20, progress=False)
+    layer = matcher(batch_size=1).fit(of_texts("gpt2", "llama"), ["w1", "w2", "w1 w2 w3"], progress=False)
+    assert layer.body.fitted["n"] == 3  # the first batch may contain none
+
+
 def test_task_loss_passes_check_matcher() -> None:
     check_matcher(TaskLoss(initial={"name": "random", "rank": 3}, labels={"hard": 1.0}, penalties={"l1": 0.1}))
     assert TaskLoss.preset("csiszarik2021").batch_size == 128
