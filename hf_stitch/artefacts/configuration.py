@@ -77,7 +77,7 @@ class StitchConfig(PreTrainedConfig):
         """Build a config from the values of a file, which may be untrusted.
 
         Auto classes and pipelines call this method too. The attention implementation is never read from the values,
-        because it could name foreign code.
+        because it could name foreign code, nor is a dtype, because the weights are saved in their own.
 
         Args:
             config_dict: The values.
@@ -91,7 +91,11 @@ class StitchConfig(PreTrainedConfig):
         """
         place = kwargs.get("name_or_path")
         where = f"config.json of {place}" if place else "the config"
-        values = {key: value for key, value in config_dict.items() if "attn_implementation" not in key}
+        values = {
+            key: value
+            for key, value in config_dict.items()
+            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype")
+        }
         check_counts(values, where)
         try:
             values = migrated(values, where)

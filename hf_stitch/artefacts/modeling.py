@@ -470,8 +470,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             pretrained_model_name_or_path: Local folder or Hub id.
             *args: Not supported.
             config: Config to use instead of the saved one.
-            dtype: Floating-point dtype to which weights are cast. Default: the saved dtypes. Buffers that a network
-                computes itself are not cast.
+            dtype: Floating-point dtype to which weights are cast. Default: that of a given ``config`` if it has one,
+                otherwise the saved dtypes. Buffers that a network computes itself are not cast.
             torch_dtype: Older name of ``dtype``.
             device_map: Device of the whole model.
             attn_implementation: Attention implementation of both networks, by its name in transformers.
@@ -503,7 +503,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     f"from_pretrained of a stitched model has no option {name!r}"
                     + (f"; did you mean {hint!r}?" if hint else "")
                 )
-        wanted, device = dtype_of(torch_dtype if dtype is None else dtype), _device(device_map)
+        if dtype is None:  # older Auto classes put it into the config
+            dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
+        wanted, device = dtype_of(dtype), _device(device_map)
         place = str(pretrained_model_name_or_path)
         folder = folder_of(place, MODEL_FILES, **download)
         model = load_whole(folder, CONFIG, lambda: cls._load(folder, config, attn_implementation, allow_modified))

@@ -111,6 +111,18 @@ def test_a_cast_includes_the_statistics_of_batchnorm(net: Any, images: Any, tmp_
     assert cast(pixel_values=torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16)).logits.dtype == torch.bfloat16
 
 
+def test_a_config_can_contain_the_dtype_of_a_cast_but_a_saved_one_does_not(
+    net: Any, images: Any, tmp_path: Path
+) -> None:
+    stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    cast = StitchedModel.from_pretrained(tmp_path, config=config)
+    assert cast.dtype == torch.bfloat16
+    assert StitchedModel.from_pretrained(tmp_path, config=config, dtype="auto").dtype == torch.float32
+    cast.float().save_pretrained(tmp_path)
+    assert transformers.AutoModel.from_pretrained(tmp_path).dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
