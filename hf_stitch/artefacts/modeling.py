@@ -538,6 +538,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         files = sorted(file for file in folder.glob(SHARDS) if file.name in names)
         if not files:
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
+        attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
         model: Any = _skeleton(kind, config, folder)  # of class cls, as checked above
         load_strictly(model, files)
         model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
@@ -551,7 +552,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     model.generation_config = GenerationConfig.from_pretrained(beside)
             except Exception as error:  # libraries raise any exception on damaged files
                 raise damaged(f"a processor or generation config in {folder}", error) from error
-        attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
