@@ -316,7 +316,7 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
 
 
 def _settings_from(record: Any, where: str) -> Settings:
-    groups = [record.get(f.name) for f in fields(Settings)] if isinstance(record, Mapping) else []
+    groups: list[Any] = [record.get(f.name) for f in fields(Settings)] if isinstance(record, Mapping) else []
     if not groups or not all(isinstance(group, Mapping) for group in groups):
         raise ValueError(f"{where} must have the objects chosen and defaults, got {record!r:.80}")
     return Settings(*map(dict, groups))
@@ -347,8 +347,8 @@ def _named(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     named = value if hasattr(value, "__qualname__") else type(value)
-    plain = named is value or type(value).__repr__ is object.__repr__  # such a repr would contain an address
-    return f"{named.__module__}.{named.__qualname__}" if plain else repr(value)
+    by_name = named is value or " at 0x" in repr(value)  # an address differs between processes
+    return f"{named.__module__}.{named.__qualname__}" if by_name else repr(value)
 
 
 def _looks_local(name: str) -> bool:

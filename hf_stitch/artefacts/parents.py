@@ -94,7 +94,7 @@ def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReferen
 def _warn_once(source: ModelReference, target: ModelReference) -> None:
     warnings.warn(
         f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its networks "
-        "are compared with the record, not their configs and processors. If the outputs are right, save it again",
+        "are compared with the record, not their configs and processors. To pin these too, save attach(…).stitcher",
         stacklevel=4,
     )
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch.data import Samples
-from hf_stitch.reference import ModelReference
+from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
@@ -241,6 +241,18 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other
     assert anchors.has(b, "1")
     with pytest.raises(ValueError, match=r"has the weights of live torch module .*, but gives other representations"):
         anchors.encode(b, "1", chosen, progress=False)
+
+
+def test_encoders_with_other_settings_are_kept_apart(chosen: Samples) -> None:
+    gelu, relu = (
+        ModelReference("org/name", "transformers", weights_hash="sha256:0", config=Settings({"hidden_act": act}))
+        for act in ("gelu", "relu")
+    )
+    anchors = AnchorSet.of(chosen).add(torch.randn(12, 3), gelu, "1")
+    assert anchors.has(gelu, "1") and not anchors.has(relu, "1")
+    assert anchors.has(ModelReference("org/name", "transformers", weights_hash="sha256:0"), "1")  # an older record
+    both = anchors.add(torch.randn(12, 3), relu, "1")
+    assert not torch.equal(both.values(gelu, "1"), both.values(relu, "1"))
 
 
 def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
