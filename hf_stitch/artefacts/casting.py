@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.registry import registries
@@ -50,18 +51,18 @@ def cast(model: StitchedModel, dtype: torch.dtype) -> None:
         dtype: A floating-point dtype.
     """
     for side, half in (("source", model.source), ("target", model.target)):
-        stays = _stays(getattr(model.config, side)["blueprint"], dtype)
+        stays = _stays(getattr(model.config, side)["blueprint"], half, dtype)
         for name, tensor in (*half.model.named_parameters(), *half.model.named_buffers()):
             if tensor.is_floating_point() and not stays(name):
                 tensor.data = tensor.data.to(dtype)
     model.stitch.to(dtype)
 
 
-def _stays(blueprint: Mapping[str, Any] | None, dtype: torch.dtype) -> Callable[[str], bool]:
+def _stays(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dtype) -> Callable[[str], bool]:
     """Return a predicate on names of tensors that must not be cast; networks of user code are cast entirely."""
     if blueprint is None:
         return lambda name: False
-    with weightless():
+    with weightless(sum(tensor.nbytes for tensor in half.state_dict().values())):
         network: Any = registries.adapters.get(blueprint["library"]).build(blueprint)
     computed = {name for name, _ in network.named_buffers()} - network.state_dict().keys()
     plan = network._get_dtype_plan(dtype) if hasattr(network, "_get_dtype_plan") else {}

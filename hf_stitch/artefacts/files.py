@@ -114,6 +114,29 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         yield Path(view)
 
 
+def weigh(files: Iterable[Path]) -> tuple[int, int]:
+    """Read from the headers of safetensors how much they contain.
+
+    Args:
+        files: The files.
+
+    Returns:
+        Number of tensors and number of bytes.
+
+    Raises:
+        ValueError: If a file is damaged.
+    """
+    tensors, size = 0, 0
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as weights:
+                tensors += len(weights.keys())
+        except Exception as error:
+            raise _unreadable(file, error) from error
+        size += file.stat().st_size
+    return tensors, size
+
+
 def load_strictly(model: nn.Module, files: list[Path]) -> None:
     """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
 

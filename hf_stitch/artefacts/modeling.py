@@ -36,10 +36,11 @@ from hf_stitch.artefacts.files import (
     named_files,
     save_beside,
     save_weights,
+    weigh,
 )
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import AGAIN, damaged, read_record
+from hf_stitch.artefacts.record import AGAIN, FEW, check_counts, damaged, read_record
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
@@ -539,7 +540,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if not files:
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
         attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
-        model: Any = _skeleton(kind, config, folder)  # of class cls, as checked above
+        model: Any = _skeleton(kind, config, files)  # of class cls, as checked above
         load_strictly(model, files)
         model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
         blueprint = (config.source or {})["blueprint"]
@@ -610,12 +611,15 @@ def _device(given: Any) -> torch.device | None:
         raise ValueError(f"device_map must name one device for a stitched model, got {given!r}") from None
 
 
-def _skeleton(kind: type[StitchedModel], config: StitchConfig, folder: Path) -> StitchedModel:
-    """Build the model of a config without weights."""
+def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]) -> StitchedModel:
+    """Build the model of a config without weights, if the headers of the files explain what it costs."""
+    path = files[0].with_name(CONFIG)
+    tensors, size = weigh(files)
+    check_counts([config.source, config.target], str(path), layers=max(FEW, tensors))
     try:
-        with weightless():
+        with weightless(size):
             return kind(config)
     except (UnknownNameError, PluginError):  # a plugin is missing
         raise
     except Exception as error:  # libraries raise any exception on an invalid config
-        raise damaged(folder / CONFIG, error) from error
+        raise damaged(path, error) from error

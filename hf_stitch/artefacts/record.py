@@ -21,8 +21,12 @@ FORMAT = 2
 
 AGAIN = "save or download it again"
 
-COUNTS = ((re.compile(r"layers?$|depths?$|blocks?$|stages?$|repeats?$"), 10_000), (re.compile("num_labels$"), 10**6))
-"""Keys whose values determine the length of lists before weights are read, and an upper bound for each."""
+LAYERS = re.compile(r"(layers?|depths?|blocks?|stages?|repeats?|levels?|groups?|group_num|n_points)$")
+MOST, FEW = 1_000, 256
+"""Keys of numbers of layers; the largest number; and the largest that needs no tensor in the files for each layer."""
+
+LABELS, MOST_LABELS = re.compile("(num_labels|num_classes)$"), 2**17
+"""Keys of numbers of classes, which determine the length of lists of names, and the largest number."""
 
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
 """Keys whose values are not checked, because their own keys are arbitrary."""
@@ -52,13 +56,16 @@ def read_record(path: Path) -> dict[str, Any]:
     return values
 
 
-def check_counts(value: Any, where: str, key: str = "") -> None:
+def check_counts(value: Any, where: str, key: str = "", layers: int = MOST) -> None:
     """Check that no number of layers or classes is larger than in any network.
+
+    Other sizes need no bound: a network is built without memory, and within a limited time (``skeleton.py``).
 
     Args:
         value: JSON values.
         where: Name of the file or object, for messages.
         key: Key of the value in its parent.
+        layers: The largest number of layers.
 
     Raises:
         ValueError: If a number at any depth is too large.
@@ -66,14 +73,17 @@ def check_counts(value: Any, where: str, key: str = "") -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             if name not in FREE:
-                check_counts(item, where, name)
+                check_counts(item, where, name, layers)
     elif isinstance(value, list):
         for item in value:
-            check_counts(item, where, key)
+            check_counts(item, where, key, layers)
     elif isinstance(value, (int, float)):
-        for names, most in COUNTS:
+        for names, most in ((LAYERS, layers), (LABELS, MOST_LABELS)):
             if value > most and names.search(key):
-                raise ValueError(f"{where} is damaged: {key} is {value}, and no network has more than {most}; {AGAIN}")
+                raise ValueError(
+                    f"{where} is damaged: {key} is {value}, and no network with such weights has more than {most}; "
+                    f"{AGAIN}"
+                )
 
 
 def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:

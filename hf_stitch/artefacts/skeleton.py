@@ -1,8 +1,12 @@
-"""Building a network from an untrusted config without weights, in bounded memory."""
+"""Building a network from an untrusted config without weights, at a bounded cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,27 +16,45 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_stitch.adapters.sealed import sealed
+
 ROOM = 2**26
 """Maximum number of bytes of live tensors while building; further tensors are put on the meta device."""
 
 SMALL = 2**10
 """Tensors up to this many bytes are not counted, because constructors read values from them (drop rates per layer)."""
 
-MOST = 200_000
-"""Maximum number of tensor operations while building, which stops a config with a billion layers."""
+SECONDS, PER_SECOND = 5, 2**24
+"""CPU time for building in seconds, and number of bytes of weights that allow one second more.
+
+The networks of timm and transformers that take longest need a quarter of it.
+"""
+
+
+class TooCostlyError(ValueError):
+    """Raised when a config describes a network that takes longer to build than its weights explain."""
+
+    def __str__(self) -> str:
+        """Return the message; the class is raised without arguments in a thread that runs."""
+        return "the config describes a network that takes longer to build than any network with so few weights"
 
 
 @contextmanager
-def weightless() -> Iterator[None]:
-    """Build networks with parameters on the meta device; other tensors too once they exceed 64 MiB.
+def weightless(size: int = 0) -> Iterator[None]:
+    """Build networks without weights: without memory for them, without network access, and in a limited time.
 
-    The state of the random number generator does not change.
+    Tensors without values, and further ones once they exceed 64 MiB, are on the meta device. The limit of CPU time,
+    without imports, grows with the size of the weights. The state of the random number generator does not change.
+
+    Args:
+        size: Number of bytes of the weights.
 
     Yields:
         Nothing; networks are built in the body of the ``with`` statement.
 
     Raises:
-        ValueError: If more tensor operations run than any network needs.
+        TooCostlyError: If the limit is exceeded.
+        SealedError: If a constructor opens a connection or starts a program.
 
     Example:
         >>> with weightless():
@@ -40,24 +62,20 @@ def weightless() -> Iterator[None]:
         >>> layer.weight.device.type
         'meta'
     """
-    from accelerate import init_empty_weights
-
-    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False), _WithoutMemory():
+    seconds = SECONDS + size / PER_SECOND
+    with sealed(), _at_most(seconds), torch.random.fork_rng(devices=[]), _WithoutMemory():
         yield
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Runs an operation on the meta device if there is no memory left for its result."""
+    """Runs an operation on the meta device if its result has no values, or if there is no memory left for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count, self.filled, self.full = 0, 0, False
+        self.filled, self.full = 0, False
         self.made: list[tuple[StorageWeakRef, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        if self.count > MOST:
-            raise ValueError(f"the config describes a network of more than {MOST} tensors: it is damaged")
         mixed = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in _pytree.tree_leaves((args, kwargs)))
         if func._schema.is_mutable:  # in place, no new tensor
             if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # from values that do not exist
@@ -72,7 +90,7 @@ class _WithoutMemory(TorchDispatchMode):
         size = 0 if _is_view(func) else sum(_size(leaf) for leaf in _pytree.tree_leaves(planned))
         if size <= SMALL:
             return func(*args, **(kwargs or {}))
-        if not self._room(size):
+        if func.overloadpacket is torch.ops.aten.empty or not self._room(size):
             return planned
         result = func(*args, **(kwargs or {}))
         self.filled += size
@@ -107,3 +125,56 @@ def _device(func: Any) -> dict[str, Any]:
 
 def _size(leaf: Any) -> int:
     return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Stop this thread with an error in the body of the ``with`` statement after this much CPU time without imports.
+
+    No list of fields could do this: constructors repeat layers and compute tables in loops over many sizes.
+    """
+    thread, over = threading.get_ident(), threading.Event()
+    clock = _clock_of(thread)
+
+    def watch() -> None:
+        before, spent = clock(), 0.0
+        while not over.wait(0.05):
+            now = clock()
+            if not _is_importing(thread):
+                spent += now - before
+                if spent > seconds:  # repeatedly, because a library may catch the error and go on
+                    _raise_in(thread, ctypes.py_object(TooCostlyError))
+            before = now
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        try:
+            over.set()
+        finally:  # again, if the error arrived in the line above
+            over.set()
+            watcher.join()
+            _raise_in(thread, None)  # takes back an error that has not arrived yet
+
+
+def _raise_in(thread: int, error: Any) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+
+def _is_importing(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _clock_of(thread: int) -> Callable[[], float]:
+    """Return a function that reads the CPU time of a thread, or else the time."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic
+    clock = time.pthread_getcpuclockid(thread)
+    return lambda: time.clock_gettime(clock)

@@ -197,7 +197,7 @@ class Stitcher(Artefact):
         try:
             values = known(migrated(record, str(path)), KEYS, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            with weightless():
+            with weightless((folder / STITCH).stat().st_size):
                 stitch = StitchingLayer.from_dict(known_stitch(values["stitch"], f"the stitch of {path}"))
             found = Description.of(values, whole=False)
             load_strictly(stitch, [folder / STITCH])

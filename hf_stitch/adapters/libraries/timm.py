@@ -13,13 +13,28 @@ from torch import nn
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
+from hf_stitch.adapters.libraries.rebuilding import is_in_timm
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of ``timm.create_model`` that define the source of the weights, which a config must not set."""
+
+DESCRIPTION = (
+    "architecture",
+    "input_size",
+    "fixed_input_size",
+    "interpolation",
+    "crop_pct",
+    "crop_mode",
+    "mean",
+    "std",
+    "num_classes",
+)
+"""Keys of a pretrained config that describe the architecture and its input; the others define the source of weights."""
 
 ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
 """Loading options for access to the Hub."""
@@ -166,22 +181,11 @@ class TimmAdapter(Adapter):
                 f"{type(self.model).__name__} was not created by timm.create_model, so its architecture is unknown: "
                 "create it by name"
             )
-        keep = (
-            "architecture",
-            "input_size",
-            "fixed_input_size",
-            "interpolation",
-            "crop_pct",
-            "crop_mode",
-            "mean",
-            "std",
-            "num_classes",
-        )
         return {
             "library": self.library,
             "architecture": cfg["architecture"],
             "arguments": {k: v for k, v in getattr(self.model, "_model_args", {}).items() if k not in NOT_ARCHITECTURE},
-            "pretrained_cfg": {k: cfg[k] for k in keep if k in cfg},
+            "pretrained_cfg": {k: cfg[k] for k in DESCRIPTION if k in cfg},
         }
 
     def settings(self) -> Settings:
@@ -211,22 +215,27 @@ class TimmAdapter(Adapter):
         """
         import timm
 
-        foreign = [key for key in blueprint.get("arguments", {}) if key in NOT_ARCHITECTURE]
-        if foreign or not timm.is_model(blueprint["architecture"]):
+        arguments, cfg = blueprint.get("arguments", {}), blueprint.get("pretrained_cfg", {})
+        foreign = [
+            *(key for key in arguments if key in NOT_ARCHITECTURE),
+            *(key for key in cfg if key not in DESCRIPTION),
+        ]
+        if foreign or not is_in_timm(blueprint["architecture"]):
             what = f"arguments {', '.join(foreign)}" if foreign else f"architecture {blueprint['architecture']!r}"
             raise ValueError(f"a config must contain only an architecture of timm and its arguments, got the {what}")
         model = timm.create_model(
             blueprint["architecture"],
             pretrained=False,
-            pretrained_cfg=dict(blueprint.get("pretrained_cfg", {})),
-            **blueprint.get("arguments", {}),
+            pretrained_cfg=dict(cfg),
+            **arguments,
         )
         return model.eval()
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the image processor that is saved in a folder. See :meth:`hf_stitch.adapters.Adapter.processor_of`."""
-        return load_processor(folder, "pixel_values", {"trust_remote_code": False})
+        with sealed():
+            return load_processor(folder, "pixel_values", {"trust_remote_code": False, "local_files_only": True})
 
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
@@ -16,9 +15,11 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.libraries.rebuilding import own_code_only, uninitialised
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.adapters.sealed import sealed
 from hf_stitch.hub import commit_of
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import PluginError, registries
@@ -294,14 +295,12 @@ class TransformersAdapter(Adapter):
         kind = _class(blueprint["class"])
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
-        values = _own_code_only(blueprint["config"])
-        attention = blueprint.get("attention")
-        if attention and not (isinstance(attention, str) and attention.replace("|", "_").isidentifier()):
-            raise _foreign("attention", attention)
-        config = kind.config_class.from_dict(values)
+        attention = own_code_only(blueprint.get("attention"), "attention_implementation")
+        config = kind.config_class.from_dict(own_code_only(blueprint["config"]))
         if attention:
             config._attn_implementation = attention
-        return kind(config).eval()
+        with uninitialised():
+            return kind(config).eval()
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
@@ -310,7 +309,8 @@ class TransformersAdapter(Adapter):
         See :meth:`hf_stitch.adapters.Adapter.processor_of`.
         """
         kind = _class(blueprint["class"])
-        return load_processor(folder, kind.main_input_name, {"trust_remote_code": False})
+        with sealed():
+            return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})
 
 
 def _class(name: str) -> Any:
@@ -375,33 +375,6 @@ def _without(values: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(values, dict):
         return {key: _without(value, keys) for key, value in values.items() if key not in keys}
     return [_without(value, keys) for value in values] if isinstance(values, list) else values
-
-
-def _own_code_only(values: Any, key: str = "") -> Any:
-    """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code.
-
-    Raises:
-        ValueError: If the config contains an attention implementation (a blueprint stores it outside of the config), a
-            checkpoint, or a network that timm does not have.
-    """
-    if values and ("attn_implementation" in key or key in ("checkpoint_path", "pretrained_cfg_overlay")):
-        raise _foreign(key, values)
-    if isinstance(values, Mapping):
-        return {name: _own_code_only(value, str(name)) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [_own_code_only(value, key) for value in values]
-    if key == "use_pretrained_backbone":
-        return False
-    if isinstance(values, str) and key in ("architecture", "backbone"):
-        import timm
-
-        if not timm.is_model(values.split(".")[0]):
-            raise _foreign(key, values)
-    return copy.deepcopy(values)
-
-
-def _foreign(key: str, value: Any) -> ValueError:
-    return ValueError(f"a config may refer only to components of transformers and timm, got {key}={value!r}")
 
 
 def _text(config: Any) -> Any:

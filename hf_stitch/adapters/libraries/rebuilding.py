@@ -1,0 +1,102 @@
+"""Building a network of transformers from a config that may be untrusted."""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+ELSEWHERE = ("checkpoint_path", "pretrained", "pretrained_cfg_overlay", "backbone_kwargs", "quantization_config")
+"""Keys in a config, at any depth, that refer to weights or code from elsewhere."""
+
+IMPLEMENTATIONS = ("None", "batched_mm", "eager", "flex_attention", "grouped_mm", "sdpa")
+"""Implementations of attention and of experts that are part of transformers and torch."""
+
+
+def own_code_only(values: Any, key: str = "", holder: Any = None) -> Any:
+    """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code.
+
+    Args:
+        values: The config, or a value in it.
+        key: Key of the value.
+        holder: The mapping that contains it.
+
+    Raises:
+        ValueError: If the config names a file, weights or code elsewhere, an implementation that transformers would
+            download, or a network that timm does not have.
+    """
+    if (values and key in ELSEWHERE) or ("_implementation" in key and not is_installed(values)):
+        raise _foreign(key, values)
+    if isinstance(values, Mapping):
+        # transformers asks whether to run the code that auto_map names, even though it has a class of its own
+        return {name: own_code_only(value, str(name), values) for name, value in values.items() if name != "auto_map"}
+    if isinstance(values, (list, tuple)):
+        return [own_code_only(value, key, holder) for value in values]
+    if key == "use_pretrained_backbone":
+        return False
+    if values is not None and key in ("architecture", "backbone"):
+        of_timm = key == "architecture" or (holder or {}).get("model_type") == "timm_backbone"
+        if not (of_timm and is_in_timm(values)):  # transformers would look up other backbones on the Hub
+            raise _foreign(key, values)
+    return copy.deepcopy(values)
+
+
+def is_installed(implementation: Any) -> bool:
+    """Return whether an implementation of attention or of experts is installed.
+
+    Args:
+        implementation: Its name in transformers, ``None``, or a mapping from parts of a network to names.
+    """
+    from transformers import utils
+
+    if isinstance(implementation, Mapping):
+        return all(map(is_installed, implementation.values()))
+    name = str(implementation).removeprefix("paged|")
+    if version := re.fullmatch(r"flash_attention_(\d)", name):  # if missing, transformers downloads a kernel instead
+        package = getattr(utils, f"is_flash_attn_{version[1]}_available", lambda: False)
+        return bool(package())
+    return name in IMPLEMENTATIONS
+
+
+def is_in_timm(name: Any) -> bool:
+    """Return whether a name is that of an architecture of timm, possibly with the tag of its weights.
+
+    Args:
+        name: The name.
+    """
+    import timm
+
+    architecture, _, tag = str(name).partition(".")
+    return timm.is_model(architecture) and tag in ("", *timm.models.get_arch_pretrained_cfgs(architecture))
+
+
+def _foreign(key: str, value: Any) -> ValueError:
+    return ValueError(
+        f"a config may refer only to components of transformers and timm that are installed, got {key}={value!r}"
+    )
+
+
+_PATCHING = threading.RLock()
+
+
+@contextmanager
+def uninitialised() -> Iterator[None]:
+    """Let transformers build networks in this thread without initial weights, some of which it computes in loops."""
+    import transformers
+
+    kind, thread = transformers.PreTrainedModel, threading.get_ident()
+    with _PATCHING:
+        initialise = kind.initialize_weights
+
+        def initialise_elsewhere(model: Any) -> None:
+            if threading.get_ident() != thread:
+                initialise(model)
+
+        kind.initialize_weights = initialise_elsewhere  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            kind.initialize_weights = initialise  # type: ignore[method-assign]
