@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from hf_stitch.analysis.scoring import Score
+from hf_stitch.data.overlap import held_out
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class Evaluation(Result):
         task: Task of the head that was scored.
         n: Number of held-out samples.
         data: Fingerprint of the held-out samples.
+        fitted_share: Share of the samples to which the stitching layer was fitted, found by their content; ``None`` if
+            the model does not record them. Scores on these samples are too good.
         scores: Nested mapping, name of a predictor (``stitched``, ``identity``, ``mean_only``, ``target``, ``chance``)
             -> name of a figure (``accuracy``, ``relative_accuracy``, …) -> :class:`Score`.
 
@@ -42,6 +45,7 @@ class Evaluation(Result):
     n: int
     data: str
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    fitted_share: float | None = None
 
     def __getitem__(self, figure: str) -> Score:
         """Return a figure of the stitched model, e.g. ``evaluation["relative_accuracy"]``."""
@@ -72,7 +76,7 @@ class Evaluation(Result):
         table = Table(
             "predictor",
             *(f.replace("_", " ") for f in figures),
-            title=f"{self.n} held-out samples, 95% intervals over samples",
+            title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
         )
         for who, row in self.scores.items():
             table.add_row(

@@ -13,6 +13,7 @@ from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.parents import CHANGED
+from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
@@ -208,7 +209,7 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     if not metrics:
         return []
-    dataset = {"type": HELD_OUT, "name": f"{scores['n']} held-out samples", "args": {"fingerprint": scores["data"]}}
+    dataset = {"type": HELD_OUT, "name": _samples(scores), "args": {"fingerprint": scores["data"]}}
     return [{"task": {"type": scores["task"]}, "dataset": dataset, "metrics": metrics}]
 
 
@@ -256,7 +257,7 @@ def _headline(scores: Mapping[str, Any]) -> str:
     level = [names.get(who, _plain(who)) for who in others if who != "target" and not _beats(own, others[who], figure)]
     warning = f" **It is not shown to be better than: {', '.join(level)}.**" if level else ""
     compared = f" (for comparison: {compared})" if compared else ""
-    return f"Its {figure.replace('_', ' ')} on {scores['n']} held-out samples is **{_cell(own)}**{compared}.{warning}"
+    return f"Its {figure.replace('_', ' ')} on {_samples(scores)} is **{_cell(own)}**{compared}.{warning}"
 
 
 def _beats(own: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> bool:
@@ -311,12 +312,16 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     figures = list(dict.fromkeys(figure for row in table.values() for figure in row))
     return {
         "figures": [figure.replace("_", " ") for figure in figures],
-        "scored_on": f"On {scores['n']} held-out samples (`{_plain(scores['data'])}`):" if table else "",
+        "scored_on": f"On {_samples(scores)} (`{_plain(scores['data'])}`):" if table else "",
         "scores": {
             f"**{who}**" if who == "stitched" else _plain(who): [_cell(row.get(figure)) for figure in figures]
             for who, row in table.items()
         },
     }
+
+
+def _samples(scores: Mapping[str, Any]) -> str:
+    return held_out(scores["n"], _number(scores.get("fitted_share")))
 
 
 def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -59,6 +59,8 @@ def _evaluation(found: Description) -> Evaluation | None:
 
 
 def _table(place: str, found: Description) -> Table:
+    from hf_stitch.data.overlap import FITTED
+
     record, body, (width, other) = _record(found), found.body, found.widths
     table = Table("", "", title=f"{place}: a {record['kind']}", title_justify="left", show_header=False)
     for side in ("source", "target"):
@@ -71,6 +73,7 @@ def _table(place: str, found: Description) -> Table:
         "stitching layer", f"{body['name']}, {width} → {other}; {_pairs(body.get('fitted') or {})}".strip("; ")
     )
     matcher = dict(recipe.pop("matcher", None) or {})
+    recipe.pop(FITTED, None)
     table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
     for key, value in recipe.items():
         table.add_row(key.replace("_", " "), _pairs(value) if isinstance(value, dict) else str(value))

@@ -10,6 +10,7 @@ import numpy as np
 from PIL.Image import fromarray
 
 from hf_stitch.data.samples import Samples
+from hf_stitch.hub import explained
 
 if TYPE_CHECKING:
     import datasets
@@ -31,7 +32,9 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         The split, as a ``datasets.Dataset``.
 
     Raises:
-        FileNotFoundError: The data set does not exist, or the Hub is not available.
+        FileNotFoundError: The data set does not exist.
+        PermissionError: It is gated, or the token may not read it.
+        ConnectionError: The Hub is not available.
         ValueError: The split does not exist, or there are several and none was named.
 
     Example:
@@ -53,9 +56,13 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
     try:
         found = load_dataset(*arguments, split=split)
     except OSError as error:
+        failure = f"cannot read the data set {'/'.join(arguments)}"
+        found = explained(failure, error)
+        if isinstance(found, (PermissionError, ConnectionError)):
+            raise found from error
         raise FileNotFoundError(
-            f"cannot read the data set {'/'.join(arguments)}: {error}. Check its name, or set data_dir "
-            f"(--data-dir) to a folder that contains {source.split('/')[-1]}/<split>.parquet"
+            f"{failure}: {error}. Check its name, or set data_dir (--data-dir) to a folder that contains "
+            f"{source.split('/')[-1]}/<split>.parquet"
         ) from error
     return found if isinstance(found, Dataset) else _pick_split(found, source, split)
 

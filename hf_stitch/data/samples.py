@@ -217,6 +217,18 @@ class Samples:
                     digest.update(content)
         return f"sha256:{digest.hexdigest()}"
 
+    @cached_property
+    def content_hashes(self) -> list[bytes]:
+        """SHA-256 of the content of every sample, without id and label, in order. All data are read once."""
+        hashes = []
+        for start in range(0, len(self), CHUNK):
+            for contents in self._source.contents(self._positions[start : start + CHUNK]):
+                digest = hashlib.sha256(repr((self.modality, *map(len, contents))).encode())
+                for content in contents:
+                    digest.update(content)
+                hashes.append(digest.digest())
+        return hashes
+
     def select(self, indices: Iterable[int]) -> Samples:
         """Return the samples at some positions, in the given order.
 

@@ -21,7 +21,10 @@ from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.workflows._evaluate import evaluate
+from hf_stitch.workflows._evaluate import evaluate, fitted_share
+
+MOST_FITTED = 0.05
+"""Maximum share of samples to which the stitching layer was fitted; data sets contain duplicates."""
 
 Parts = Mapping[str, tuple[Tensor, Tensor, Tensor]]
 """Part of a stitching layer -> stitched rows, the target's rows, and for each row the index of its sample."""
@@ -85,7 +88,8 @@ def audit(
         relative ``residual``.
 
     Raises:
-        ValueError: If ``min_relative_accuracy`` is out of range, or the model has no head; in all cases in which
+        ValueError: If ``min_relative_accuracy`` is out of range, the model has no head, or the stitching layer was
+            fitted to more than 5% of the samples; in all cases in which
             :func:`hf_stitch.evaluate` raises it; if the rows of source and target do not correspond under the pooling;
             or if there are too few samples for moments of this width.
 
@@ -108,6 +112,11 @@ def audit(
     pooling = pooling or stitched.stitch.pooling
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head, so it cannot be scored; stitch with a task")
+    if (fitted := fitted_share(stitched, samples) or 0) > MOST_FITTED:
+        raise ValueError(
+            f"the stitching layer was fitted to {fitted:.1%} of these samples, on which an audit shows nothing; pass "
+            "samples that it was not fitted to"
+        )
     options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress}
     found = _collect(samples, others, partial(_stitched_rows, stitched, whole, pooling), **options)
     seen = None if train_data is None else Samples.of(train_data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.scoring import Answers, Array, answers, as_score, check_place, figures_of, reference
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.stitches import StitchingLayer
 
 
@@ -46,7 +48,8 @@ def evaluate(
     Args:
         stitched: The stitched model. It must have a head.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
-            :meth:`hf_stitch.Samples.of` accepts.
+            :meth:`hf_stitch.Samples.of` accepts. Samples that it was fitted to are recognised by their content; a
+            warning and the result state their share.
         target: The whole target network. Default: the network from which the model was made, or the one that its config
             names. After :func:`hf_stitch.swap`, this can also be the stitched model with its original encoder.
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
@@ -96,9 +99,30 @@ def evaluate(
         batch_size=batch_size,
         progress=progress,
     )
+    fitted = fitted_share(stitched, samples)
+    if fitted:
+        warnings.warn(
+            f"the stitching layer was fitted to {fitted:.1%} of these samples: the scores are too good; pass "
+            "samples that it was not fitted to",
+            stacklevel=2,
+        )
     drawn = figures_of(_with_chance(found, str(stitched.task)), str(stitched.task), resamples=resamples, seed=seed)
     scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-    return Evaluation(str(stitched.task), len(samples), samples.fingerprint, scores)
+    return Evaluation(str(stitched.task), len(samples), samples.fingerprint, scores, fitted)
+
+
+def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
+    """Return the share of samples to which the stitching layer of a model was fitted.
+
+    Args:
+        stitched: The stitched model.
+        samples: The samples; they are recognised by their content.
+
+    Returns:
+        From 0 to 1; ``None`` if the recipe of the model does not record the samples.
+    """
+    recorded = (stitched.config.recipe or {}).get(FITTED)
+    return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
 
 
 def _with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:

@@ -15,6 +15,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples, check_same_order
+from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.provenance import versions
@@ -157,6 +158,8 @@ def stitch(
     if isinstance(fitted_by, TrainedMatcher):
         stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
     stitched.config.stitch = stitched.stitch.to_dict()
+    if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
+        stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(train).to_dict()}
     if task is not None:
         stitched.evaluation = evaluate(
             stitched, test, target=b, paired_data=other_test, batch_size=batch_size, seed=seed, progress=progress
@@ -168,7 +171,7 @@ def stitch(
 def _name_classes(stitched: StitchedModel, samples: Samples) -> None:
     """Take the names of the classes from the data if the target has none, as networks of timm and of user code."""
     names, config = samples.label_names, stitched.config
-    generic = all(name == f"LABEL_{index}" for index, name in config.id2label.items())
+    generic = all(name == f"LABEL_{index}" for index, name in (config.id2label or {}).items())
     if stitched.task in CLASSIFIES and names and generic and len(names) == config.num_labels:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: index for index, name in enumerate(names)}

@@ -418,5 +418,5 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
     other = AnchorSet.of(anchors).encode(a, "layer4.0", anchors)
     other.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"anchors\.json was changed since it was saved"):
+    with pytest.raises(ValueError, match=r"anchors\.json was changed since config\.json was saved"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path)

@@ -1,0 +1,118 @@
+"""Whether samples were among those that a stitching layer was fitted to, found by their content."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_stitch.data.samples import Samples
+
+FITTED = "fitted_samples"
+"""Key of the sketch of the fitted samples in a recipe."""
+
+SIZE = 1024
+"""Maximum number of hashes in a sketch."""
+
+WIDTH = 6
+"""Bytes of a hash: two of a million different samples have the same one with a probability below 1%."""
+
+
+@dataclass(frozen=True)
+class ContentSketch:
+    """The smallest hashes of the contents of samples: enough to recognise them later, in at most eight kilobytes.
+
+    Ids are positions by default and identify nothing, so contents are compared. All samples are recognised if there are
+    at most :data:`SIZE`. Of more, those with the smallest hashes are recognised, and shares are estimates (the bottom-k
+    sketch of Broder 1997).
+
+    Attributes:
+        n: Number of samples.
+        hashes: The smallest hashes, sorted: ``(min(n, SIZE),)`` uint64; fewer if contents repeat.
+
+    Example:
+        >>> fitted = ContentSketch.of(Samples.of(["good", "bad", "fine"]))
+        >>> fitted.share(Samples.of(["fine", "new"]))
+        0.5
+    """
+
+    n: int
+    hashes: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, samples: Samples) -> Self:
+        """Create the sketch of samples.
+
+        Args:
+            samples: The samples; their contents are read once.
+
+        Returns:
+            The sketch.
+        """
+        return cls(len(samples), np.unique(_hashes(samples))[:SIZE])
+
+    def share(self, samples: Samples) -> float:
+        """Return the share of samples whose contents are among the sketched ones.
+
+        Args:
+            samples: Other samples.
+
+        Returns:
+            From 0 to 1. Exact if at most :data:`SIZE` samples are sketched.
+        """
+        hashes = _hashes(samples)
+        if len(self.hashes) == SIZE:  # larger hashes are unknown
+            hashes = hashes[hashes <= self.hashes[-1]]
+        return float(np.isin(hashes, self.hashes).mean()) if len(hashes) else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        packed = self.hashes.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - WIDTH :].tobytes()
+        return {"n": self.n, "hashes": base64.b64encode(packed).decode()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Create a sketch from the output of :meth:`to_dict`.
+
+        Args:
+            record: JSON values.
+
+        Returns:
+            The sketch.
+
+        Raises:
+            ValueError: If the values are no sketch.
+        """
+        try:
+            packed = np.frombuffer(base64.b64decode(record["hashes"], validate=True), np.uint8).reshape(-1, WIDTH)
+            wide = np.pad(packed, ((0, 0), (8 - WIDTH, 0)))
+            return cls(int(record["n"]), np.ascontiguousarray(wide).view(">u8")[:, 0].astype(np.uint64)[:SIZE])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no record of fitted samples: {error}") from error
+
+
+def held_out(n: int, fitted_share: float | None) -> str:
+    """Describe the samples of an evaluation: held-out, or used for fitting.
+
+    Args:
+        n: Number of samples.
+        fitted_share: Share of them to which the stitching layer was fitted; ``None`` if unknown.
+
+    Returns:
+        A phrase for titles and model cards.
+
+    Example:
+        >>> held_out(300, 0.0), held_out(300, 1.0)
+        ('300 held-out samples', '300 samples, 100% of them used for fitting')
+    """
+    if not fitted_share:
+        return f"{n} held-out samples"
+    return f"{n} samples, {max(fitted_share, 0.01):.0%} of them used for fitting"
+
+
+def _hashes(samples: Samples) -> NDArray[np.uint64]:
+    return np.array([int.from_bytes(hashed[:WIDTH]) for hashed in samples.content_hashes], np.uint64)
