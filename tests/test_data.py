@@ -83,8 +83,11 @@ def test_a_column_named_as_id_is_no_candidate_for_the_text():
 
 def test_several_label_columns():
     data = images(fine=(datasets.ClassLabel(num_classes=9), [8] * 6))
-    with pytest.raises(ValueError, match="could be the labels: 'label', 'fine'; pass one as label="):
-        Samples.of(data)
+    undecided = Samples.of(data)
+    assert shades(undecided.split(2)[1]) and undecided.fingerprint  # neither needs labels
+    message = r"could be the labels: 'label', 'fine'; choose one with Samples.of\(data, label='label'\), or --label"
+    with pytest.raises(ValueError, match=message):
+        undecided.labels  # noqa: B018
     assert Samples.of(data, label="fine").num_classes == 9
 
 

@@ -321,7 +321,8 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samples(scores: Mapping[str, Any]) -> str:
-    return held_out(scores["n"], _number(scores.get("fitted_share")))
+    share = scores.get("fitted_share")
+    return held_out(scores["n"], None if share is None else _number(share))
 
 
 def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

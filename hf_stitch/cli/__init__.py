@@ -5,6 +5,7 @@ Commands import torch, transformers and timm when they run, so that ``--help`` s
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -17,17 +18,23 @@ __all__ = ["app", "main"]
 
 
 class _ErrorGroup(TyperGroup):
-    """A command group that prints an error as one line, or as a traceback with ``--debug``."""
+    """A command group that prints warnings and errors as one line; an error as a traceback with ``--debug``."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning  # type: ignore[assignment]  # by position, as warnings calls it
+                return super().invoke(ctx)
         except (ValueError, OSError, ImportError) as error:
             if ctx.params["debug"]:
                 raise
             message = " ".join(str(error).split()) or type(error).__name__
             typer.secho(f"error: {message}", fg="red", err=True)
             raise typer.Exit(1) from error
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    typer.secho(f"warning: {' '.join(str(message).split())}", fg="yellow", err=True)
 
 
 app = typer.Typer(cls=_ErrorGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)

@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
+from hf_stitch.cli.options import (
+    AsJson,
+    BatchSize,
+    Count,
+    Data,
+    DataDir,
+    Image,
+    Label,
+    Seed,
+    Split,
+    Task,
+    Text,
+    TextPair,
+    read_samples,
+)
 from hf_stitch.cli.output import Output
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
@@ -43,7 +57,11 @@ def compare(
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 64,
+    label: Label = None,
+    text: Text = None,
+    text_pair: TextPair = None,
+    image: Image = None,
+    batch_size: BatchSize = 64,
     plan: Annotated[bool, typer.Option("--plan", help="Estimate memory, files and time, then stop.")] = False,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
@@ -55,7 +73,8 @@ def compare(
     """Compare every layer of one network with every layer of another, in one pass over the data."""
     output = Output(json)
     metrics = [_metric(text) for text in metric or ["linear_cka"]]
-    read = read_samples(data, data_dir, split, samples, seed)
+    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.processes import Processes

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, read_samples
+from hf_stitch.cli.options import (
+    AsJson,
+    BatchSize,
+    Count,
+    Data,
+    DataDir,
+    Image,
+    Label,
+    Seed,
+    Split,
+    Text,
+    TextPair,
+    read_samples,
+)
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
@@ -35,6 +48,11 @@ def evaluate(
     train_split: Annotated[
         str | None, typer.Option(help="With --audit: the split that the target was trained on, used as a control.")
     ] = None,
+    label: Label = None,
+    text: Text = None,
+    text_pair: TextPair = None,
+    image: Image = None,
+    batch_size: BatchSize = 64,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
@@ -42,24 +60,19 @@ def evaluate(
     if train_split is not None and not audit:
         raise typer.BadParameter("requires --audit", param_hint="--train-split")
     output = Output(json)
-    read = read_samples(data, data_dir, split, samples, seed)
+    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
     stitched = _load(model, source, target)
 
     import hf_stitch
 
-    if read.fingerprint == (stitched.config.recipe or {}).get("data"):
-        typer.secho(
-            "warning: the stitching layer was fitted on some of these samples; evaluate it on others",
-            fg="yellow",
-            err=True,
-        )
     found: Audit | Evaluation
     whole = None if stitched.parents else target
     if audit:
-        train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed)
-        found = hf_stitch.audit(stitched, read, target=whole, train_data=train, seed=seed)
+        train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed, **columns)
+        found = hf_stitch.audit(stitched, read, target=whole, train_data=train, batch_size=batch_size, seed=seed)
     else:
-        found = hf_stitch.evaluate(stitched, read, target=whole, seed=seed)
+        found = hf_stitch.evaluate(stitched, read, target=whole, batch_size=batch_size, seed=seed)
     output.show(found)
     output.record(found.to_dict())
 

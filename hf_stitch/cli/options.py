@@ -19,13 +19,20 @@ Split = Annotated[str | None, typer.Option(help="Split of the data set. Optional
 Count = Annotated[
     int | None, typer.Option("--max-samples", min=1, help="Number of samples, drawn at random. [default: all]")
 ]
+Label = Annotated[str | None, typer.Option(help="Column of the labels. [default: found by its type or name]")]
+Text = Annotated[str | None, typer.Option(help="Column of the texts. [default: found by its type]")]
+TextPair = Annotated[str | None, typer.Option(help="Column of the second texts, for pairs. Requires --text.")]
+Image = Annotated[str | None, typer.Option(help="Column of the images. [default: found by its type]")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per forward pass.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 Task = Annotated[
     str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")
 ]
 
 
-def read_samples(data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int) -> Samples:
+def read_samples(
+    data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int, **columns: str | None
+) -> Samples:
     """Read the samples that the command line options select.
 
     Args:
@@ -34,6 +41,7 @@ def read_samples(data: str, data_dir: Path | None, split: str | None, count: int
         split: Split of the data set. ``None``: the only one.
         count: Number of samples, drawn with stratification by class. ``None``: all.
         seed: Seed of the draw.
+        **columns: Columns of the data set by role (``label``, ``text``, ``text_pair``, ``image``). ``None``: found.
 
     Returns:
         The samples.
@@ -44,7 +52,7 @@ def read_samples(data: str, data_dir: Path | None, split: str | None, count: int
     """
     from hf_stitch.data import Samples, read_data
 
-    return draw(Samples.of(read_data(data, data_dir=data_dir, split=split)), count, seed, data)
+    return draw(Samples.of(read_data(data, data_dir=data_dir, split=split), **columns), count, seed, data)
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:

@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Count, Data, DataDir, Seed, Split, Task, read_samples
+from hf_stitch.cli.options import (
+    AsJson,
+    BatchSize,
+    Count,
+    Data,
+    DataDir,
+    Image,
+    Label,
+    Seed,
+    Split,
+    Task,
+    Text,
+    TextPair,
+    read_samples,
+)
 from hf_stitch.cli.output import Output, as_json
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
@@ -43,6 +57,11 @@ def stitch(
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
+    label: Label = None,
+    text: Text = None,
+    text_pair: TextPair = None,
+    image: Image = None,
+    batch_size: BatchSize = 64,
     test_size: Annotated[
         float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
     ] = 0.2,
@@ -56,14 +75,15 @@ def stitch(
     chosen = check_pooling(pooling)
     fitted_by = matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
-    read = read_samples(data, data_dir, split, samples, seed)
+    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
     stitched = hf_stitch.stitch(
         networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
-        pooling=chosen, test_size=held_out, seed=seed,
+        pooling=chosen, test_size=held_out, batch_size=batch_size, seed=seed,
     )  # fmt: skip
     saved = save(stitched, out)
     output.show(stitched.evaluation or f"not scored: {target} has no head")

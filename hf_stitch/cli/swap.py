@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Data, DataDir, Seed, Split, Task, draw, read_samples
+from hf_stitch.cli.options import (
+    AsJson,
+    BatchSize,
+    Data,
+    DataDir,
+    Image,
+    Label,
+    Seed,
+    Split,
+    Task,
+    Text,
+    TextPair,
+    draw,
+    read_samples,
+)
 from hf_stitch.cli.output import Output
 from hf_stitch.cli.stitch import Matching, check_pooling, matcher_of, save
 
@@ -54,6 +68,11 @@ def swap(
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Number of samples to score on, drawn at random. [default: all]")
     ] = None,
+    label: Label = None,
+    text: Text = None,
+    text_pair: TextPair = None,
+    image: Image = None,
+    batch_size: BatchSize = 64,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -72,8 +91,9 @@ def swap(
         raise typer.BadParameter("requires --matcher", param_hint="--option")
     found_by = None if matcher is None else matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
-    read = read_samples(data, data_dir, split, None, seed)
-    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed)
+    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
+    read = read_samples(data, data_dir, split, None, seed, **columns)
+    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed, **columns)
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.relative import AnchorSet, select_anchors
@@ -90,7 +110,7 @@ def swap(
     read = _without(read, known)
     swapped = hf_stitch.swap(
         whole, new, chosen, encoder_layer=encoder_layer, target_layer=target_layer, pooling=chosen_pooling,
-        matcher=found_by, data=draw(read, max_samples, seed, data), seed=seed,
+        matcher=found_by, data=draw(read, max_samples, seed, data), batch_size=batch_size, seed=seed,
     )  # fmt: skip
     saved = save(swapped, out)
     output.show(swapped.evaluation)

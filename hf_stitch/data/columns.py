@@ -91,12 +91,9 @@ def find_samples(
     return cast(Modality, kind), (name,)
 
 
-def find_label(kinds: Mapping[str, str], taken: Iterable[Any]) -> str | None:
-    """The only column that can contain labels, or None."""
+def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:
+    """The columns that can contain the labels; with several, the user must choose before labels are read."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
     # A label column may have gaps; reading the labels raises an error that names the sample.
     integers = [name for name in ("label", "labels") if "integer" in kinds.get(name, "") and name not in taken]
-    candidates = classes or integers
-    if len(candidates) > 1:
-        raise ValueError(f"several columns could be the labels: {', '.join(map(repr, candidates))}; pass one as label=")
-    return candidates[0] if candidates else None
+    return classes or integers

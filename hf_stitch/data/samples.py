@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch.data.columns import Modality, check_named, find_label, find_samples
+from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
 
@@ -124,8 +124,9 @@ class Samples:
             The samples, in the order of the data.
 
         Raises:
-            ValueError: The data is empty, several columns are possible (the message lists them), a named column does
-                not exist or has the wrong type, or ids repeat.
+            ValueError: The data is empty, several columns of samples are possible (the message lists them; several
+                columns of labels raise an error when labels are read), a named column does not exist or has the wrong
+                type, or ids repeat.
             TypeError: The type of the data is not supported, a label is not an integer, or an id is neither an integer
                 nor a text.
         """
@@ -140,12 +141,13 @@ class Samples:
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
         modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
-        if label is None:
-            label = find_label(table.kinds, taken=named)
+        found = [] if label is not None else find_labels(table.kinds, taken=named)
+        if len(found) == 1:
+            label = found.pop()
         ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
         labels = None if label is None else list(map(as_label, values_of(table, "label", label), ids))
         names = table.classes(label) if isinstance(label, str) else None
-        return cls(Source(table, modality, columns, ids, labels, names), range(len(table)))
+        return cls(Source(table, modality, columns, ids, labels, names, found), range(len(table)))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -171,8 +173,14 @@ class Samples:
         """The label of every sample, in order; None if the data has no labels.
 
         Raises:
-            ValueError: The label of a sample is missing (None, -1) or out of range; the message names the sample.
+            ValueError: The label of a sample is missing (None, -1) or out of range (the message names the sample), or
+                several columns of the data could contain the labels.
         """
+        if several := self._source.undecided:
+            raise ValueError(
+                f"several columns could be the labels: {', '.join(map(repr, several))}; choose one with "
+                f"Samples.of(data, label={several[0]!r}), or --label {several[0]} on the command line"
+            )
         if self._source.labels is None:
             return None
         labels = []

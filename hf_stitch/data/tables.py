@@ -119,6 +119,8 @@ class Source:
     ids: Sequence[Id]
     labels: list[int | None] | None
     label_names: tuple[str, ...] | None
+    undecided: Sequence[str] = ()
+    """Columns of which each could contain the labels."""
 
     @cached_property
     def num_classes(self) -> int | None:

@@ -174,11 +174,13 @@ def test_evaluate_scores_both_artefacts_the_same(
 
 def test_evaluate_runs_an_audit(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
     arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits")
-    result = run(*arguments, "--split", "test", "--max-samples", 300, "--audit", "--train-split", "train", "--json")
+    result = run(*arguments, "--split", "train", "--max-samples", 300, "--audit", "--train-split", "test", "--json")
     record, shown = json.loads(result.stdout), result.stderr
     assert record["evaluation"]["n"] == 300
     assert record["control"] is not None and record["distributions"]["body"]["control"] is not None
     assert record["verdict"] in " ".join(shown.split()) and "compensated" in shown and "mean_only" in shown
+    fitted = run(*arguments, "--split", "test", "--max-samples", 300, "--audit")
+    assert fitted.exit_code == 1 and "on which an audit shows nothing" in " ".join(fitted.stderr.split())
     refused = run(*arguments, "--split", "test", "--train-split", "train")
     assert refused.exit_code == 2 and "--audit" in refused.stderr
 
@@ -187,8 +189,8 @@ def test_evaluate_warns_about_samples_used_for_fitting(
     stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
 ) -> None:
     arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split")
-    assert "was fitted on some of these" in run(*arguments, "test", "--max-samples", 120).stderr
-    assert "was fitted on some of these" not in run(*arguments, "train", "--max-samples", 20).stderr
+    assert "was fitted to" in run(*arguments, "test", "--max-samples", 120).stderr
+    assert "was fitted to" not in run(*arguments, "train", "--max-samples", 20).stderr
 
 
 def test_evaluate_requires_networks_from_local_folders(stitched: tuple[Path, dict[str, Any]]) -> None:
