@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -71,7 +71,7 @@ def download(repo_id: str, *, files: list[str], **options: Unpack[DownloadOption
 
     Raises:
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if files are not
-            cached and the Hub is not available.
+            cached and the Hub may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
         ConnectionError: If the Hub is not available, or the connection broke.
         OSError: If the Hub returns another error.
@@ -177,46 +177,123 @@ def _read(api: HfApi, repo_id: str, name: str, commit: str) -> str:
     return Path(api.hf_hub_download(repo_id, name, revision=commit)).read_bytes().decode("utf-8-sig")
 
 
+def explained(failure: str, error: BaseException) -> OSError | None:
+    """Find the error of the Hub client behind an error, and turn it into a built-in exception with advice.
+
+    Libraries wrap errors of the client in their own, so the causes and contexts of the error are searched too.
+
+    Args:
+        failure: What failed, for the message.
+        error: The error that was raised.
+
+    Returns:
+        ``PermissionError`` if the Hub refused access (statuses 401 and 403, gated models), ``FileNotFoundError`` if it
+        has no such model, revision or file (404), or files are not cached and it was not contacted,
+        ``ConnectionError`` if it is not available (429, 5xx, no response), ``OSError`` for other statuses; ``None`` if
+        the client raised no error.
+
+    Example:
+        >>> from huggingface_hub.errors import LocalTokenNotFoundError
+        >>> error = OSError("cannot load the model")
+        >>> error.__cause__ = LocalTokenNotFoundError()
+        >>> explained("org/name could not be loaded", error)
+        PermissionError('org/name could not be loaded: this machine is not logged in; hf auth login, or pass token=')
+        >>> explained("org/name could not be loaded", OSError("the disk is full")) is None
+        True
+    """
+    from huggingface_hub import errors
+
+    kinds = (errors.HTTPError, errors.EntryNotFoundError, errors.HFValidationError, errors.LocalTokenNotFoundError)
+    found = [link for link in _chain(error) if isinstance(link, kinds)]
+    if not found or not isinstance(error, (OSError, RuntimeError, *kinds)):
+        return None
+    # A file that is not in the cache hides why the Hub did not send it.
+    cause = next((link for link in found if not isinstance(link, errors.LocalEntryNotFoundError)), found[0])
+    if isinstance(cause, errors.HFValidationError):
+        return FileNotFoundError(
+            f"{failure}: it is neither a folder on this machine nor the id of a model on the Hub, 'owner/name'"
+        )
+    if isinstance(cause, errors.GatedRepoError):
+        return PermissionError(
+            f"{failure}: it is gated; request access on its page, then log in (hf auth login) or pass token="
+        )
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return FileNotFoundError(f"{failure}: it has no such revision; check its branches and commits on the Hub")
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return FileNotFoundError(
+            f"{failure}: the Hub has no such model, or it is private and the token may not see it; check the id, log "
+            "in (hf auth login) or pass token="
+        )
+    if isinstance(cause, errors.LocalEntryNotFoundError):
+        return FileNotFoundError(
+            f"{failure}: it is not in the cache (or not whole), and the Hub was not contacted{_reason(cause)}; connect "
+            "to the network and download it once (local_files_only=False)"
+        )
+    if isinstance(cause, errors.EntryNotFoundError):
+        return FileNotFoundError(f"{failure}: {error}")
+    if isinstance(cause, errors.LocalTokenNotFoundError):
+        return PermissionError(f"{failure}: this machine is not logged in; hf auth login, or pass token=")
+    if isinstance(cause, errors.HfHubHTTPError):
+        return _http_error(failure, cause.response.status_code, cause.server_message)
+    return ConnectionError(
+        f"{failure}: the Hub did not respond, or the connection broke{_reason(cause)}; try again: nothing was left "
+        "half done"
+    )
+
+
+def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[DownloadOptions]) -> OSError | None:
+    """Ask the Hub why it does not send files, for libraries that take any error for a missing file.
+
+    Args:
+        failure: What failed, for the message.
+        repo_id: Id of the model.
+        files: Names of files, of which a model has one at least.
+        **options: See :class:`DownloadOptions`.
+
+    Returns:
+        An exception as from :func:`explained`; ``None`` if the Hub would send a file, or may not be contacted.
+
+    Example:
+        >>> refused("gpt2 could not be loaded", "gpt2", ["model.safetensors"], local_files_only=True) is None
+        True
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    if options.get("local_files_only"):
+        return None
+    for name in files:
+        try:
+            get_hf_file_metadata(
+                hf_hub_url(repo_id, name, revision=options.get("revision")), token=options.get("token")
+            )
+        except errors.EntryNotFoundError:
+            continue
+        except errors.HFValidationError:  # not a model of the Hub
+            return None
+        except Exception as error:
+            return explained(failure, error)
+        return None
+    return FileNotFoundError(
+        f"{failure}: it has neither {' nor '.join(files)}, and files in other formats are not loaded"
+    )
+
+
 @contextmanager
 def _readable_errors(failure: str) -> Iterator[None]:
     """Translate errors of the Hub client into built-in exceptions with advice."""
-    from huggingface_hub import errors
-
     try:
         yield
-    except errors.HFValidationError as error:
-        raise FileNotFoundError(
-            f"{failure}: it is neither a folder on this machine nor the id of a model on the Hub, 'owner/name'"
-        ) from error
-    except errors.GatedRepoError as error:
-        raise PermissionError(
-            f"{failure}: it is gated; request access on its page, then log in (hf auth login) or pass token="
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(
-            f"{failure}: it has no such revision; check its branches and commits on the Hub"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"{failure}: the Hub has no such model, or it is private and the token may not see it; check the id, log "
-            "in (hf auth login) or pass token="
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise FileNotFoundError(
-            f"{failure}: it is not in the cache (or not whole), and the Hub was not contacted or did not respond"
-            f"{_reason(error)}; connect to the network and download it once (local_files_only=False)"
-        ) from error
-    except errors.HfHubHTTPError as error:
-        raise _http_error(failure, error.response.status_code, error.server_message) from error
-    except errors.LocalTokenNotFoundError as error:
-        raise PermissionError(f"{failure}: this machine is not logged in; hf auth login, or pass token=") from error
-    except (errors.HTTPError, RuntimeError) as error:  # RuntimeError is raised for large files
+    except RuntimeError as error:  # raised for large files
         raise ConnectionError(
             f"{failure}: the connection broke, or the upload was refused{_reason(error)}; try again: nothing was left "
             "half done"
         ) from error
-    except OSError as error:
-        raise OSError(f"{failure}: {error}") from error
+    except Exception as error:
+        if (found := explained(failure, error)) is not None:
+            raise found from error
+        if isinstance(error, OSError):
+            raise OSError(f"{failure}: {error}") from error
+        raise
 
 
 def _http_error(failure: str, status: int, message: str | None) -> OSError:
@@ -225,18 +302,28 @@ def _http_error(failure: str, status: int, message: str | None) -> OSError:
     kind: type[OSError]
     if status in (401, 403):
         kind, advice = PermissionError, f"the token may not do this{words}; log in (hf auth login) or pass token="
+    elif status == 404:
+        kind, advice = FileNotFoundError, f"the Hub has no such model or file{words}; check the id and the revision"
     elif status in (409, 412):
         kind, advice = OSError, f"it changed while it was written{words}; check the changes and push again"
-    elif status >= 500 or status == 429:
+    elif status == 429:
+        kind, advice = ConnectionError, f"too many requests, status 429{words}; log in (hf auth login), or wait"
+    elif status >= 500:
         kind, advice = ConnectionError, f"the Hub returned status {status}{words}; try again later"
     else:
         kind, advice = OSError, f"the Hub returned status {status}{words}"
     return kind(f"{failure}: {advice}")
 
 
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Iterate over an error and those that caused it, or that were handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def _reason(error: BaseException) -> str:
     """Return the class and first line of the root cause of an error."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    *_, error = _chain(error)
     lines = str(error).strip().splitlines()
     return f" ({type(error).__name__}: {lines[0]})" if lines else f" ({type(error).__name__})"

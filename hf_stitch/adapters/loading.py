@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
+
+from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
@@ -49,8 +54,13 @@ def load(
         The adapter.
 
     Raises:
-        ValueError: If the model cannot be found or does not run on the inputs.
+        ValueError: If timm has no such architecture, weights are damaged (the message names the file), or the model
+            does not run on the inputs.
         TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one.
+        FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
+            cached and the Hub may not be contacted.
+        PermissionError: If the model is gated, or the token may not read it.
+        ConnectionError: If the Hub is not available, or the connection broke.
 
     Example:
         >>> import hf_stitch
@@ -64,7 +74,13 @@ def load(
     given = {name: value for name, value in chosen.items() if value is not None}
     if isinstance(model, str):
         reference = ModelReference.parse(model, task=task, **options)
-        loaded: Adapter = registries.adapters.get(reference.library).load(reference, **given, **options)
+        kind = registries.adapters.get(reference.library)
+        try:
+            loaded: Adapter = kind.load(reference, **given, **options)
+        except Exception as error:
+            if (found := _explained(reference, options, error)) is None:
+                raise
+            raise found from error
         return loaded
     if options:
         raise TypeError(
@@ -75,6 +91,40 @@ def load(
     kind = _serving(module)
     with alone(module):
         return kind.of(module, ModelReference(id=kind.origin(module), library=kind.library, task=task), **given)
+
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""Files with the weights of a network, or with the names of their shards."""
+
+
+def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exception) -> Exception | None:
+    """Return an error that says why the files of a network could not be read; ``None`` if there was another reason."""
+    failure, place = f"{reference} could not be loaded", str(reference.id)
+    access: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
+    access["revision"] = reference.revision
+    if isinstance(error, SafetensorError):
+        folder = Path(place)
+        if not reference.is_local:
+            with suppress(OSError):
+                folder = hub.download(place, files=["*.safetensors"], **{**access, "local_files_only": True})
+        files = ", ".join(str(file) for file in sorted(folder.glob("*.safetensors")) if _is_damaged(file))
+        return ValueError(
+            f"{failure}: {files or 'a file of weights'} is damaged ({error}); restore it, or load it from the Hub "
+            "again with force_download=True"
+        )
+    found = hub.explained(failure, error)
+    elsewhere = reference.is_local or any(name in options for name in ("pretrained", "subfolder", "variant"))
+    if found is None and type(error) is OSError and not elsewhere:
+        return hub.refused(failure, place, WEIGHTS, **access)
+    return found
+
+
+def _is_damaged(file: Path) -> bool:
+    try:
+        with safe_open(file, "np"):
+            return False
+    except SafetensorError:
+        return True
 
 
 def _serving(model: Any) -> type[Adapter]:

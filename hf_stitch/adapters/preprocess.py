@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,13 @@ from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
 from hf_stitch.data.samples import ids_of
+from hf_stitch.hub import DownloadOptions, explained, refused
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
+
+PROCESSORS = {"input_ids": ("tokenizer.json", "tokenizer_config.json"), "pixel_values": ("preprocessor_config.json",)}
+"""Main input of a model -> files of its processor on the Hub, of which one at least is there."""
 
 
 def preprocess(
@@ -202,8 +207,12 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
         hub: Loading options.
 
     Returns:
-        The processor. ``None``, with a warning that gives the reason, if it cannot be loaded; ``None`` without a
-        warning for models that take neither texts nor images.
+        The processor. ``None``, with a warning that gives the reason, if there is none; ``None`` without a warning for
+        models that take neither texts nor images.
+
+    Raises:
+        PermissionError: If the Hub refuses its files.
+        ConnectionError: If the Hub is not available.
 
     Example:
         >>> load_processor("org/name", "input_values", {}) is None
@@ -214,13 +223,20 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     if main_input not in ("input_ids", "pixel_values"):
         return None
     kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
+    cause: Exception | None = None
     try:
         found = kind.from_pretrained(place, **hub)
         if main_input != "input_ids" or len(found.get_vocab()) > len(found.all_special_tokens):
             return found
         reason = "its vocabulary is empty"  # the result of transformers if a file is missing
     except (OSError, ValueError, KeyError) as error:  # raised for a repository without a processor
-        reason = str(error).strip().splitlines()[0]
+        cause, reason = error, str(error).strip().splitlines()[0]
+    if not Path(place).is_dir():  # transformers takes a file that the Hub refuses for missing
+        access: Any = {key: hub[key] for key in DownloadOptions.__annotations__ if key in hub}
+        failure = f"the processor of {place} could not be loaded"
+        refusal = (cause and explained(failure, cause)) or refused(failure, place, PROCESSORS[main_input], **access)
+        if isinstance(refusal, (PermissionError, ConnectionError)):
+            raise refusal from cause
     warnings.warn(
         f"{place} has no {kind.__name__[4:]} ({reason}): pass processor= to hf_stitch.load to use raw samples",
         stacklevel=4,

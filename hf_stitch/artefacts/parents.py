@@ -104,8 +104,9 @@ def _named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> 
         return load_recorded(reference, **options)
     except OSError as error:
         kind = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
+        reason = str(error).removeprefix(f"{reference} could not be loaded: ")
         raise kind(
-            f"the {side} {reference} could not be loaded: {error}\nIf it was renamed or its history was rewritten, "
+            f"the {side} {reference} could not be loaded: {reason}\nIf it was renamed or its history was rewritten, "
             f"pass it as Stitcher.attach({side}=…); its weights are compared with those that the stitch was fitted to"
         ) from error
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # raised by the library of the network

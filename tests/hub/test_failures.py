@@ -141,7 +141,7 @@ def test_a_push_without_permission_is_reported(hub: Hub, model: StitchedModel, m
 @pytest.mark.parametrize(
     ("words", "how", "error", "message"),
     [
-        (("/revision/",), {"status": 500}, FileNotFoundError, "not in the cache .* connect"),
+        (("/revision/",), {"status": 500}, ConnectionError, "the Hub returned status 500 .*; try again later"),
         (("GET /alice", "stitcher.json"), {"status": 403}, PermissionError, "the token may not do this"),
         (("/cdn/",), {"cut": 100}, OSError, "could not be downloaded"),
         (("/cdn/",), {"flip": True}, ValueError, r"was changed since \w+\.json was saved, or is damaged"),
