@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -428,6 +429,25 @@ def test_order_of_two_sides():
         check_same_order(samples, samples.take(2))
     with pytest.raises(ValueError, match="differ first at place 0: id 0 and id '0'"):
         check_same_order([0], ["0"])
+
+
+def test_labels_that_disagree_between_two_sides():
+    """Without ids, samples in another order cannot be noticed otherwise."""
+    texts, labels = list("abcdef"), [0, 1, 2, 2, 1, 1]
+    first, second = Samples.of(texts, label=labels), Samples.of(texts[::-1], label=labels[::-1])
+    with pytest.warns(UserWarning, match=r"^2 of 6 samples .*the first of them 0 \(0 and 1\): .* id=…") as caught:
+        check_same_order(first, second)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=r"^1 of 2 samples .*the first of them 5 \(1 and 0\)"):
+        check_same_order(first.select([1, 5]), second.select([1, 5]))
+    named = [Samples.of(side, label=labels, id=side) for side in (texts, texts[::-1])]
+    with pytest.raises(ValueError, match="They have the same samples in another order"):
+        check_same_order(*named)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_same_order(first, Samples.of(texts[::-1]))  # no labels
+        check_same_order(first, Samples.of(texts, label=[None, 1, -1, 2, 1, 1]))  # unlabelled samples
+        check_same_order(first, Samples.of([text.upper() for text in texts], label=labels))
 
 
 # -- reading data sets -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ class Samples:
             text: Column of the texts.
             text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
             label: Column of the labels, or the labels themselves.
-            id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``.
+            id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``, with
+                which it cannot be noticed that two sides (``paired_data``) are in different orders.
 
         Returns:
             The samples, in the order of the data.
@@ -373,6 +375,9 @@ def paired_batches(
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:
     """Check that two sides contain the same samples in the same order.
 
+    Default ids are positions, which are equal whatever the order of the samples. Labels of two :class:`Samples` that
+    disagree give a warning.
+
     Args:
         a: Samples, or their ids.
         b: Samples, or their ids.
@@ -388,6 +393,8 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
     """
     left, right = (side.ids if isinstance(side, Samples) else tuple(side) for side in (a, b))
     if left == right:
+        if isinstance(a, Samples) and isinstance(b, Samples):
+            _warn_of_other_labels(a, b)
         return
     place = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
     x, y = (f"id {side[place]!r}" if place < len(side) else "no more samples" for side in (left, right))
@@ -396,3 +403,23 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
     else:
         remedy = f"They have different samples ({len(left)} and {len(right)})."
     raise ValueError(f"the two sides differ first at place {place}: {x} and {y}. {remedy}")
+
+
+def _warn_of_other_labels(a: Samples, b: Samples) -> None:
+    """Warn if samples with the same ids have different labels, a sign that the sides are in different orders."""
+    labels = [side._source.labels for side in (a, b)]
+    if labels[0] is None or labels[1] is None:
+        return
+    known = [
+        (id_, labels[0][place], labels[1][other])
+        for id_, place, other in zip(a.ids, a._positions, b._positions, strict=True)
+    ]
+    differ = [(id_, x, y) for id_, x, y in known if x is not None and y is not None and x != y and min(x, y) >= 0]
+    if differ:
+        id_, x, y = differ[0]
+        warnings.warn(
+            f"{len(differ)} of {len(a)} samples have another label on the second side, the first of them {id_!r} ({x} "
+            f"and {y}): is the second side in the same order? Give both sides ids, Samples.of(data, id=…), with which "
+            "the order is checked; if only the numbers of the classes differ, leave out the labels of the second side",
+            stacklevel=4,
+        )

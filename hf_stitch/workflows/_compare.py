@@ -147,7 +147,7 @@ def _sides(
             return (first,)
         # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
         check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else pooling)
-    check_same_order(first.ids, second.ids)
+    check_same_order(*(side.reader.samples if isinstance(side, Network) else side.ids for side in (first, second)))
     return first, second
 
 

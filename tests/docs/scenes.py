@@ -198,6 +198,7 @@ def stitch() -> Namespace:
     )
     return {
         "source": source, "target": target, "dataset": dataset, "train": train, "held_out": held_out, "one": one,
+        "night_dataset": dataset, "names": [f"scene {i}" for i in range(len(dataset))],
         "two": two, "three": three, "gpt2": text_network("gpt2"), "other": text_network("gpt2", 1),
         "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
         "seed_1": hf_stitch.load(cnn(1)), "test": held_out,

@@ -153,6 +153,17 @@ def test_copies_and_casts_run(net: Any, inputs: Any, images: Any) -> None:
     torch.testing.assert_close(double.float(), model(pixel_values=pixels).logits, rtol=1e-3, atol=1e-4)
 
 
+def test_paired_data_in_another_order_are_noticed_by_their_labels(net: Any, images: Any) -> None:
+    a, b = net("cnn"), net("vit", 1)
+    with pytest.warns(UserWarning, match="of 80 samples have another label on the second side, the first of them 0"):
+        stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), paired_data=images[::-1])
+    with pytest.warns(UserWarning, match="of 80 samples have another label on the second side, the first of them 0"):
+        hf_stitch.compare(
+            a, b, images, paired_data=images[::-1], layers_a=[LAYERS["cnn"]], layers_b=[LAYERS["vit"]], pooling="mean",
+            progress=False,
+        )  # fmt: skip
+
+
 def test_paired_data_need_no_labels(net: Any, images: Any) -> None:
     """The paired samples get the split of the source's samples, which are stratified by labels."""
     a, b, layers = net("cnn"), net("vit", 1), (LAYERS["cnn"], LAYERS["vit"])
