@@ -60,7 +60,7 @@ def swap(
         str | None, typer.Option(help="Pooling of activations to one vector per sample: mean, cls, last or flatten.")
     ] = None,
     matcher: Annotated[
-        str | None, typer.Option(help="Matcher for an ordinary head. [default: inverse_relative]")
+        str | None, typer.Option(help="Matcher for an ordinary head. [default: procrustes with scale]")
     ] = None,
     option: Matching = None,
     data_dir: DataDir = None,

@@ -14,7 +14,7 @@ from hf_stitch.papers import MAIORCA_2024, MOSCHELLA_2023, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
-RCOND = 1e-2
+RCOND = 0.1
 """Default threshold, well above the rounding of bfloat16, which is all that a norm leaves in a removed direction."""
 
 
@@ -43,10 +43,10 @@ class InverseRelative(ClosedFormMatcher):
         scale: Whether to rescale the result to the target, by the ratio ``tr Syy / tr Sxx``. Without it, the result is
             wrong by the square of the ratio of both scales, which does not affect a head that normalises its input.
         rcond: Threshold in [0, 1). Directions of y whose singular value is below ``rcond`` times the largest are
-            dropped. None means 1e-2. The components of x in small directions are amplified by the inverse square of the
+            dropped. None means 0.1. The components of x in small directions are amplified by the inverse square of the
             singular value, although encoders agree least where they vary little, and a direction removed by a LayerNorm
-            contains only rounding. Raise it if there are hardly more anchors than features of y; lower it if a few
-            features dominate all others.
+            contains only rounding. With 1e-7, as published, heads of trained networks fail if there are about as many
+            anchors as features. Lower it if a few features dominate all others.
 
     Raises:
         ValueError: If an option is out of its range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,8 @@ from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
 from hf_stitch.workflows._evaluate import evaluate
 
-MATCHER = "inverse_relative"
-BASELINES = ("procrustes",)
+MATCHER, OPTIONS = "procrustes", {"scale": True}
+BASELINES = ("inverse_relative",)
 _Side = Samples | AnchorSet | None
 _Space = tuple[ModelReference, str, Pooling]
 """The latent space that enters a back half: network, layer and pooling."""
@@ -62,9 +63,10 @@ def swap(
     - A relative model (:func:`hf_stitch.relative_model`) keeps its projection; the anchors are replaced by their
       encoding by the new encoder (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
     - In any other network, the new encoder and a map replace everything up to ``target_layer``. ``matcher`` fits the
-      map on the anchors alone, by default as an inverse relative projection (Maiorca et al. 2024). The same holds for
-      an absolute model and for a model that was swapped in this way before. If the encoder of an absolute model was
-      trained together with its head, pass the anchors as samples, because its encoder has to encode them again.
+      map on the anchors alone, by default an orthogonal one (direct translation, Maiorca et al. 2023), which was the
+      best of all closed-form maps at every number of anchors that was measured (docs/how-to/relative.md). The same
+      holds for an absolute model and for a model that was swapped in this way before. If the encoder of an absolute
+      model was trained together with its head, pass the anchors as samples: its encoder has to encode them again.
 
     Args:
         model: The trained head with its current encoder: a stitched model, or a network (an adapter, a module, or a
@@ -83,8 +85,8 @@ def swap(
         pooling: Which vector of the new encoder represents a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
             Default: the pooling of the stitched model, or ``mean`` for a network.
         matcher: The method that fits the map: a name in ``hf_stitch.registries.matchers`` or a matcher object. Default:
-            ``inverse_relative``. Not allowed for a relative model, which needs no map.
-        baselines: Further matchers to score for comparison. Default: ``procrustes`` (direct translation).
+            ``procrustes`` with ``scale=True``. Not allowed for a relative model, which needs no map.
+        baselines: Further matchers to score for comparison. Default: ``inverse_relative``.
         data: Raw samples to score the result on, in the form that the new encoder takes. Classifiers need labels for
             all figures except agreement. Default: no scores.
         paired_data: The same samples in the form that the current encoder takes, if it differs (another language).
@@ -167,7 +169,16 @@ def swap(
         assert stitched is not None
         joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors), {}
     else:
-        joint = _fitted(matcher or MATCHER, new, spec, vectors, entering)
+        found_by = (
+            registries.matchers.build(MATCHER, **OPTIONS) if matcher is None else registries.matchers.build(matcher)
+        )
+        joint = _fitted(found_by, new, spec, vectors, entering)
+        if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
+            warnings.warn(
+                f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost the "
+                "input: use more anchors, or matcher='procrustes'",
+                stacklevel=2,
+            )
         names = BASELINES if baselines is None else baselines
         others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
     if stitched is not None:
@@ -178,7 +189,6 @@ def swap(
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, paired_anchors, new)
     if space is not None:
-        found_by = registries.matchers.build(matcher or MATCHER)
         used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
         swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
     return _scored(swapped, data, original, others, paired_data, batch_size, seed, progress)

@@ -20,13 +20,13 @@ DOUBLE = torch.float64
 
 def test_it_is_the_projection_on_one_side_s_anchors_and_the_pseudo_inverse_of_the_other_s(rows: Rows) -> None:
     x, y = rows.centred
-    stitch = InverseRelative(scale=False).fit(rows.moments, DOUBLE)
+    stitch = InverseRelative(scale=False, rcond=1e-2).fit(rows.moments, DOUBLE)
     relative = RelativeProjection.of(torch.from_numpy(rows.x), "inner", center=True)(torch.from_numpy(rows.x[:20]))
     expected = relative.numpy() @ np.linalg.pinv(y.T) + rows.y.mean(0)
     np.testing.assert_allclose(stitch(torch.from_numpy(rows.x[:20])).detach().numpy(), expected, rtol=1e-8, atol=1e-9)
-    raw = InverseRelative(center=False, scale=False).fit(rows.moments, DOUBLE)
+    raw = InverseRelative(center=False, scale=False, rcond=1e-2).fit(rows.moments, DOUBLE)
     np.testing.assert_allclose(raw.matrix().detach().numpy().T, rows.x.T @ np.linalg.pinv(rows.y.T), atol=1e-9)
-    scaled = InverseRelative().fit(rows.moments, DOUBLE)
+    scaled = InverseRelative(rcond=1e-2).fit(rows.moments, DOUBLE)
     ratio = np.square(y).sum() / np.square(x).sum()
     np.testing.assert_allclose(scaled.matrix().detach().numpy(), ratio * stitch.matrix().detach().numpy(), rtol=1e-8)
 
@@ -34,14 +34,16 @@ def test_it_is_the_projection_on_one_side_s_anchors_and_the_pseudo_inverse_of_th
 def test_anchors_of_length_1_make_the_papers_map_of_cosines(paired: type[Rows]) -> None:
     rows = paired.draw(40, 5, 5)
     unit_x, unit_y = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in rows)
-    stitch = InverseRelative(center=False, scale=False).fit(paired(unit_x, unit_y).moments, DOUBLE)
+    stitch = InverseRelative(center=False, scale=False, rcond=1e-2).fit(paired(unit_x, unit_y).moments, DOUBLE)
     cosines = RelativeProjection.of(torch.from_numpy(rows.x))(torch.from_numpy(rows.x)).numpy()
     expected = cosines @ np.linalg.pinv(unit_y.T)
     np.testing.assert_allclose(stitch(torch.from_numpy(unit_x)).detach().numpy(), expected, atol=1e-9)
 
     def least_cosine(center: bool) -> float:
         """With the paper's map, of vectors of any length."""
-        made = InverseRelative(center=center).fit(paired(unit_x, unit_y).moments, DOUBLE)(torch.from_numpy(rows.x))
+        made = InverseRelative(center=center, rcond=1e-2).fit(paired(unit_x, unit_y).moments, DOUBLE)(
+            torch.from_numpy(rows.x)
+        )
         return float(torch.nn.functional.cosine_similarity(made.detach(), torch.from_numpy(expected)).min())
 
     assert least_cosine(center=False) == pytest.approx(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +245,8 @@ def test_the_encoder_of_a_network_is_replaced_from_anchors_alone(given: str) -> 
         A, target_layer=LAYER, encoder=B, encoder_layer=LAYER, anchors=anchors, data=TEST, task=TASK, progress=False
     )
     assert swapped.evaluation["agreement"].value > 0.98
-    assert {"procrustes", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
-    assert swapped.config.recipe["matcher"]["name"] == "inverse_relative"
+    assert {"inverse_relative", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
+    assert swapped.config.recipe["matcher"]["name"] == "procrustes"
     again = hf_stitch.swap(swapped, encoder=WIDER, encoder_layer="2", anchors=ANCHORS, progress=False)
     assert again.stitch.widths == (15, 12)
 
@@ -394,7 +395,7 @@ def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
         net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"),
         encoder_layer="bert.encoder.layer.2", pooling="cls", anchors=Samples.of(texts), data=texts, progress=False,
     )  # fmt: skip
-    assert swapped.evaluation.scores.keys() >= {"stitched", "procrustes"}
+    assert swapped.evaluation.scores.keys() >= {"stitched", "inverse_relative"}
     swapped = hf_stitch.swap(
         net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), encoder_layer="layer4.0",
         anchors=Samples.of(images), data=images, progress=False,
@@ -420,3 +421,15 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
     other.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"anchors\.json was changed since config\.json was saved"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
+
+
+def test_a_map_that_is_worse_than_the_mean_gives_a_warning() -> None:
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 12))
+    unrelated = hf_stitch.load(other, example_inputs=torch.randn(2, 4))
+    options = {"target_layer": LAYER, "encoder": unrelated, "encoder_layer": "2", "anchors": ANCHORS, "task": TASK}
+    with pytest.warns(UserWarning, match=r"worse than the mean of the anchors \(R² -\d"):
+        hf_stitch.swap(A, **options, matcher="inverse_relative", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hf_stitch.swap(A, **options, progress=False)
