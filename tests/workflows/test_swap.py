@@ -429,7 +429,9 @@ def test_a_map_that_is_worse_than_the_mean_gives_a_warning() -> None:
     unrelated = hf_stitch.load(other, example_inputs=torch.randn(2, 4))
     options = {"target_layer": LAYER, "encoder": unrelated, "encoder_layer": "2", "anchors": ANCHORS, "task": TASK}
     with pytest.warns(UserWarning, match=r"worse than the mean of the anchors \(R² -\d"):
-        hf_stitch.swap(A, **options, matcher="inverse_relative", progress=False)
+        hf_stitch.swap(
+            A, **options, matcher=hf_stitch.registries.matchers.build("inverse_relative", rcond=1e-7), progress=False
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hf_stitch.swap(A, **options, progress=False)
