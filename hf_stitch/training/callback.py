@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,6 +21,7 @@ from hf_stitch.training.probe import check_whole, unnoticed
 if TYPE_CHECKING:
     import pandas
     from accelerate import Accelerator
+    from matplotlib.figure import Figure
     from transformers import Trainer
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,35 @@ class ProbingCallback(TrainerCallback, ABC):
             ],
             columns=["step", "epoch", "figure", "value"],
         )
+
+    def plot(self, figures: Iterable[str] | None = None) -> Figure:
+        """Draw the measured values over the course of training, one curve for each.
+
+        Args:
+            figures: Names of values, as in :meth:`to_pandas`. Default: all.
+
+        Returns:
+            The matplotlib figure; the horizontal axis shows epochs if all are known, otherwise steps.
+
+        Raises:
+            ValueError: If nothing was measured, or a name is unknown.
+        """
+        from hf_stitch.plots import curves
+
+        known = list(dict.fromkeys(name for measured in self.history for name in measured.figures))
+        chosen = known if figures is None else list(figures)
+        if not chosen or (unknown := [name for name in chosen if name not in known]):
+            raise ValueError(f"{self.name} has no values {', '.join(unknown) if chosen else 'yet'}; it has {known}")
+        unit = "step" if any(measured.epoch is None for measured in self.history) else "epoch"
+        series = {
+            name: {
+                getattr(measured, unit): (measured.figures[name],) * 3
+                for measured in self.history
+                if name in measured.figures
+            }
+            for name in chosen
+        }
+        return curves(series, axis=unit, label="value", title=self.name)
 
     # -- in a Trainer -----------------------------------------------------------------------------------------------
     def attach(self, trainer: Trainer, adapter: Adapter | None = None) -> Self:

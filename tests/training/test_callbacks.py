@@ -127,6 +127,11 @@ def test_similarity_to_start_is_one_at_step_0_and_agrees_with_compare_later(tmp_
     assert found[8][BLOCK] == pytest.approx(atlas["linear_cka"][1, 1], rel=1e-6)
     assert found[8][BLOCK] < 0.95
     assert callback.to_pandas()["value"].tolist() == [v for step in (0, 4, 8) for v in found[step].values()]
+    figure = callback.plot()
+    assert len(figure.axes[0].lines) == len(found[0])
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [next(iter(found[step].values())) for step in (0, 4, 8)]
+    with pytest.raises(ValueError, match=r"has no values nonsense; it has \['similarity_to_"):
+        callback.plot(["nonsense"])
 
 
 def test_previous_state_and_saved_activations_as_reference(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
