@@ -19,13 +19,15 @@ def survives(function: Callable[[], object], before: Callable[[], object] = lamb
     """
     child = os.fork()
     if child == 0:
+        status = 1
         try:
             before()
             function()
+            status = 0
         except BaseException:
             traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
+        finally:  # also where the traceback cannot be written: a second process would go on with the tests
+            os._exit(status)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, f"killed by signal {os.WTERMSIG(status)}"

@@ -136,7 +136,8 @@ def readable_errors(failure: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, OSError) and "os error" not in str(error):  # as safetensors and tokenizers write it
+        signs = "os error", "IoError(Os"  # as safetensors and tokenizers write it, and older safetensors
+        if not isinstance(error, OSError) and not any(sign in str(error) for sign in signs):
             raise
         kind = PermissionError if isinstance(error, PermissionError) else OSError
         readable = kind(f"{failure} ({getattr(error, 'strerror', None) or error}); {remedy}")

@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 import hf_stitch
+import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
 from hf_stitch.registry import registries
 
