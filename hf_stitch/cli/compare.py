@@ -74,7 +74,6 @@ def compare(
     output = Output(json)
     metrics = [_metric(text) for text in metric or ["linear_cka"]]
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.processes import Processes
@@ -82,6 +81,7 @@ def compare(
 
     first = hf_stitch.load(a, task=task)
     second = first if b == a else hf_stitch.load(b, task=task)
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
     options: dict[str, Any] = {
         "metrics": metrics,
         "pooling": pooling,

@@ -61,8 +61,8 @@ def evaluate(
         raise typer.BadParameter("requires --audit", param_hint="--train-split")
     output = Output(json)
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
     stitched = _load(model, source, target)
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
 
     import hf_stitch
 

@@ -76,11 +76,11 @@ def stitch(
     fitted_by = matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
     networks = [hf_stitch.load(name, task=task) for name in (source, target)]
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
     stitched = hf_stitch.stitch(
         networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
         pooling=chosen, test_size=held_out, batch_size=batch_size, seed=seed,

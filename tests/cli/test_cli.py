@@ -356,3 +356,9 @@ def test_doctor_silences_transformers(tmp_path: Path) -> None:
     )
     assert not shown.stderr
     assert shown.stdout.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["compare", "stitch"])
+def test_networks_that_do_not_exist_are_named_before_data_are_read(command: str, tmp_path: Path) -> None:
+    arguments = (command, "nosuch/network", "nosuch/network", "--data", "nosuch/data", "--out", tmp_path / "out")
+    assert "nosuch/network" in error_line(*arguments)
