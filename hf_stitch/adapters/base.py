@@ -489,7 +489,9 @@ class Adapter(ABC):
             inputs: Inputs of the model: a mapping of arguments, or the single tensor.
             layers: Names of modules.
             callback: Receives the name of each layer and its representation, in the order in which the layers run.
-                Later layers may overwrite the values in place, so the callback must copy what it keeps.
+                Later layers may overwrite the values in place, so the callback must copy what it keeps. It must not
+                run another adapter: this thread holds the lock of the network, and two threads that each wait for the
+                network of the other would never go on.
 
         Raises:
             NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch import Adapter
-from hf_stitch.adapters.cutting.surgery import alone
+from hf_stitch.adapters.cutting.surgery import _LOCKS, alone, swapped
 
 from tiny_networks import LAYERS, SIZE, adapted, build  # isort: skip
 
@@ -122,6 +123,37 @@ def test_a_network_waits_for_others_with_the_same_modules_only() -> None:
             waiting = pool.submit(enter, other)
             assert not entered[id(other)].wait(0.05)
         waiting.result(timeout=10)
+
+
+def test_modules_that_were_swapped_out_while_a_thread_waited_are_locked_too() -> None:
+    part, stub = nn.Linear(2, 2), nn.Identity()
+    first, whole = nn.Sequential(part), nn.Sequential(part, nn.ReLU())
+    with alone(first):  # the part has the lock of the first network
+        pass
+    entered, leave, beside = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with alone(whole):
+            entered.set()
+            assert leave.wait(10)
+
+    def enter() -> None:
+        with alone(first):
+            beside.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        with alone(whole), swapped(whole, {"0": stub}):
+            holding = pool.submit(hold)
+            until = time.monotonic() + 10
+            while stub not in _LOCKS and time.monotonic() < until:  # the thread lists the modules, then it waits
+                time.sleep(0.001)
+        assert entered.wait(10)
+        waiting = pool.submit(enter)
+        alongside = beside.wait(0.05)
+        leave.set()
+        holding.result(timeout=10)
+        waiting.result(timeout=10)
+    assert not alongside
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])

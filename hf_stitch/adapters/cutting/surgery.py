@@ -398,14 +398,22 @@ def alone(model: Any) -> Iterator[None]:
     Args:
         model: The network. Objects that are not modules have no lock.
     """
+    locks: dict[int, threading.RLock] = {}
+    with ExitStack() as held:
+        while (present := _locks_of(model)) != locks:  # while this thread waited, modules were put back
+            held.close()
+            locks = present
+            for _, lock in sorted(locks.items()):  # in one order, so that no two threads wait for each other
+                held.enter_context(lock)
+        yield
+
+
+def _locks_of(model: Any) -> dict[int, threading.RLock]:
+    """Return the locks of the modules that a network has now, by their ids."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     new = threading.RLock()
     with _REGISTERING:
-        locks = {id(lock): lock for lock in [_LOCKS.setdefault(module, new) for module in modules]}
-    with ExitStack() as held:
-        for _, lock in sorted(locks.items()):  # in one order, so that no two threads wait for each other
-            held.enter_context(lock)
-        yield
+        return {id(lock): lock for lock in [_LOCKS.setdefault(module, new) for module in modules]}
 
 
 @contextmanager
