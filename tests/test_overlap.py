@@ -11,7 +11,7 @@ import torch
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.data.overlap import FITTED, SIZE, ContentSketch
-from hf_stitch.workflows import audit, evaluate, stitch
+from hf_stitch.workflows import audit, evaluate, stitch, swap
 
 from tiny_networks import LAYERS, network  # isort: skip
 
@@ -26,6 +26,19 @@ def test_shares_of_few_samples_are_exact_and_of_many_estimated(n: int) -> None:
     assert sketch.share(Samples.of(torch.randn(500, 2))) == 0
     half = torch.cat([fitted, torch.randn(n, 2)])
     assert sketch.share(Samples.of(half)) == pytest.approx(0.5, abs=0 if n <= SIZE else 0.05)
+
+
+def test_no_share_is_given_if_too_few_samples_can_be_compared() -> None:
+    fitted = Samples.of(torch.randn(300 * SIZE, 1))
+    assert ContentSketch.of(fitted).share(fitted.take(100)) is None
+
+
+def test_a_swap_on_its_own_anchors_is_named_as_such(halves: Any) -> None:
+    train, test, _ = halves
+    options = {"target_layer": LAYERS["cnn"], "encoder_layer": LAYERS["cnn"], "progress": False}
+    with pytest.warns(UserWarning, match=r"fitted to 100\.0%"):
+        swap(network("cnn"), network("cnn", 1), train, data=train, **options)
+    assert swap(network("cnn"), network("cnn", 1), train, data=test, **options).evaluation.fitted_share == 0
 
 
 def test_ids_and_labels_do_not_identify_a_sample() -> None:

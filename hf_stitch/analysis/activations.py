@@ -19,8 +19,11 @@ from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
 from hf_stitch.registry import did_you_mean
 from hf_stitch.representation import POOLINGS, Pooling, Representation, pooling_from_1
-from hf_stitch.storage.files import write_whole
-from hf_stitch.storage.folders import complete, replacing
+from hf_stitch.storage.files import digest, write_whole
+from hf_stitch.storage.folders import load_whole, replacing
+
+STATE = "state.json"
+"""File in which ``datasets`` lists the files of a data set."""
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -140,7 +143,8 @@ class Activations:
         tensors = {name: values.detach().cpu().contiguous() for name, values in self.values.items()}
         if self.mask is not None:
             tensors["mask"] = self.mask.cpu().contiguous()
-        about = {"pooling": self.pooling, "grids": {name: list(grid) for name, grid in self.grids.items()}}
+        grids = {name: list(grid) for name, grid in self.grids.items()}
+        about: dict[str, Any] = {"pooling": self.pooling, "grids": grids}
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 
@@ -156,8 +160,9 @@ class Activations:
             return
         from datasets import Dataset
 
-        with replacing(path, lambda folder: [old.name for old in folder.glob("*.arrow")]) as folder:
+        with replacing(path, _data_files) as folder:
             Dataset.from_dict({"ids": list(self.ids), **arrays}).save_to_disk(folder)
+            about["digest"] = digest(*(folder / name for name in _data_files(folder)))
             (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
     @classmethod
@@ -218,13 +223,26 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read_arrow(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from datasets import Dataset
 
-    complete(path)
-    stored = Dataset.load_from_disk(str(path))
-    about = json.loads((path / ABOUT).read_text(encoding="utf-8")) if (path / ABOUT).is_file() else {}
-    if "ids" in stored.column_names:
-        about["ids"] = stored["ids"][:]
-    names = [name for name in stored.column_names if name != "ids"]
-    return {name: torch.from_numpy(_column(stored, name)) for name in names}, about
+    def load() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        stored = Dataset.load_from_disk(str(path))
+        about = json.loads((path / ABOUT).read_text(encoding="utf-8")) if (path / ABOUT).is_file() else {}
+        if "ids" in stored.column_names:
+            about["ids"] = stored["ids"][:]
+        values = {n: torch.from_numpy(_column(stored, n)) for n in stored.column_names if n != "ids"}
+        expected = about.pop("digest", None)  # other tools write none
+        if expected not in (None, digest(*(path / name for name in _data_files(path)))):
+            raise ValueError(f"the data in {path} was not saved with its {ABOUT}; save the activations again")
+        return values, about
+
+    return load_whole(path, STATE, load)
+
+
+def _data_files(folder: Path) -> list[str]:
+    """Return the files of a data set in a folder, as its own list names them."""
+    if not (folder / STATE).is_file():
+        return []
+    listed = json.loads((folder / STATE).read_text(encoding="utf-8")).get("_data_files", ())
+    return [each["filename"] for each in listed]
 
 
 def _column(stored: Any, name: str) -> NDArray[Any]:

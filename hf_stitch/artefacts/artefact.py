@@ -15,7 +15,6 @@ from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.card import card, united
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS
-from hf_stitch.artefacts.record import read_record
 from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.folders import replacing
@@ -67,7 +66,7 @@ class Artefact:
         here = folder / hub.CARD
         present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
         written = card(self.describe(), present=present, sample=self._sample_code())
-        with replacing(folder, self._stale, sync=sync) as fresh:
+        with replacing(folder, lambda folder: manifest.stale(folder, self.record_file), sync=sync) as fresh:
             self._write_signed(fresh, **options)
             (fresh / hub.CARD).write_bytes(written.encode())
 
@@ -78,14 +77,6 @@ class Artefact:
         record = {**record, "requires": requirements([*self.describe().methods, *self._networks()])}
         files = [path.name for path in folder.iterdir() if path.is_file()]
         manifest.write(folder / self.record_file, manifest.sign(record, folder, files))
-
-    def _stale(self, folder: Path) -> set[str]:
-        """Return the files of the artefact in a folder, as far as its record can be read."""
-        try:
-            record = read_record(folder / self.record_file)
-        except (OSError, ValueError):
-            return set()
-        return {name for name in manifest.names(record, folder) if Path(name).name == name}
 
     def push_to_hub(
         self, repo_id: str, *, tags: Iterable[str] = (), present: str | None = None, **options: Any

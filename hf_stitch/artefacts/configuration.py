@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST
-from hf_stitch.artefacts.migrations import migrated
-from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_half, known_stitch
+from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, damaged, known
+from hf_stitch.artefacts.schema import read_model
 
 BESIDES = (
     "_commit_hash",
@@ -55,7 +55,7 @@ class StitchConfig(PreTrainedConfig):
         'hf_stitch'
     """
 
-    model_type = "hf_stitch"
+    model_type = MODEL_TYPE
 
     format_version: int = FORMAT
     task: str | None = None
@@ -87,7 +87,7 @@ class StitchConfig(PreTrainedConfig):
             The config; with ``return_unused_kwargs=True``, a tuple of the config and the unused options.
 
         Raises:
-            ValueError: If the values are invalid, or contain a number of layers or classes that no network has.
+            ValueError: If a value is missing, has a wrong type or is out of its range; the message names it.
         """
         place = kwargs.get("name_or_path")
         where = f"config.json of {place}" if place else "the config"
@@ -96,15 +96,9 @@ class StitchConfig(PreTrainedConfig):
             for key, value in config_dict.items()
             if "attn_implementation" not in key and key not in ("dtype", "torch_dtype")
         }
-        check_counts(values, where)
         try:
-            values = migrated(values, where)
+            values = read_model(values, where)
             known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, *BESIDES}, where)
-            for side in ("source", "target"):
-                if values.get(side):
-                    values[side] = known_half(values[side], f"{side} of {where}")
-            if values.get("stitch"):
-                values["stitch"] = known_stitch(values["stitch"], f"stitch of {where}")
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_stitch.artefacts.files import CONFIG, STITCHER
-from hf_stitch.artefacts.migrations import migrated
-from hf_stitch.artefacts.record import check_counts, damaged, read_record
+from hf_stitch.artefacts.record import damaged, read_record
+from hf_stitch.artefacts.schema import read_model, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import RepresentationSpec
@@ -96,9 +96,8 @@ class Description:
         whole = not is_stitcher(folder)
         path = folder / (CONFIG if whole else STITCHER)
         record = read_record(path)
-        check_counts(record, str(path))
         try:
-            return cls.of(migrated(record, str(path)), whole=whole)
+            return cls.of((read_model if whole else read_stitcher)(record, str(path)), whole=whole)
         except ValueError:
             raise
         except Exception as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch.artefacts.files import ANCHORS, BESIDE, INDEX, SHARDS, STITCH
-from hf_stitch.artefacts.record import AGAIN
+from hf_stitch.artefacts.record import AGAIN, MODEL_TYPE, read_record
 from hf_stitch.storage.files import digest
 
 MANIFEST, CHECKSUM = "manifest", "checksum"
@@ -59,8 +59,40 @@ def names(record: Mapping[str, Any], folder: Path) -> set[str]:
         return set(record[MANIFEST])
     others = record.get("files")
     named = set(others) if isinstance(others, Mapping) else set()
-    patterns = (SHARDS, INDEX, STITCH, *(ANCHORS if record.get("anchors") else ()), *(() if named else BESIDE))
+    patterns = (SHARDS, INDEX, STITCH, *(ANCHORS if record.get("anchors") else ()))
     return named | {path.name for pattern in patterns for path in folder.glob(pattern)}
+
+
+def readable(record: Mapping[str, Any], folder: Path) -> set[str]:
+    """Return the names of the files that may be read with a record.
+
+    Args:
+        record: JSON values.
+        folder: The folder of the record. Early records of format 1 do not list the files of the processor.
+
+    Returns:
+        The names.
+    """
+    listed = MANIFEST in record or "files" in record
+    return names(record, folder) | {path.name for pattern in BESIDE for path in folder.glob(pattern) if not listed}
+
+
+def stale(folder: Path, record_file: str) -> set[str]:
+    """Return the names of the files that a new artefact in a folder replaces: those of the present one.
+
+    Args:
+        folder: The folder.
+        record_file: Name of the file of the record.
+
+    Returns:
+        The names; none if the folder contains no artefact of this kind, or one whose record cannot be read.
+    """
+    try:
+        record = read_record(folder / record_file)
+    except (OSError, ValueError):
+        return set()
+    ours = MANIFEST in record or record.get("model_type") == MODEL_TYPE or "stitch" in record
+    return {name for name in names(record, folder) if Path(name).name == name} if ours else set()
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -108,7 +140,8 @@ def verify(path: Path, record: Mapping[str, Any], weights_hash: Callable[[], str
 
 def _check(path: Path, names: Iterable[str], expected: str) -> None:
     """Compare files in the folder of a record with a digest."""
-    there = {each.name for each in path.parent.iterdir()}  # names in a record are opened only if listed here
+    # Names in a record are opened only if listed here.
+    there = {each.name for each in path.parent.iterdir() if each.is_file()}
     names = list(names)
     for name in names:
         if name not in there:

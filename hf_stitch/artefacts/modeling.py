@@ -535,7 +535,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             raise ValueError(
                 f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
             )
-        names = {file.name for file in folder.iterdir()} if allow_modified else manifest.names(record, folder)
+        names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
         files = sorted(file for file in folder.glob(SHARDS) if file.name in names)
         if not files:
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")

@@ -1,6 +1,6 @@
 """Reading the JSON record of an artefact: JSON objects, known keys, plausible numbers of layers and classes.
 
-A record may be untrusted, so all records are read by these functions (configs by ``StitchConfig.from_dict``).
+A record may be untrusted. All records are read by these functions, and their fields checked by ``schema.py``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,25 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-from hf_stitch.adapters import Cut, CutPlan, Interface
-from hf_stitch.representation import RepresentationSpec
 
 FORMAT = 2
 """The record format that this version writes."""
 
+MODEL_TYPE = "hf_stitch"
+"""Value of ``model_type`` in the config of a stitched model."""
+
 AGAIN = "save or download it again"
+
+LARGEST = 2**24
+"""Largest size of a record in bytes; JSON takes up to 20 times its size in memory."""
+
+WEIGHT, OF_CONTAINER, DEEPEST = 2**18, 8, 100
+"""Largest number of values in a record, how many values a list or an object counts as, and the deepest nesting.
+
+A record with the names of 21,843 classes in both networks and in the model has half as many.
+"""
 
 LAYERS = re.compile(r"(layers?|depths?|blocks?|stages?|repeats?|levels?|groups?|group_num|n_points)$")
 MOST, FEW = 1_000, 256
@@ -30,10 +38,6 @@ LABELS, MOST_LABELS = re.compile("(num_labels|num_classes)$"), 2**17
 
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
 """Keys whose values are not checked, because their own keys are arbitrary."""
-
-HALF = frozenset(("blueprint", "why", "cut", "plan", "interface", "reference", "half_hash"))
-"""Keys of ``source`` and ``target`` in a config."""
-
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file.
@@ -47,13 +51,31 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: If the file is not valid JSON, or contains no object.
     """
+    if (size := path.stat().st_size) > LARGEST:
+        raise ValueError(f"{path} has {size} bytes, and no record has more than {LARGEST}: it is damaged; {AGAIN}")
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); the folder is damaged: {AGAIN}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must contain a JSON object, got {type(values).__name__}; {AGAIN}")
+    _check_weight(values, path)
     return values
+
+
+def _check_weight(record: dict[str, Any], path: Path) -> None:
+    """Raise an error if a record has so many values, or nests them so deeply, that copies of it take long."""
+    weight, level = 0, [record]
+    for _ in range(DEEPEST):
+        below = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+        weight += len(below) + OF_CONTAINER * len(level)
+        level = [item for item in below if isinstance(item, (dict, list))]
+        if weight > WEIGHT:
+            break
+        if not level:
+            return
+    what = f"more than {WEIGHT} values" if weight > WEIGHT else f"values nested more than {DEEPEST} deep"
+    raise ValueError(f"{path} has {what}, as no record has: it is damaged; {AGAIN}")
 
 
 def check_counts(value: Any, where: str, key: str = "", layers: int = MOST) -> None:
@@ -106,43 +128,6 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
             stacklevel=4,
         )
     return {key: value for key, value in record.items() if key in names}
-
-
-def known_stitch(stitch: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Drop unknown keys of the record of a stitching layer, except in its maps, which reject unknown options.
-
-    Args:
-        stitch: JSON values.
-        where: Name of the record, for messages.
-
-    Returns:
-        The record with known keys.
-    """
-    values = known(stitch, ("source", "target", "pooling", "body", "prefix"), where)
-    return values | {side: _fields_of(RepresentationSpec, values[side], where) for side in ("source", "target")}
-
-
-def known_half(half: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Drop unknown keys of the record of one half.
-
-    Args:
-        half: JSON values.
-        where: Name of the record, for messages.
-
-    Returns:
-        The record with known keys.
-    """
-    values = known(half, HALF, where)
-    cut = _fields_of(Cut, values["cut"], where)
-    return values | {
-        "cut": cut | {"spec": _fields_of(RepresentationSpec, cut["spec"], where)},
-        "plan": _fields_of(CutPlan, values["plan"], where),
-        "interface": _fields_of(Interface, values["interface"], where),
-    }
-
-
-def _fields_of(kind: Any, record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return known(record, (field.name for field in fields(kind)), f"{kind.__name__.lower()} in the {where}")
 
 
 def damaged(where: str | Path, error: BaseException) -> ValueError:

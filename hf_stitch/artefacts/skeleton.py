@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -133,17 +133,17 @@ def _at_most(seconds: float) -> Iterator[None]:
 
     No list of fields could do this: constructors repeat layers and compute tables in loops over many sizes.
     """
-    thread, over = threading.get_ident(), threading.Event()
-    clock = _clock_of(thread)
+    thread, over = ctypes.c_ulong(threading.get_ident()), threading.Event()
+    clock = _clock_of(threading.get_ident())
 
     def watch() -> None:
         before, spent = clock(), 0.0
         while not over.wait(0.05):
             now = clock()
-            if not _is_importing(thread):
+            if not _is_importing(thread.value):
                 spent += now - before
                 if spent > seconds:  # repeatedly, because a library may catch the error and go on
-                    _raise_in(thread, ctypes.py_object(TooCostlyError))
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TooCostlyError))
             before = now
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -154,13 +154,10 @@ def _at_most(seconds: float) -> Iterator[None]:
         try:
             over.set()
         finally:  # again, if the error arrived in the line above
-            over.set()
-            watcher.join()
-            _raise_in(thread, None)  # takes back an error that has not arrived yet
-
-
-def _raise_in(thread: int, error: Any) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+            with suppress(TooCostlyError):  # one that arrives only now: the body has ended
+                over.set()
+                watcher.join()
+                over.is_set()  # errors arrive when a function is called
 
 
 def _is_importing(thread: int) -> bool:

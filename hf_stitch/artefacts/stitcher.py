@@ -16,14 +16,14 @@ from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
 from hf_stitch.artefacts.joining import join
-from hf_stitch.artefacts.migrations import migrated
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import FORMAT, check_counts, damaged, known, known_stitch, read_record
+from hf_stitch.artefacts.record import FORMAT, damaged, read_record
+from hf_stitch.artefacts.schema import read_stitcher
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.provenance import check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import PluginError
+from hf_stitch.registry import PluginError, UnknownNameError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hf_stitch.artefacts.modeling import StitchedModel
-
-KEYS = (
-    "format_version",
-    "source",
-    "target",
-    "stitch",
-    "task",
-    "recipe",
-    "scores",
-    "requires",
-    manifest.MANIFEST,
-    manifest.CHECKSUM,
-)
-"""Keys of a record in this format."""
 
 
 class Stitcher(Artefact):
@@ -193,15 +179,13 @@ class Stitcher(Artefact):
         record = read_record(path)
         if not allow_modified:
             manifest.check_record(path, record)
-        check_counts(record, str(path))
         try:
-            values = known(migrated(record, str(path)), KEYS, str(path))
+            values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            with weightless((folder / STITCH).stat().st_size):
-                stitch = StitchingLayer.from_dict(known_stitch(values["stitch"], f"the stitch of {path}"))
+            stitch = _skeleton(values["stitch"], folder)
             found = Description.of(values, whole=False)
             load_strictly(stitch, [folder / STITCH])
-            names = {file.name for file in folder.iterdir()} if allow_modified else manifest.names(record, folder)
+            names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
             stitcher = cls(
                 stitch.eval(),
                 found.source,
@@ -275,3 +259,14 @@ class Stitcher(Artefact):
         if wanted is not None:
             cast(stitched, wanted)
         return stitched
+
+
+def _skeleton(stitch: Mapping[str, Any], folder: Path) -> StitchingLayer:
+    """Build the stitching layer of a record without weights."""
+    try:
+        with weightless((folder / STITCH).stat().st_size):
+            return StitchingLayer.from_dict(stitch)
+    except (UnknownNameError, PluginError):  # a plugin is missing
+        raise
+    except Exception as error:
+        raise damaged(folder / STITCHER, error) from error

@@ -20,7 +20,8 @@ def pull(
 ) -> None:
     """Download a stitcher or stitched model from the Hub into a folder, and verify its files."""
     from hf_stitch import hub
-    from hf_stitch.artefacts.files import ANCHORS, CONFIG, INDEX, MODEL_FILES, SHARDS, STITCH, STITCHER
+    from hf_stitch.artefacts.files import CONFIG, MODEL_FILES, STITCH, STITCHER
+    from hf_stitch.artefacts.manifest import stale
     from hf_stitch.cli.artefacts import read
     from hf_stitch.storage.folders import replacing
 
@@ -28,8 +29,7 @@ def pull(
     folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *MODEL_FILES], revision=revision)
     read(folder)
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    replaced = (STITCHER, STITCH, *ANCHORS, *((SHARDS, INDEX) if (folder / CONFIG).is_file() else ()))
-    with replacing(out, lambda out: [path.name for pattern in replaced for path in out.glob(pattern)]) as fresh:
+    with replacing(out, lambda out: stale(out, STITCHER) | stale(out, CONFIG)) as fresh:
         for path in files:
             shutil.copyfile(path, fresh / path.name)
     read(out)

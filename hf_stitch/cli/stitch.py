@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -107,6 +108,8 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
     Returns:
         ``model``, ``stitcher``, ``evaluation`` and ``plot`` -> their paths, as far as they were saved.
     """
+    with replacing(folder, lambda _: ["evaluation.json", "evaluation.png"]):  # of another model
+        shutil.rmtree(folder / "stitcher", ignore_errors=True)
     saved = {"model": folder / "model"}
     stitched.save_pretrained(saved["model"])
     if not (stitched.has_changed("source") or stitched.has_changed("target")):

@@ -18,6 +18,9 @@ FITTED = "fitted_samples"
 SIZE = 1024
 """Maximum number of hashes in a sketch."""
 
+FEWEST = 10
+"""Minimum number of samples for an estimate."""
+
 WIDTH = 6
 """Bytes of a hash: two of a million different samples have the same one with a probability below 1%."""
 
@@ -55,19 +58,22 @@ class ContentSketch:
         """
         return cls(len(samples), np.unique(_hashes(samples))[:SIZE])
 
-    def share(self, samples: Samples) -> float:
+    def share(self, samples: Samples) -> float | None:
         """Return the share of samples whose contents are among the sketched ones.
 
         Args:
             samples: Other samples.
 
         Returns:
-            From 0 to 1. Exact if at most :data:`SIZE` samples are sketched.
+            From 0 to 1. Exact if at most :data:`SIZE` samples are sketched, otherwise an estimate; ``None`` if fewer
+            than :data:`FEWEST` of the samples can be compared, because the others have larger hashes than those kept.
         """
         hashes = _hashes(samples)
-        if len(self.hashes) == SIZE:  # larger hashes are unknown
+        if self.n > SIZE and len(self.hashes) == SIZE:  # larger hashes are unknown
             hashes = hashes[hashes <= self.hashes[-1]]
-        return float(np.isin(hashes, self.hashes).mean()) if len(hashes) else 0.0
+            if len(hashes) < FEWEST:
+                return None
+        return float(np.isin(hashes, self.hashes).mean())
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -106,11 +112,11 @@ def held_out(n: int, fitted_share: float | None) -> str:
         A phrase for titles and model cards.
 
     Example:
-        >>> held_out(300, 0.0), held_out(300, 1.0)
-        ('300 held-out samples', '300 samples, 100% of them used for fitting')
+        >>> held_out(300, 0.0), held_out(300, 1.0), held_out(300, None)
+        ('300 held-out samples', '300 samples, 100% of them used for fitting', '300 samples')
     """
     if not fitted_share:
-        return f"{n} held-out samples"
+        return f"{n} samples" if fitted_share is None else f"{n} held-out samples"
     return f"{n} samples, {max(fitted_share, 0.01):.0%} of them used for fitting"
 
 

@@ -105,7 +105,7 @@ def flush(*paths: Path) -> None:
     for path in paths:
         if path.is_dir() and os.name == "nt":  # Windows opens no folders
             continue
-        opened = os.open(path, os.O_RDONLY)
+        opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:

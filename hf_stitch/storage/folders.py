@@ -74,15 +74,18 @@ def replacing(
                 if sync:
                     flush(*(new / name for name in names), new, draft)
                 draft.replace(aside / JOURNAL)
+                if sync:
+                    flush(aside)
         except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            draft.unlink(missing_ok=True)
+            if not (aside / JOURNAL).exists():  # else the save is decided, and the next load or save completes it
+                shutil.rmtree(new, ignore_errors=True)
+                draft.unlink(missing_ok=True)
             raise
         _finish(folder, sync)
 
 
 def complete(folder: Path) -> None:
-    """Complete a save that was interrupted after it had written all files. Every reader of a folder calls this first.
+    """Complete a save that was interrupted after it had written all files.
 
     Args:
         folder: The folder.
@@ -95,7 +98,7 @@ def complete(folder: Path) -> None:
         >>> complete(Path("."))
     """
     if (folder / ASIDE / JOURNAL).is_file():
-        with _locked(folder):
+        with _locked(folder, "an interrupted save must be completed first: load it once from where it can be written"):
             _finish(folder)
 
 
@@ -123,8 +126,8 @@ def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
         '{}'
     """
     while True:
-        complete(folder)
         before = _identity(folder / first)
+        complete(folder)
         try:
             return load()
         except (ValueError, FileNotFoundError):
@@ -177,11 +180,11 @@ def _read(journal: Path) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
+def _locked(folder: Path, remedy: str = KEPT) -> Iterator[Path]:
     """Create the hidden folder, lock it against other processes, and remove it at the end."""
     aside = folder / ASIDE
     lock = FileLock(aside / LOCK, timeout=WAIT)
-    with readable_errors(f"{folder} could not be locked", KEPT):
+    with readable_errors(f"{folder} could not be locked", remedy):
         while not lock.is_locked:
             aside.mkdir(parents=True, exist_ok=True)
             try:

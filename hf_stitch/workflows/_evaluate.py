@@ -119,7 +119,7 @@ def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
         samples: The samples; they are recognised by their content.
 
     Returns:
-        From 0 to 1; ``None`` if the recipe of the model does not record the samples.
+        From 0 to 1; ``None`` if the recipe of the model does not record the samples, or too few can be compared.
     """
     recorded = (stitched.config.recipe or {}).get(FITTED)
     return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)

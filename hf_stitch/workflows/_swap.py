@@ -19,6 +19,7 @@ from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
+from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
 from hf_stitch.provenance import versions
@@ -176,7 +177,7 @@ def swap(
         if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
             warnings.warn(
                 f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost the "
-                "input: use more anchors, or matcher='procrustes'",
+                f"input: use more anchors{'' if matcher is None else ', or leave out matcher='}",
                 stacklevel=2,
             )
         names = BASELINES if baselines is None else baselines
@@ -187,7 +188,7 @@ def swap(
         assert isinstance(original, Adapter) and target_layer is not None
         swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
     swapped.anchors = own
-    swapped.config.recipe = _recipe(own, paired_anchors, new)
+    swapped.config.recipe = _recipe(own, anchors, paired_anchors, new)
     if space is not None:
         used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
         swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
@@ -283,9 +284,11 @@ class _Encoder:
         )
 
 
-def _recipe(own: AnchorSet, paired_anchors: _Side, new: _Encoder) -> dict[str, Any]:
+def _recipe(own: AnchorSet, anchors: _Side, paired_anchors: _Side, new: _Encoder) -> dict[str, Any]:
     """Return the recipe that all swaps have in common, as JSON values."""
-    recipe = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
+    recipe: dict[str, Any] = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
+    if isinstance(seen := anchors if paired_anchors is None else paired_anchors, Samples):
+        recipe[FITTED] = ContentSketch.of(seen).to_dict()
     if paired_anchors is not None:
         recipe["paired_anchors"] = paired_anchors.fingerprint
     return {**recipe, "batch_size": new.batch_size, "versions": versions()}
@@ -325,8 +328,8 @@ def _space(model: StitchedModel) -> _Space | None:
 def _moved(model: StitchedModel, space: _Space) -> bool:
     """Return whether the space is that of the model's own front half, which has been trained since."""
     source: Any = model.config.source
-    its_own = as_space(*space) == {"reference": source["reference"], "layer": space[1], "pooling": model.stitch.pooling}
-    absolute = its_own and space[1] == source["cut"]["layer"] and isinstance(model.stitch.body, IdentityStitch)
+    own = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], model.stitch.pooling
+    absolute = own == (space[0].public, *space[1:]) and isinstance(model.stitch.body, IdentityStitch)
     return absolute and model.has_changed("source")
 
 

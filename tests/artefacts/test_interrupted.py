@@ -148,6 +148,14 @@ def test_of_two_writers_one_wins_whole(kind: str, versions: Any, tmp_path: Path)
     assert content(LOAD[kind](tmp_path)) in states
 
 
+def test_files_of_other_people_stay(images: Any, tmp_path: Path) -> None:
+    others = {"config.json": '{"lr": 0.1}', "vocab_notes.txt": "x", "w2v.model": "x", "model_best.safetensors": "x"}
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+    stitched(images, "lstsq").save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= others.keys()
+
+
 def test_files_of_the_previous_artefact_do_not_outlive_it(images: Any, texts: Any, tmp_path: Path) -> None:
     """A stale processor would change the inputs of the model."""
     bert = network("bert")

@@ -84,6 +84,24 @@ def test_an_exception_leaves_the_old_files(folder: Path) -> None:
     assert not (folder / ASIDE).exists()
 
 
+def test_an_interrupt_once_the_save_is_decided_leaves_the_new_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.replace
+
+    def interrupted(self: Path, to: Path) -> Path:
+        done = rename(self, to)
+        if to.name == JOURNAL:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(folder, NEWER)
+    complete(folder)
+    assert read(folder) == NEWER | OTHERS
+
+
 @contextmanager
 def full_disk() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
