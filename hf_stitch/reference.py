@@ -43,11 +43,11 @@ LONGEST, MOST_NAMED = 100, 8
 class Settings:
     """The settings of a network, or of its processor, that decide outputs: flat names and plain values.
 
-    Another version of a library may have further settings. Those at the default of their class are therefore recorded
-    apart, and compared only if the other side has them too.
+    Another version of a library may have further settings. Those at the default of their class, or derived from others,
+    are therefore recorded apart, and compared only if the other side has them too.
 
     Attributes:
-        chosen: Name -> value of the settings that are not at the default of their class, or have none.
+        chosen: Name -> value of the settings that are neither at the default of their class nor derived from others.
         defaults: Name -> value of all others.
 
     Example:
@@ -64,8 +64,8 @@ class Settings:
         """Make settings from nested values of any type.
 
         Args:
-            chosen: The settings that are not at the default of their class, or have none. ``{"size": {"height": 32}}``
-                becomes ``size.height``, and a value too long to be read becomes its hash.
+            chosen: The settings that are neither at the default of their class nor derived from others.
+                ``{"size": {"height": 32}}`` becomes ``size.height``, and a value too long to be read becomes its hash.
             defaults: All others. ``None`` (default): there are none.
 
         Returns:
@@ -105,8 +105,8 @@ class ModelReference:
         weights_hash: Output of :func:`weights_hash` for the loaded network; ``None`` (default) if unknown.
         config: What a forward of the network reads of its config; ``None`` (default) if unknown, and empty for user
             code, which has none.
-        processor: What decides the outputs of its tokenizer or image processor; ``None`` (default) if unknown, if there
-            is no processor, or if it is user code.
+        processor: What decides the outputs of its tokenizer or image processor; of a function of user code only that it
+            is one. ``None`` (default) if unknown, or if there is no processor.
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.

@@ -146,7 +146,7 @@ class Adapter(ABC):
             self.reference,
             weights_hash=weights_hash(self.model),
             config=self.settings(),
-            processor=settings_of_processor(self.processor),
+            processor=settings_of_processor(self.processor, self.interface.max_tokens),
         )
 
     # -- to be implemented for each library ------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hf_stitch.reference import Settings
@@ -29,8 +29,11 @@ Only these dropouts: others have an effect in eval mode too, as the ``token_drop
 UNREAD_OF_PROCESSORS = ("auto_map", "image_processor_type", "name_or_path", "processor_class")
 """Keys of the config of a processor that it does not read; its class is recorded as ``class``."""
 
-OF_TOKENIZERS = ("model_input_names", "model_max_length", "padding_side", "split_special_tokens", "truncation_side")
+OF_TOKENIZERS = ("model_input_names", "padding_side", "split_special_tokens", "truncation_side")
 """Attributes of a tokenizer that change its outputs."""
+
+USER_CODE = "user code"
+"""Class of the settings of functions of user code, which have no others."""
 
 
 def settings_of_config(config: Any) -> Settings:
@@ -50,7 +53,8 @@ def settings_of_config(config: Any) -> Settings:
     """
     values = {n: v for n, v in config.to_dict().items() if n not in UNREAD_OF_CONFIGS and not n.startswith("_")}
     inner = {name: there for name in values if hasattr(there := vars(config).get(name), "to_diff_dict")}
-    found = _apart({name: value for name, value in values.items() if name not in inner}, type(config))
+    own = {name: value for name, value in values.items() if name not in inner}
+    found = _apart(own, {name for name, value in own.items() if _follows(config, name, value)})
     for name, there in inner.items():
         below = settings_of_config(there)
         found.chosen.update({f"{name}.{key}": value for key, value in below.chosen.items()})
@@ -58,48 +62,77 @@ def settings_of_config(config: Any) -> Settings:
     return found
 
 
-def settings_of_processor(processor: Any) -> Settings | None:
+def _follows(config: Any, name: str, value: Any) -> bool:
+    """Return whether a config has this value of itself: the default of its class, or derived from its other values."""
+    kind = type(config)
+    if _is_default(kind, name, value):
+        return True
+    others = {key: there for key, there in config.to_dict().items() if key != name}
+    try:
+        again = kind.from_dict(others).to_dict()
+    except Exception:  # the class demands the value
+        return False
+    return name in again and bool(again[name] == value)
+
+
+def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Settings | None:
     """Return what decides the outputs of a processor.
 
     Args:
         processor: Tokenizer or image processor of transformers, a function of user code, or ``None``.
+        max_tokens: Number of tokens to which texts are truncated; ``None`` (default) means no limit. It replaces the
+            ``model_max_length`` of a tokenizer, which may be beyond the positions of the network.
 
     Returns:
-        The settings; ``None`` for user code and without a processor.
+        The settings. User code differs from every other processor, but not from other user code. ``None`` without a
+        processor.
 
     Example:
-        >>> settings_of_processor(lambda text: text) is None
-        True
+        >>> settings_of_processor(lambda text: text)
+        Settings(chosen={'class': 'user code'}, defaults={})
     """
-    if hasattr(processor, "get_vocab"):
-        return _of_tokenizer(processor)
-    if not hasattr(processor, "to_dict"):
+    if processor is None:
         return None
+    if hasattr(processor, "get_vocab"):
+        return _of_tokenizer(processor, max_tokens)
+    if not hasattr(processor, "to_dict"):
+        return Settings({"class": USER_CODE})
     values = processor.to_dict()
     values["class"] = values.get("image_processor_type", type(processor).__name__)
-    return _apart(
-        {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}, type(processor)
-    )
+    kept = {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}
+    return _apart(kept, {name for name, value in kept.items() if _is_default(type(processor), name, value)})
 
 
-def _apart(values: Mapping[str, Any], kind: type) -> Settings:
-    """Return settings, with those at the default of their class, an attribute of it, apart."""
+def _is_default(kind: type, name: str, value: Any) -> bool:
+    """Return whether a value is that of the attribute of a class."""
     nothing = object()
-    defaults = {name: value for name, value in values.items() if getattr(kind, name, nothing) == value}
-    return Settings.of({name: value for name, value in values.items() if name not in defaults}, defaults)
+    return bool(getattr(kind, name, nothing) == value)
 
 
-def _of_tokenizer(tokenizer: Any) -> Settings:
+def _apart(values: Mapping[str, Any], defaults: Collection[str]) -> Settings:
+    """Return settings, with the named ones apart."""
+    chosen = {name: value for name, value in values.items() if name not in defaults}
+    return Settings.of(chosen, {name: values[name] for name in values if name in defaults})
+
+
+def _of_tokenizer(tokenizer: Any, max_tokens: int | None) -> Settings:
     """Return the settings of a tokenizer.
 
     A fast tokenizer is what its backend serialises, apart from the padding and truncation of the last call. Its class
     and its other special tokens have no influence.
     """
+    # Without a padding token a batch raises an error, so it matters only if both sides have one.
+    defaults = {"pad_token": tokenizer.pad_token} if tokenizer.pad_token else {}
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        values = {name: value for name, value in backend.items() if name not in ("version", "padding", "truncation")}
-        if isinstance(values["model"].get("vocab"), dict):
-            values["model"]["vocab"] = sorted(values["model"]["vocab"].items())
+        # Every token has contents; other keys may be those of a version.
+        keys = {"content", *(key for token in backend["added_tokens"] for key in token)}
+        defaults |= {f"added_tokens.{key}": [t.get(key) for t in backend["added_tokens"]] for key in sorted(keys)}
+        values = {"class": "fast tokenizer"}
+        for part, there in backend.items():
+            if part not in ("version", "padding", "truncation", "added_tokens"):
+                types, others = _types_of(there, part)
+                values, defaults = values | types, defaults | others
     else:
         values = {
             "class": type(tokenizer).__name__,
@@ -111,8 +144,28 @@ def _of_tokenizer(tokenizer: Any) -> Settings:
         if (pieces := getattr(tokenizer, "sp_model", None)) is not None:
             values["pieces"] = pieces.serialized_model_proto()
     values |= {name: getattr(tokenizer, name) for name in OF_TOKENIZERS if hasattr(tokenizer, name)}
-    # Without a padding token a batch raises an error, so it matters only if both sides have one.
-    return Settings.of(values, {"pad_token": tokenizer.pad_token} if tokenizer.pad_token else None)
+    return Settings.of({**values, "max_tokens": max_tokens}, defaults)
+
+
+def _types_of(part: Any, within: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the types of a part of a fast tokenizer and of the parts inside it, and apart from these all else.
+
+    Another version of the library may write further keys, so only the types must be on both sides.
+    """
+    inner: dict[str, Any] = {}
+    types: dict[str, Any] = {}
+    if isinstance(part, dict) and "type" in part:
+        inner = {f"{within}.{key}": value for key, value in part.items() if key != "type"}
+        types[f"{within}.type"] = part["type"]
+    elif isinstance(part, list) and part and all(isinstance(item, dict) and "type" in item for item in part):
+        inner = {f"{within}.{index}": item for index, item in enumerate(part)}
+    else:
+        return {}, {within: sorted(part.items()) if isinstance(part, dict) else part}
+    others: dict[str, Any] = {}
+    for name, value in inner.items():
+        below, rest = _types_of(value, name)
+        types, others = types | below, others | rest
+    return types, others
 
 
 def _options(tokenizer: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +46,10 @@ def changes(before: Any, after: Any) -> list[str]:
     [
         (bert(), bert(do_lower_case=False), "normalizer.lowercase True, now False"),
         (bert(), bert(strip_accents=True), "normalizer.strip_accents None, now True"),
-        (bert(), bert(model_max_length=9), "model_max_length 1000000000000000019884624838656, now 9"),
+        (bert(), transformers.ByT5Tokenizer(), "class 'fast tokenizer', now 'ByT5Tokenizer'"),
+        (bert(), len, "class 'fast tokenizer', now 'user code'"),
+        (len, transformers.ViTImageProcessor(), "class 'user code', now 'ViTImageProcessor'"),
+        (TimmImageProcessor(), len, "class 'TimmImageProcessor', now 'user code'"),
         (gpt2(("a", "b")), gpt2(("b", "c")), "model.merges [['a', 'b']], now [['b', 'c']]"),
         (gpt2(), gpt2(add_prefix_space=True), "pre_tokenizer.add_prefix_space False, now True"),
         (gpt2(pad_token="a"), gpt2(pad_token="b"), "pad_token 'a', now 'b'"),
@@ -100,9 +104,56 @@ def test_a_padding_token_matters_only_if_both_have_one() -> None:
     assert changes(gpt2(), gpt2(pad_token="<|endoftext|>")) == []
 
 
-def test_user_code_and_no_processor_have_no_settings() -> None:
-    assert settings_of_processor(len) is None
+def test_functions_of_user_code_are_not_compared_with_each_other() -> None:
+    assert changes(len, repr) == []
     assert settings_of_processor(None) is None
+
+
+def serialised(change: Any) -> Any:
+    """A fast tokenizer whose serialisation is changed by a function, as another version of tokenizers may write it."""
+    tokenizer = gpt2(("a", "b"))
+    record = json.loads(tokenizer.backend_tokenizer.to_str())
+    record["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Replace", "content": "b"}]}
+    change(record)
+    return SimpleNamespace(
+        is_fast=True, get_vocab=tokenizer.get_vocab, pad_token=None, padding_side="right",
+        backend_tokenizer=SimpleNamespace(to_str=lambda: json.dumps(record)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda r: r.update(postscript=None), lambda r: r.update(limits={"most": 1}),
+        lambda r: r["model"].update(cache=8),
+        lambda r: r["normalizer"]["normalizers"][1].update(whole=False), lambda r: r["pre_tokenizer"].update(fast=True),
+        lambda r: [token.update(colour="red") for token in r["added_tokens"]],
+    ],
+)  # fmt: skip
+def test_keys_that_only_another_version_of_tokenizers_writes_are_not_compared(add: Any) -> None:
+    here, newer = serialised(lambda record: None), serialised(add)
+    assert settings_of_processor(here) != settings_of_processor(newer)
+    assert changes(here, newer) == [] == changes(newer, here)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda r: r.update(normalizer=None), "normalizer.normalizers.0.type"),
+        (lambda r: r["normalizer"].update(normalizers=[]), "normalizer.normalizers.0.type"),
+        (lambda r: r["normalizer"]["normalizers"].pop(), "normalizer.normalizers.1.type"),
+        (lambda r: r["normalizer"]["normalizers"].reverse(), "normalizer.normalizers.0.type"),
+        (lambda r: r["normalizer"]["normalizers"][1].update(content="c"), "normalizer.normalizers.1.content"),
+        (lambda r: r.update(post_processor=None), "post_processor.type"),
+        (lambda r: r.update(added_tokens=[]), "added_tokens.content"),
+        (lambda r: r["added_tokens"][0].update(lstrip=True), "added_tokens.lstrip"),
+        (lambda r: r["model"]["vocab"].update(a=2, b=1), "model.vocab"),
+    ],
+)
+def test_parts_of_a_fast_tokenizer_that_are_there_on_one_side_only_count(change: Any, name: str) -> None:
+    here, other = serialised(lambda record: None), serialised(change)
+    assert name in [text.split()[0] for text in changes(here, other)]
+    assert name in [text.split()[0] for text in changes(other, here)]
 
 
 def test_a_config_is_its_class_defaults_and_what_was_chosen() -> None:
@@ -118,3 +169,31 @@ def test_a_config_is_its_class_defaults_and_what_was_chosen() -> None:
 def test_a_dropout_that_acts_in_eval_mode_is_kept() -> None:
     one, other = (settings_of_config(transformers.EsmConfig(token_dropout=on)) for on in (True, False))
     assert one.changes(other) == ["token_dropout True, now False"]
+
+
+class NewerConfig(transformers.ViTConfig):
+    """A config as of another version, which derives a further value."""
+
+    def __init__(self, head_width: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.head_width = head_width or self.hidden_size // self.num_attention_heads
+
+
+def test_a_value_that_only_another_version_derives_is_not_compared() -> None:
+    small: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 4, "image_size": 8}
+    before, now = (settings_of_config(kind(**small)) for kind in (transformers.ViTConfig, NewerConfig))
+    assert now.defaults["head_width"] == 6 and "head_width" not in before.defaults
+    assert before.changes(now) == [] == now.changes(before)
+    assert before.changes(settings_of_config(NewerConfig(**small, head_width=5))) == ["head_width not set, now 5"]
+
+
+@pytest.mark.parametrize(
+    ("config", "derived"),
+    [
+        (transformers.LlamaConfig(hidden_size=32, num_attention_heads=4), {"head_dim", "rope_parameters.rope_theta"}),
+        (transformers.ResNetConfig(depths=[1, 2], hidden_sizes=[8, 16]), {"stage_names", "out_indices"}),
+        (transformers.Gemma3TextConfig(num_hidden_layers=3), {"layer_types"}),
+    ],
+)
+def test_what_configs_derive_is_a_default(config: Any, derived: set[str]) -> None:
+    assert derived <= settings_of_config(config).defaults.keys()

@@ -175,6 +175,31 @@ def test_a_processor_is_compared_only_if_both_sides_have_one(saved: Callable[[st
     stitcher.attach(vit(0, {"image_mean": [0.1] * 3}), vit(1))
 
 
+def test_a_processor_of_user_code_is_no_image_processor(saved: Callable[[str], Path]) -> None:
+    stitcher = Stitcher.from_pretrained(saved("vit"))
+    mine = hf_stitch.load(vit(0).model, processor=torch.as_tensor)
+    with pytest.raises(ValueError, match="processor: class 'ViTImageProcessor', now 'user code'"):
+        stitcher.attach(mine, vit(1))
+    again = stitcher.attach(mine, vit(1), allow_changed=("processor",)).stitcher
+    with pytest.raises(ValueError, match="processor: class 'user code', now 'ViTImageProcessor'"):
+        again.attach(vit(0), vit(1))
+    again.attach(hf_stitch.load(vit(0).model, processor=lambda image: image), vit(1))
+
+
+def test_the_limit_of_a_tokenizer_counts_up_to_the_positions_of_the_network(saved: Callable[[str], Path]) -> None:
+    stitcher, positions = Stitcher.from_pretrained(saved("bert")), 512
+
+    def limited(most: int) -> Adapter:
+        tokens = plain_tokenizer()
+        tokens.model_max_length = most
+        return bert(0, tokens)
+
+    for most in (positions, positions + 1, 10**6):
+        stitcher.attach(limited(most), bert(1))
+    with pytest.raises(ValueError, match=f"processor: max_tokens {positions}, now 5"):
+        stitcher.attach(limited(5), bert(1))
+
+
 def test_an_older_record_warns_once_that_only_weights_are_compared(
     saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -193,7 +218,7 @@ def test_an_older_record_warns_once_that_only_weights_are_compared(
 def test_of_user_code_the_weights_are_pinned() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     found = hf_stitch.load(net, example_inputs=torch.randn(2, 4), processor=torch.as_tensor).pinned
-    assert (found.config, found.processor) == (Settings(), None)
+    assert (found.config, found.processor) == (Settings(), Settings({"class": "user code"}))
 
 
 # -- routes --------------------------------------------------------------------------------------------------------
