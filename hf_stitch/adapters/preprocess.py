@@ -207,12 +207,11 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
         hub: Loading options.
 
     Returns:
-        The processor. ``None``, with a warning that gives the reason, if there is none; ``None`` without a warning for
-        models that take neither texts nor images.
+        The processor. ``None``, with a warning that gives the reason, if there is none or the Hub is not available;
+        ``None`` without a warning for models that take neither texts nor images.
 
     Raises:
         PermissionError: If the Hub refuses its files.
-        ConnectionError: If the Hub is not available.
 
     Example:
         >>> load_processor("org/name", "input_values", {}) is None
@@ -235,8 +234,10 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
         access: Any = {key: hub[key] for key in DownloadOptions.__annotations__ if key in hub}
         failure = f"the processor of {place} could not be loaded"
         refusal = (cause and explained(failure, cause)) or refused(failure, place, PROCESSORS[main_input], **access)
-        if isinstance(refusal, (PermissionError, ConnectionError)):
+        if isinstance(refusal, PermissionError):
             raise refusal from cause
+        if isinstance(refusal, ConnectionError):  # the model may be in the cache and need no processor
+            reason = f"none in the cache; {refusal}"
     warnings.warn(
         f"{place} has no {kind.__name__[4:]} ({reason}): pass processor= to hf_stitch.load to use raw samples",
         stacklevel=4,

@@ -81,13 +81,36 @@ def test_a_network_without_safetensors(hub: Hub) -> None:
     refuses(FileNotFoundError, message, lambda: hf_stitch.load("alice/pickled"))
 
 
-@pytest.mark.parametrize(("id", "file"), [("alice/vit", "preprocessor_config.json"), ("alice/bert", "/tokenizer")])
-@pytest.mark.parametrize("status", [403, 503])
-def test_a_processor_that_the_hub_refuses_is_not_taken_for_missing(id: str, file: str, status: int, hub: Hub) -> None:
+PROCESSORS = [("alice/vit", "preprocessor_config.json"), ("alice/bert", "/tokenizer")]
+
+
+@pytest.mark.parametrize(("id", "file"), PROCESSORS)
+def test_a_processor_that_the_hub_refuses_is_not_taken_for_missing(id: str, file: str, hub: Hub) -> None:
     serve(hub, id)
-    hub.fail(file, status=status)
-    error, message = KINDS[status]
+    hub.fail(file, status=403)
+    error, message = KINDS[403]
     refuses(error, f"the processor of {id} could not be loaded: {message}", lambda: hf_stitch.load(id))
+
+
+@pytest.mark.parametrize(("id", "file"), PROCESSORS)
+def test_a_processor_that_the_hub_cannot_send_now_is_warned_of(id: str, file: str, hub: Hub) -> None:
+    serve(hub, id)
+    hub.fail(file, status=503)
+    with pytest.warns(UserWarning, match=f"the processor of {id} could not be loaded: {KINDS[503][1]}"):
+        assert hf_stitch.load(id).processor is None
+    hub.heal()
+    assert hf_stitch.load(id).processor is not None
+
+
+@pytest.mark.parametrize(("id", "file"), PROCESSORS)
+def test_a_network_in_the_cache_without_a_processor_loads_without_a_connection(id: str, file: str, hub: Hub) -> None:
+    hub.put(id, {name: body for name, body in files_of(id.partition("/")[2], 0).items() if "token" not in name
+                 and "processor" not in name})  # fmt: skip
+    with pytest.warns(UserWarning, match=f"{id} has no (ImageProcessor|Tokenizer)"):
+        hf_stitch.load(id)
+    hub.fail("", status=503)
+    with pytest.warns(UserWarning, match=f"the processor of {id} could not be loaded: {KINDS[503][1]}"):
+        assert hf_stitch.load(id).processor is None
 
 
 @pytest.mark.parametrize(
