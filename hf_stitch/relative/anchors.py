@@ -33,7 +33,7 @@ class EncodedAnchors:
 
     Attributes:
         values: ``(k, d)``, in the order of the anchors.
-        reference: The encoder, identified by the hash of its weights.
+        reference: The encoder with its pins: weights, config and processor.
         layer: The layer.
         pooling: The pooling that gives one vector per sample.
 
@@ -60,8 +60,9 @@ class EncodedAnchors:
 class AnchorSet:
     """Anchors to save and share: the identity of the samples, and their representations by any number of encoders.
 
-    An encoder is identified by the hash of its weights. The hash does not cover other differences, for example in
-    activation functions or preprocessing; :meth:`encode` detects them by comparing representations of the samples.
+    An encoder is identified by its pins: weights, config and processor (``adapter.pinned``). Sets of version 0.2.0 and
+    earlier, and encoders of user code, are identified by the weights only. :meth:`encode` also compares representations
+    of the samples, which detects differences that no pin covers.
 
     Two encoders of one set have comparable relative representations. If the encoders receive different samples (a text
     and its translation), use one set for each side and check with :meth:`check_parallel` that they correspond.
@@ -121,7 +122,7 @@ class AnchorSet:
         """Return this set with the representations by one more encoder.
 
         If the set already contains them, the encoder is run on the first batch only and compared: networks with equal
-        weights may differ in an activation function, the image size or a tokenizer.
+        pins may still differ, for example in user code.
 
         Args:
             model: The encoder: an adapter, a module, or a name for :func:`hf_stitch.load`.
@@ -155,7 +156,7 @@ class AnchorSet:
 
         Args:
             values: ``(k, d)``, in the order of the anchors; copied.
-            reference: The encoder, pinned by the hash of its weights (``adapter.pinned``).
+            reference: The encoder, pinned by weights, config and processor (``adapter.pinned``).
             layer: The layer.
             pooling: The pooling that was used.
 
@@ -225,7 +226,11 @@ class AnchorSet:
             return found.values
         have = ", ".join(map(str, self.encoded)) or "nothing"
         known = any(_same(each, reference, each.layer, each.pooling) for each in self.encoded)
-        reason = "this encoder at another layer or by another pooling" if known else "no encoder of these weights and settings"
+        reason = (
+            "this encoder at another layer or by another pooling"
+            if known
+            else "no encoder of these weights and settings"
+        )
         raise ValueError(
             f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call "
             "encode"
@@ -276,7 +281,7 @@ class AnchorSet:
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write ``anchors.json`` and ``anchors.safetensors`` to a folder.
 
-        Paths of local models are not written; such an encoder is identified by the hash of its weights.
+        Paths of local models are not written; such an encoder is identified by its weights, config and processor.
 
         Args:
             save_directory: The folder; created if necessary.
@@ -350,8 +355,8 @@ def _check_matches(known: EncodedAnchors, vectors: Tensor) -> None:
     away = (vectors.double() - stored).norm() if vectors.shape == stored.shape else torch.inf
     if not away <= max(1e-2, math.sqrt(torch.finfo(known.values.dtype).eps)) * stored.norm():
         raise ValueError(
-            f"this encoder has the weights of {known} in this set, but gives other representations: its activation "
-            "functions, image size or tokenizer differ. Encode a new set with it, AnchorSet.of(samples)"
+            f"this encoder has the weights of {known} in this set, but gives other representations: something that its "
+            "record does not pin differs, such as user code. Encode a new set with it, AnchorSet.of(samples)"
         )
 
 
