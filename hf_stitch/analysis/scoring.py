@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.reference import ModelReference
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
@@ -220,7 +222,7 @@ def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> No
 
 
 def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """Return the whole target network of a stitched model.
+    """Return the whole target network of a stitched model; warn if the one that is given is another.
 
     Args:
         stitched: The stitched model.
@@ -229,7 +231,33 @@ def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
     Raises:
         ValueError: If the target is not given, not in memory, and has no name to load it by.
     """
-    return stitched.parent("target") if target is None else load(target)
+    if target is None:
+        return stitched.parent("target")
+    given = load(target)
+    if changes := target_changes(stitched, given):
+        warnings.warn(
+            f"target= is not the target of the stitched model: it differs in {', '.join(changes)} "
+            f"({'; '.join(text for texts in changes.values() for text in texts)}). Figures relative to it are not "
+            "comparable with those of the recorded target",
+            stacklevel=4,
+        )
+    return given
+
+
+def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[str]]:
+    """Compare a network with the recorded target of a stitched model.
+
+    Args:
+        stitched: The stitched model.
+        whole: The network.
+
+    Returns:
+        As from :meth:`hf_stitch.ModelReference.changes`; empty if the weights of the target are not recorded.
+    """
+    record = (stitched.config.target or {}).get("reference")
+    if record is None or record.get("weights_hash") is None:
+        return {}
+    return ModelReference.from_dict(record).changes(whole.pinned)
 
 
 def reference(stitched: StitchedModel, target: Any = None) -> Whole:

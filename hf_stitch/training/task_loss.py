@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 import torch
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.analysis.scoring import check_labels
+from hf_stitch.analysis.scoring import check_labels, target_changes
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.matchers import ClosedFormMatcher, TrainedMatcher
@@ -459,12 +459,13 @@ def _name(augment: Augment | None) -> str | None:
 
 
 def _check_same_network(whole: Adapter, model: StitchedModel) -> None:
-    """Raise an error if a target has other weights than the target of the stitched model."""
-    expected = (model.config.target or {})["reference"]["weights_hash"]
-    if expected is not None and (found := whole.pinned.weights_hash) != expected:
+    """Raise an error if a target has other weights, another config or another processor than that of the model."""
+    changes = target_changes(model, whole)
+    if changes:
         raise ValueError(
-            f"the target has other weights than the target of the stitched model (hash {found}, expected {expected}); "
-            "pass the network from which the model was made"
+            f"the target has other {', '.join(changes)} than the target of the stitched model "
+            f"({'; '.join(text for texts in changes.values() for text in texts)}); pass the network from which the "
+            "model was made"
         )
 
 

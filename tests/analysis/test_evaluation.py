@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,13 @@ import pytest
 import torch
 import transformers
 from rich.console import Console
-from scipy.special import log_softmax
+from scipy.special import entr, log_softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import hf_stitch
 from hf_stitch import Adapter, Samples, StitchedModel, Stitcher, evaluate
 from hf_stitch.analysis import Evaluation, Score
+from hf_stitch.analysis.scoring import whole_target
 
 N, CLASSES = 60, 4
 WORDS = [f"w{i}" for i in range(30)]
@@ -113,7 +116,7 @@ def test_figures_of_classifiers_match_numpy(
     shares = np.bincount(labels, minlength=CLASSES) / N
     chance = {figure: score.value for figure, score in scored.scores["chance"].items()}
     assert chance["accuracy"] == pytest.approx(shares.max())
-    assert chance["cross_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
+    assert chance["cross_entropy"] == pytest.approx(entr(shares).sum())
     assert chance["agreement"] == pytest.approx(np.bincount(target.argmax(-1).numpy()).max() / N)
     assert 0 < scored["agreement"].value < 1
 
@@ -183,6 +186,24 @@ def test_a_model_is_scored_in_eval_mode_and_its_modes_are_restored(b: Adapter, d
     modes = [module.training for module in model.modules()]
     assert evaluate(model, data[:N], target=b, progress=False)["agreement"].value == 1.0
     assert [module.training for module in model.modules()] == modes
+
+
+def test_a_target_that_is_not_the_recorded_one_is_warned_of(
+    stitched: StitchedModel, a: Adapter, b: Adapter, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(UserWarning, match=r"not the target .* differs in weights \(hash .*, now ") as seen:
+        assert whole_target(stitched, a) is a
+    assert len(seen) == 1
+    relu = copy.deepcopy(b.model)
+    relu.config.hidden_act = "relu"
+    with pytest.warns(UserWarning, match=r"differs in config \(hidden_act 'gelu', now 'relu'\)"):
+        evaluate(stitched, data[:N], target=relu, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole_target(stitched, b.model)
+        reference = {**stitched.config.target["reference"], "weights_hash": None}
+        monkeypatch.setitem(stitched.config.target, "reference", reference)
+        whole_target(stitched, a)
 
 
 def test_agreement_is_the_only_figure_without_labels(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import gc
 import os
@@ -23,6 +24,7 @@ from torch import multiprocessing, nn
 
 import hf_stitch
 from hf_stitch import Samples, StitchedModel
+from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 from hf_stitch.testing import check_matcher
@@ -478,6 +480,15 @@ def test_contradicting_options_raise() -> None:
     assert ((masked.body.matrix() == 0) == (model.stitch.body.matrix() == 0)).all()
     with pytest.raises(ValueError, match="the target has other weights than the target of the stitched model"):
         matcher(labels="target").fit(model, samples(), target=adapters()[0])
+    recorded = ModelReference.from_dict(model.config.target["reference"])
+    changed = dataclasses.replace(recorded, processor=Settings.of({"image_mean": 0.5}))
+    model.config.target = {**model.config.target, "reference": changed.to_dict()}
+    target = adapters()[1]
+    target.processor = torch.as_tensor
+    with pytest.raises(
+        ValueError, match=r"the target has other processor than .* \(class not set, now 'user code'; im"
+    ):
+        matcher(labels="target").fit(model, samples(), target=target)
 
 
 def test_resuming_with_other_validation_samples_raises(tmp_path: Path) -> None:
