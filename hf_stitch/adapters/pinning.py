@@ -128,7 +128,7 @@ def _of_tokenizer(tokenizer: Any, max_tokens: int | None) -> Settings:
         # Every token has contents; other keys may be those of a version.
         keys = {"content", *(key for token in backend["added_tokens"] for key in token)}
         defaults |= {f"added_tokens.{key}": [t.get(key) for t in backend["added_tokens"]] for key in sorted(keys)}
-        values = {"class": "fast tokenizer"}
+        values: dict[str, Any] = {"class": "fast tokenizer"}
         for part, there in backend.items():
             if part not in ("version", "padding", "truncation", "added_tokens"):
                 types, others = _types_of(there, part)
