@@ -56,6 +56,7 @@ def test_an_ordinary_head_takes_another_encoder_by_inverse_projection(encoders: 
         source_layer="2",
         target_layer="2",
         matcher="inverse_relative",
+        rcond=1e-3,
         task=None,
         progress=False,
     )
