@@ -37,11 +37,15 @@ def transparent(mode: str) -> Image.Image:
     """A grey square whose left half is transparent, over a hidden black."""
     image = Image.new("LA", (SIZE, SIZE), (0, 0))
     image.paste((100, 255), (SIZE // 2, 0, SIZE, SIZE))
-    if mode == "P":
+    if mode in ("P", "PA"):  # Pillow 11 drops the transparency when it converts to PA
         flat = Image.new("P", image.size, 0)
         flat.putpalette([0, 0, 0, 100, 100, 100])
         flat.paste(1, (SIZE // 2, 0, SIZE, SIZE))
-        flat.info["transparency"] = 0
+        if mode == "PA":
+            flat = flat.convert("PA")
+            flat.putalpha(image.getchannel("A"))
+        else:
+            flat.info["transparency"] = 0
         return flat
     if mode in ("La", "LA"):
         return image.convert(mode)
