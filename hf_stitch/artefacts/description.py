@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_stitch.artefacts.files import CONFIG, STITCHER
-from hf_stitch.artefacts.record import damaged, read_record
+from hf_stitch.artefacts.record import built_from, read_record
 from hf_stitch.artefacts.schema import read_model, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
@@ -96,12 +96,9 @@ class Description:
         whole = not is_stitcher(folder)
         path = folder / (CONFIG if whole else STITCHER)
         record = read_record(path)
-        try:
-            return cls.of((read_model if whole else read_stitcher)(record, str(path)), whole=whole)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise damaged(path, error) from error
+        values = (read_model if whole else read_stitcher)(record, str(path))
+        with built_from(path):
+            return cls.of(values, whole=whole)
 
     @classmethod
     def of(cls, record: Mapping[str, Any], *, whole: bool) -> Self:

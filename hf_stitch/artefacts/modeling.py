@@ -40,12 +40,13 @@ from hf_stitch.artefacts.files import (
 )
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import AGAIN, FEW, check_counts, damaged, read_record
+from hf_stitch.artefacts.record import AGAIN, FEW, built_from, check_counts, damaged, read_record
+from hf_stitch.artefacts.schema import Place, check_elements
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import PluginError, UnknownNameError, did_you_mean, registries
+from hf_stitch.registry import did_you_mean, registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
@@ -530,7 +531,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             if config.checksum not in (None, record[manifest.CHECKSUM]):  # None: made by the user
                 raise ValueError(f"{path} was replaced after the given config had been read from it; load both again")
         check_requirements(config.requires or (), str(folder))
-        kind = class_for(config.task)
+        with built_from(path):
+            kind = class_for(config.task)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
@@ -615,11 +617,9 @@ def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]
     """Build the model of a config without weights, if the headers of the files explain what it costs."""
     path = files[0].with_name(CONFIG)
     tensors, size = weigh(files)
-    check_counts([config.source, config.target], str(path), layers=max(FEW, tensors))
-    try:
-        with weightless(size):
-            return kind(config)
-    except (UnknownNameError, PluginError):  # a plugin is missing
-        raise
-    except Exception as error:  # libraries raise any exception on an invalid config
-        raise damaged(path, error) from error
+    for side, half in (("source", config.source), ("target", config.target)):
+        check_counts(half, str(path), layers=max(FEW, tensors))
+        if half:
+            check_elements(half, size, Place(str(path), side))
+    with built_from(path), weightless(size):
+        return kind(config)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from hf_stitch.registry import PluginError, UnknownNameError
 
 FORMAT = 2
 """The record format that this version writes."""
@@ -65,7 +68,8 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _check_weight(record: dict[str, Any], path: Path) -> None:
     """Raise an error if a record has so many values, or nests them so deeply, that copies of it take long."""
-    weight, level = 0, [record]
+    weight = 0
+    level: list[Any] = [record]
     for _ in range(DEEPEST):
         below = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
         weight += len(below) + OF_CONTAINER * len(level)
@@ -128,6 +132,31 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
             stacklevel=4,
         )
     return {key: value for key, value in record.items() if key in names}
+
+
+@contextmanager
+def built_from(where: str | Path) -> Iterator[None]:
+    """Name the record in errors of code that builds something from it.
+
+    Args:
+        where: Name of the record.
+
+    Yields:
+        Nothing; something is built in the body of the ``with`` statement.
+
+    Raises:
+        UnknownNameError: If the record names something that is not installed.
+        PluginError: If a plugin cannot be imported.
+        ValueError: If anything else fails: libraries raise any error for an invalid record.
+    """
+    try:
+        yield
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{where} names what is not installed: {error}") from error
+    except PluginError:
+        raise
+    except Exception as error:
+        raise damaged(where, error) from error
 
 
 def damaged(where: str | Path, error: BaseException) -> ValueError:

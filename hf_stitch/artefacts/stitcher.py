@@ -17,13 +17,13 @@ from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import FORMAT, damaged, read_record
+from hf_stitch.artefacts.record import FORMAT, built_from, damaged, read_record
 from hf_stitch.artefacts.schema import read_stitcher
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.provenance import check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import PluginError, UnknownNameError
+from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
@@ -43,7 +43,8 @@ class Stitcher(Artefact):
 
     Args:
         stitch: The stitching layer.
-        source: Reference to the network of the front half, pinned by revision and hash of its weights.
+        source: Reference to the network of the front half, pinned by revision, weights, config and processor (in
+            records of version 0.2.0 and earlier: by revision and weights).
         source_layer: The layer at which the source is cut.
         target: Reference to the network of the back half, pinned in the same way.
         target_layer: The layer at which the target is cut.
@@ -182,8 +183,9 @@ class Stitcher(Artefact):
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            stitch = _skeleton(values["stitch"], folder)
-            found = Description.of(values, whole=False)
+            with built_from(path), weightless((folder / STITCH).stat().st_size):
+                stitch = StitchingLayer.from_dict(values["stitch"])
+                found = Description.of(values, whole=False)
             load_strictly(stitch, [folder / STITCH])
             names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
             stitcher = cls(
@@ -259,14 +261,3 @@ class Stitcher(Artefact):
         if wanted is not None:
             cast(stitched, wanted)
         return stitched
-
-
-def _skeleton(stitch: Mapping[str, Any], folder: Path) -> StitchingLayer:
-    """Build the stitching layer of a record without weights."""
-    try:
-        with weightless((folder / STITCH).stat().st_size):
-            return StitchingLayer.from_dict(stitch)
-    except (UnknownNameError, PluginError):  # a plugin is missing
-        raise
-    except Exception as error:
-        raise damaged(folder / STITCHER, error) from error

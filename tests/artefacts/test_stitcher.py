@@ -164,7 +164,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no layer": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c["source"].pop("layer")),
         ValueError,
-        "stitcher.json is damaged .*'layer'",
+        "stitcher.json is damaged: source must be an object with layer",
     ),
     "newer format": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c.update(format_version=3)),
@@ -174,7 +174,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "unknown stitch": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c["stitch"]["body"].update(name="liner")),
         ValueError,
-        "^no 'liner' among stitches; did you mean",
+        "stitcher.json names what is not installed: no 'liner' among stitches; did you mean",
     ),
     "truncated": (lambda f: truncate(f / "stitch.safetensors", 500), ValueError, "stitch.safetensors cannot be read"),
     "a weight missing": (

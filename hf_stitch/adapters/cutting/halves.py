@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
@@ -15,6 +16,22 @@ from hf_stitch.representation import Representation
 
 CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
 """Flags with which timm and transformers enable gradient checkpointing inside a module."""
+
+
+class HalfError(RuntimeError, ValueError):
+    """Raised when a half cannot run on its inputs; ``__cause__`` is the error of the network.
+
+    The reason is an input that the network does not take, or the record from which the half was built.
+    """
+
+    def __init__(self, half: Front | Back, error: Exception) -> None:
+        """Build the message from the half and the error of the network."""
+        side = "up to" if isinstance(half, Front) else "after"
+        super().__init__(
+            f"the part of {type(half.model).__name__} {side} {half.cut.layer!r} cannot run on these inputs "
+            f"({type(error).__name__}: {error}). If the inputs are right and the model was loaded from files, their "
+            "record is damaged: save or download it again"
+        )
 
 
 class Front(nn.Module):
@@ -62,12 +79,17 @@ class Front(nn.Module):
 
         Raises:
             ValueError: If images or sequences have another size than those with which the cut was verified.
+            HalfError: If the network cannot run on the inputs.
         """
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(inputs, self.interface))
         try:
             self.model(**{**self.interface.options, **inputs})
             return self.cut.represent(came_out(self._slot, self.cut), inputs, self.interface)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise HalfError(self, error) from error
         finally:
             self._slot.values = None
 
@@ -116,6 +138,7 @@ class Back(nn.Module):
 
         Raises:
             ValueError: If images or sequences have another size than those with which the cut was verified.
+            HalfError: If the network cannot run on the representation.
         """
         _check_size(representation.context, self.interface, self.cut)
         representation = in_context(self.cut.accept(representation, self.interface), self.interface)
@@ -123,6 +146,10 @@ class Back(nn.Module):
         try:
             context = self.plan.context(representation, self.interface)
             return self.model(**{**self.interface.options, **context, **options})
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise HalfError(self, error) from error
         finally:
             self._slot.values = None
 

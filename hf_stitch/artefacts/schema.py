@@ -1,0 +1,452 @@
+"""The fields of a record: their types and ranges, checked before anything is built from them.
+
+A record may be untrusted. A :data:`Reader` checks a value of a record and returns it, without keys that this version
+does not know. Its error names the file, the field, what was expected and what the record contains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+
+from hf_stitch.adapters.cutting.cut import Padding
+from hf_stitch.artefacts.migrations import migrated
+from hf_stitch.artefacts.record import AGAIN, check_counts, known
+from hf_stitch.registry import registries
+from hf_stitch.representation import LAYOUTS, POOLINGS
+
+ELEMENTS, SAMPLES, TOKENS = 2**25, 2, 16
+"""Largest number of elements of a tensor that a record may describe, beyond one for each byte of the weights, for so
+many samples and tokens. Tensors of skipped modules take no memory, but the next operation on them may."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A field of a file, for messages.
+
+    Attributes:
+        file: The file.
+        field: The path of the field in it; empty for the whole record.
+    """
+
+    file: str
+    field: str = ""
+
+    def __truediv__(self, key: str | int) -> Place:
+        """Return the place of a key or of an index in the value at this place."""
+        return Place(self.file, f"{self.field}.{key}" if self.field else str(key))
+
+    def __str__(self) -> str:
+        """Return e.g. ``source.cut in config.json of org/name``."""
+        return f"{self.field} in {self.file}" if self.field else self.file
+
+    def wrong(self, expected: str, found: Any) -> ValueError:
+        """Create the error for a wrong value.
+
+        Args:
+            expected: What was expected.
+            found: The value.
+
+        Returns:
+            The error to raise.
+        """
+        text = repr(found)
+        shown = text if len(text) < 80 else f"{text[:80]}…"
+        return ValueError(
+            f"{self.file} is damaged: {self.field or 'the record'} must be {expected}, got {shown}; {AGAIN}"
+        )
+
+
+Reader = Callable[[Any, Place], Any]
+"""Checks the value at a place and returns it, or raises an error."""
+
+
+def value(expected: str, holds: Callable[[Any], bool]) -> Reader:
+    """Make a reader of values with a property.
+
+    Args:
+        expected: The property, for messages.
+        holds: Function that returns whether a value has it.
+
+    Returns:
+        The reader.
+    """
+
+    def read(found: Any, at: Place) -> Any:
+        if not holds(found):
+            raise at.wrong(expected, found)
+        return found
+
+    return read
+
+
+def whole(least: int = -(2**53), most: int = 2**53) -> Reader:
+    """Make a reader of whole numbers.
+
+    Args:
+        least: Smallest number. Default: no limit that matters.
+        most: Largest number. Default: the same.
+
+    Returns:
+        The reader.
+    """
+    limit = "a whole number" if least < -(2**52) else f"a whole number, at least {least}"
+    return value(limit, lambda found: type(found) is int and least <= found <= most)
+
+
+def one_of(*names: str) -> Reader:
+    """Make a reader of one of several texts.
+
+    Args:
+        *names: The texts.
+
+    Returns:
+        The reader.
+    """
+    return value(f"one of {', '.join(names)}", lambda found: isinstance(found, str) and found in names)
+
+
+def maybe(reader: Reader) -> Reader:
+    """Make a reader that also accepts ``null``.
+
+    Args:
+        reader: Reader of other values.
+
+    Returns:
+        The reader.
+    """
+    return lambda found, at: None if found is None else reader(found, at)
+
+
+def several(reader: Reader, length: int | None = None) -> Reader:
+    """Make a reader of lists.
+
+    Args:
+        reader: Reader of the items.
+        length: Number of items. Default: any.
+
+    Returns:
+        The reader.
+    """
+
+    def read(found: Any, at: Place) -> list[Any]:
+        if not isinstance(found, (list, tuple)) or length not in (None, len(found)):
+            raise at.wrong("a list" if length is None else f"a list of {length}", found)
+        return [reader(item, at / place) for place, item in enumerate(found)]
+
+    return read
+
+
+def table(reader: Reader) -> Reader:
+    """Make a reader of objects with any keys.
+
+    Args:
+        reader: Reader of the values.
+
+    Returns:
+        The reader.
+    """
+
+    def read(found: Any, at: Place) -> dict[str, Any]:
+        if not isinstance(found, Mapping):
+            raise at.wrong("an object", found)
+        return {key: reader(item, at / key) for key, item in found.items()}
+
+    return read
+
+
+def fields(optional: Collection[str] = (), *, others: bool = False, **readers: Reader) -> Reader:
+    """Make a reader of objects with known keys.
+
+    Args:
+        optional: Keys that may be missing.
+        others: Whether other keys are kept; otherwise they are dropped with a warning.
+        **readers: Key -> reader of its value.
+
+    Returns:
+        The reader.
+    """
+
+    def read(found: Any, at: Place) -> dict[str, Any]:
+        if not isinstance(found, Mapping):
+            raise at.wrong("an object", found)
+        if missing := [key for key in readers if key not in found and key not in optional]:
+            raise at.wrong(f"an object with {' and '.join(missing)}", list(found))
+        kept = dict(found) if others else known(found, readers, str(at))
+        return kept | {key: reader(found[key], at / key) for key, reader in readers.items() if key in found}
+
+    return read
+
+
+# -- fields of every record --------------------------------------------------------------------------------------------
+TEXT = value("a text", lambda found: isinstance(found, str))
+FLAG = value("true or false", lambda found: isinstance(found, bool))
+KEY = value("a text or a whole number", lambda found: type(found) in (str, int))
+ANYTHING: Reader = lambda found, at: found  # noqa: E731
+DTYPE = value(
+    "a dtype of torch", lambda found: isinstance(found, str) and isinstance(getattr(torch, found, None), torch.dtype)
+)
+SHARE = value("a number from 0 to 1", lambda found: type(found) in (int, float) and 0 <= found <= 1)
+SPEC = fields(layout=one_of(*LAYOUTS), width=whole(1), grid=maybe(several(whole(1), 2)), prefix_tokens=whole(0))
+REFERENCE = fields(
+    ("revision", "task", "kwargs", "weights_hash"),
+    others=True,  # ModelReference.from_dict checks and names them
+    id=maybe(TEXT),
+    library=TEXT,
+    revision=maybe(TEXT),
+    task=maybe(TEXT),
+    kwargs=table(ANYTHING),
+    weights_hash=maybe(TEXT),
+)
+MAP = fields(
+    ("fitted", "in_features", "out_features"),
+    others=True,  # the class of the map rejects options that it does not know
+    name=TEXT,
+    fitted=table(ANYTHING),
+    in_features=whole(1),
+    out_features=whole(1),
+)
+STITCH = fields(("prefix",), source=SPEC, target=SPEC, pooling=one_of(*POOLINGS), body=MAP, prefix=maybe(MAP))
+REQUIREMENT = fields(registry=one_of(*registries), name=TEXT, distribution=maybe(TEXT), version=maybe(TEXT))
+SIGNATURE = fields(
+    ("manifest", "checksum", "files", "weights_hash"),
+    others=True,
+    manifest=table(TEXT),
+    checksum=maybe(TEXT),
+    files=maybe(table(TEXT)),
+    weights_hash=maybe(TEXT),
+)
+"""How the files of a record are verified, also in format 1."""
+
+
+# -- halves ------------------------------------------------------------------------------------------------------------
+def _outline(found: Any, at: Place) -> dict[str, Any]:
+    """Read the outline of the output of a module: an object whose only key is the kind of the output."""
+    if not isinstance(found, Mapping) or len(found) != 1 or next(iter(found)) not in OUTLINES:
+        raise at.wrong(f"an object with one of {', '.join(OUTLINES)}", found)
+    ((kind, content),) = found.items()
+    return {kind: OUTLINES[kind](content, at / kind)}
+
+
+OUTLINES: dict[str, Reader] = {
+    "tensor": fields(
+        dims=several(several(whole(), 4)), dtype=lambda found, at: found if found == "cut" else DTYPE(found, at)
+    ),
+    "argument": several(KEY),
+    "value": ANYTHING,
+    "tuple": several(_outline),
+    "list": several(_outline),
+    "dict": table(_outline),
+}
+CUT = fields(
+    ("axes", "padding"),
+    layer=TEXT,
+    path=several(KEY),
+    spec=SPEC,
+    dtype=DTYPE,
+    cost=SHARE,
+    axes=several(whole(0)),
+    padding=one_of(*get_args(Padding)),
+)
+PLAN = fields(
+    ("materialise", "after", "records"),
+    kind=one_of("stubs", "full"),
+    stubs=table(_outline),
+    entry=maybe(_outline),
+    materialise=FLAG,
+    after=table(maybe(_outline)),
+    records=FLAG,
+)
+INTERFACE = fields(
+    ("dtypes", "options", "special_ids", "filler_id", "pad_id", "arguments", "max_tokens", "given", "start_id"),
+    content=value(
+        "a list of one text or more",
+        lambda found: isinstance(found, (list, tuple)) and len(found) > 0 and all(isinstance(n, str) for n in found),
+    ),
+    modality=one_of("image", "text", "tensor"),
+    shapes=table(several(whole(1))),
+    dtypes=table(DTYPE),
+    options=table(ANYTHING),
+    special_ids=several(whole()),
+    filler_id=whole(),
+    pad_id=maybe(whole()),
+    arguments=several(TEXT),
+    max_tokens=maybe(whole(1)),
+    given=several(TEXT),
+    start_id=maybe(whole()),
+)
+_HALF = fields(
+    ("why", "half_hash"),
+    blueprint=maybe(fields(others=True, library=TEXT)),
+    why=TEXT,
+    cut=CUT,
+    plan=PLAN,
+    interface=INTERFACE,
+    reference=REFERENCE,
+    half_hash=TEXT,
+)
+
+
+def _half(found: Any, at: Place) -> dict[str, Any]:
+    """Read one half, whose fields must fit together."""
+    half = _HALF(found, at)
+    cut, entry, interface = half["cut"], half["plan"]["entry"], half["interface"]
+    axes, layout = cut.get("axes"), cut["spec"]["layout"]
+    if axes and sorted(axes) != list(range(len(layout))):
+        raise (at / "cut" / "axes").wrong(f"an order of the {len(layout)} axes of {layout}", axes)
+    if entry is not None and _rank(entry, cut["path"]) != len(layout):
+        raise (at / "cut" / "path").wrong(
+            f"the way to a tensor of {len(layout)} axes in plan.entry, the output of {cut['layer']!r}", cut["path"]
+        )
+    if interface["modality"] != "text":
+        for name in ("shapes", "dtypes"):
+            if not set(interface["content"]) <= (interface.get(name) or {}).keys():
+                raise (at / "interface" / name).wrong(
+                    f"an object with {' and '.join(interface['content'])}", interface.get(name)
+                )
+    return half
+
+
+def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
+    """Return the number of axes of the tensor at a path in the output of a module; ``None`` if there is none."""
+    for key in path:
+        ((kind, content),) = outline.items()
+        parts = content if kind == "dict" else dict(enumerate(content)) if kind in ("tuple", "list") else {}
+        if key not in parts:
+            return None
+        outline = parts[key]
+    return len(outline["tensor"]["dims"]) if "tensor" in outline else None
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+_MODEL = fields(
+    (
+        *("task", "source", "target", "stitch", "recipe", "scores", "requires"),
+        *("vocab_size", "num_hidden_layers", "layer_types", "sliding_window"),
+        *("architectures", "id2label", "label2id", "num_labels", "problem_type", "use_cache"),
+        *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"),
+    ),
+    others=True,  # StitchConfig names those that neither it nor transformers knows
+    format_version=whole(1),
+    task=maybe(TEXT),
+    source=maybe(_half),
+    target=maybe(_half),
+    stitch=maybe(STITCH),
+    recipe=maybe(table(ANYTHING)),
+    scores=maybe(table(ANYTHING)),
+    requires=maybe(several(REQUIREMENT)),
+    vocab_size=maybe(whole(1)),
+    num_hidden_layers=maybe(whole(0)),
+    layer_types=maybe(several(TEXT)),
+    sliding_window=maybe(whole(1)),
+    architectures=maybe(several(TEXT)),
+    id2label=maybe(table(TEXT)),
+    label2id=maybe(table(whole())),
+    num_labels=maybe(whole(0)),
+    problem_type=maybe(TEXT),
+    use_cache=maybe(FLAG),
+    bos_token_id=maybe(whole()),
+    decoder_start_token_id=maybe(whole()),
+    eos_token_id=maybe(lambda found, at: (several(whole()) if isinstance(found, list) else whole())(found, at)),
+    pad_token_id=maybe(whole()),
+    sep_token_id=maybe(whole()),
+)
+_END = fields(reference=REFERENCE, layer=TEXT)
+_STITCHER = fields(
+    ("task", "recipe", "scores", "requires", "manifest", "checksum"),
+    format_version=whole(1),
+    source=_END,
+    target=_END,
+    stitch=STITCH,
+    task=maybe(TEXT),
+    recipe=maybe(table(ANYTHING)),
+    scores=maybe(table(ANYTHING)),
+    requires=maybe(several(REQUIREMENT)),
+    manifest=ANYTHING,
+    checksum=ANYTHING,
+)
+
+
+def read_model(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check the record of a stitched model.
+
+    Args:
+        record: JSON values of any format.
+        where: Name of the file, for messages.
+
+    Returns:
+        The record in the current format.
+
+    Raises:
+        ValueError: If a field is missing, or has a wrong value; the message names it.
+    """
+    values: dict[str, Any] = _read(_MODEL, record, where)
+    if values.get("source") and values.get("target") and values.get("stitch"):
+        for side in ("source", "target"):
+            have, want = values["stitch"][side], values[side]["cut"]["spec"]
+            if have != want:
+                raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {want}", have)
+    return values
+
+
+def check_elements(half: Mapping[str, Any], size: int, at: Place) -> None:
+    """Check that no half describes a tensor that the size of its weights does not explain.
+
+    Args:
+        half: The record of a half, as read by :func:`read_model`.
+        size: Number of bytes of the weights.
+        at: Its place, for messages.
+
+    Raises:
+        ValueError: If a tensor has too many elements; the message names it.
+    """
+    most = max(ELEMENTS, size)
+    for name, shape in half["interface"]["shapes"].items():
+        if SAMPLES * math.prod(shape) > most:
+            raise (at / "interface" / "shapes" / name).wrong(f"a shape of at most {most // SAMPLES} elements", shape)
+    plan, at = half["plan"], at / "plan"
+    outlines = {at / "entry": plan["entry"]}
+    for part in ("stubs", "after"):
+        outlines |= {at / part / name: outline for name, outline in plan.get(part, {}).items()}
+    for place, outline in outlines.items():
+        for dims in _tensors(outline):
+            sizes = [c + SAMPLES * b + TOKENS * t + SAMPLES * TOKENS * bt for c, b, t, bt in dims]
+            if math.prod(map(abs, sizes)) > most:
+                raise place.wrong(f"a tensor of at most {most} elements for {SAMPLES} samples", dims)
+
+
+def _tensors(outline: Mapping[str, Any] | None) -> Iterator[list[list[int]]]:
+    """Yield the dimensions of all tensors in the outline of an output."""
+    for kind, content in (outline or {}).items():
+        if kind == "tensor":
+            yield content["dims"]
+        elif kind in ("tuple", "list", "dict"):
+            for part in content.values() if kind == "dict" else content:
+                yield from _tensors(part)
+
+
+def read_stitcher(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check the record of a stitcher.
+
+    Args:
+        record: JSON values of any format.
+        where: Name of the file, for messages.
+
+    Returns:
+        The record in the current format, without unknown keys.
+
+    Raises:
+        ValueError: If a field is missing, or has a wrong value; the message names it.
+    """
+    values: dict[str, Any] = _read(_STITCHER, record, where)
+    return values
+
+
+def _read(reader: Reader, record: Mapping[str, Any], where: str) -> Any:
+    check_counts(record, where)
+    SIGNATURE(record, Place(where))
+    return reader(migrated(record, where), Place(where))
