@@ -56,7 +56,7 @@ def sealed() -> Iterator[None]:
     Example:
         >>> import socket
         >>> with sealed():
-        ...     socket.create_connection(("huggingface.co", 443))
+        ...     socket.create_connection(("huggingface.co", 443))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         hf_stitch.adapters.sealed.SealedError: loading a saved artefact may not cause the event socket.getaddrinfo: ...
     """

@@ -89,7 +89,7 @@ def save_beside(saves: Iterable[Any], folder: Path) -> None:
 
 @contextmanager
 def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
-    """Provide a temporary folder with those files that a record names, for libraries that read whatever they find.
+    """Provide a folder with only those files that a record names, for libraries that read whatever they find.
 
     A warning names the files that are left out.
 
@@ -98,15 +98,18 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         names: Names of files.
 
     Yields:
-        The temporary folder.
+        The folder of the artefact; a temporary one if files are left out.
     """
     here = sorted(path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file())
-    if unread := [path.name for path in here if path.name not in names]:
-        warnings.warn(
-            f"{folder} also contains {', '.join(unread)}, which was not saved with the artefact and is not read; "
-            "delete it, or pass allow_modified=True to read it",
-            stacklevel=4,
-        )
+    unread = [path.name for path in here if path.name not in names]
+    if not unread:
+        yield folder
+        return
+    warnings.warn(
+        f"{folder} also contains {', '.join(unread)}, which was not saved with the artefact and is not read; "
+        "delete it, or pass allow_modified=True to read it",
+        stacklevel=4,
+    )
     with tempfile.TemporaryDirectory() as view:
         for path in here:
             if path.name in names:

@@ -92,7 +92,7 @@ def stale(folder: Path, record_file: str) -> set[str]:
     except (OSError, ValueError):
         return set()
     ours = MANIFEST in record or record.get("model_type") == MODEL_TYPE or "stitch" in record
-    return {name for name in names(record, folder) if Path(name).name == name} if ours else set()
+    return {name for name in {record_file, *names(record, folder)} if Path(name).name == name} if ours else set()
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:

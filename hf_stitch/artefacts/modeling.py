@@ -41,7 +41,7 @@ from hf_stitch.artefacts.files import (
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import AGAIN, FEW, built_from, check_counts, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_elements
+from hf_stitch.artefacts.schema import Place, check_elements, check_specs
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
@@ -546,15 +546,20 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         load_strictly(model, files)
         model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
         blueprint = (config.source or {})["blueprint"]
-        with named_files(folder, names) as beside:
+
+        def verify() -> None:
             if not allow_modified:
                 manifest.verify(path, record, lambda: weights_hash(model))
+
+        with named_files(folder, names) as beside:
             try:
                 model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(beside))
                 if model.can_generate() and (beside / "generation_config.json").is_file():
                     model.generation_config = GenerationConfig.from_pretrained(beside)
             except Exception as error:  # libraries raise any exception on damaged files
+                verify()
                 raise damaged(f"a processor or generation config in {folder}", error) from error
+        verify()
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
@@ -621,5 +626,7 @@ def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]
         check_counts(half, str(path), layers=max(FEW, tensors))
         if half:
             check_elements(half, size, Place(str(path), side))
+    if config.stitch:
+        check_specs(config.stitch, size, Place(str(path), "stitch"))
     with built_from(path), weightless(size):
         return kind(config)

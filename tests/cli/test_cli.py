@@ -360,5 +360,5 @@ def test_doctor_silences_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["compare", "stitch"])
 def test_networks_that_do_not_exist_are_named_before_data_are_read(command: str, tmp_path: Path) -> None:
-    arguments = (command, "nosuch/network", "nosuch/network", "--data", "nosuch/data", "--out", tmp_path / "out")
-    assert "nosuch/network" in error_line(*arguments)
+    arguments = (command, "timm:nosuch", "timm:nosuch", "--data", "nosuch/data", "--out", tmp_path / "out")
+    assert "'nosuch'" in error_line(*arguments)
