@@ -32,15 +32,26 @@ WEIGHT, OF_CONTAINER, DEEPEST = 2**18, 8, 100
 A record with the names of 21,843 classes in both networks and in the model has half as many.
 """
 
-LAYERS = re.compile(r"(layers?|depths?|blocks?|stages?|repeats?|levels?|groups?|group_num|n_points)$")
+LAYERS = re.compile(
+    r"((?<!per_)(layers?|depths?|blocks?|stages?|repeats?|levels?)|blocks_per_stage|layers_per_stack|block_sizes|n_points"
+    r"|hidden_groups|group_num|group_detr|codebooks|codes_total|quantizers|hash_functions|multimask_outputs|num_inputs"
+    r"|feedforward_networks|upsampling_ratios|merger_times|conv_pos_embeddings|symmetric_num)$"
+)
 MOST, FEW = 1_000, 256
-"""Keys of numbers of layers; the largest number; and the largest that needs no tensor in the files for each layer."""
+"""Keys of numbers of layers and other modules; the largest; and the largest without a tensor in the files for each.
+
+These are the keys for which networks of transformers repeat modules, of all types and all keys with whole numbers.
+"""
 
 LABELS, MOST_LABELS = re.compile("(num_labels|num_classes)$"), 2**17
 """Keys of numbers of classes, which determine the length of lists of names, and the largest number."""
 
+IMAGES, WIDEST = re.compile("((image|img)_?size|resolution|num_frames)$"), 2**13
+"""Keys of sizes of images and videos, whose positions some constructors list, and the largest size."""
+
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
 """Keys whose values are not checked, because their own keys are arbitrary."""
+
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file.
@@ -83,7 +94,7 @@ def _check_weight(record: dict[str, Any], path: Path) -> None:
 
 
 def check_counts(value: Any, where: str, key: str = "", layers: int = MOST) -> None:
-    """Check that no number of layers or classes is larger than in any network.
+    """Check that no number of layers, classes or pixels of a side is larger than in any network.
 
     Other sizes need no bound: a network is built without memory, and within a limited time (``skeleton.py``).
 
@@ -104,7 +115,7 @@ def check_counts(value: Any, where: str, key: str = "", layers: int = MOST) -> N
         for item in value:
             check_counts(item, where, key, layers)
     elif isinstance(value, (int, float)):
-        for names, most in ((LAYERS, layers), (LABELS, MOST_LABELS)):
+        for names, most in ((LAYERS, layers), (LABELS, MOST_LABELS), (IMAGES, WIDEST)):
             if value > most and names.search(key):
                 raise ValueError(
                     f"{where} is damaged: {key} is {value}, and no network with such weights has more than {most}; "

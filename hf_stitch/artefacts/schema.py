@@ -202,7 +202,20 @@ REFERENCE = fields(
     kwargs=table(ANYTHING),
     weights_hash=maybe(TEXT),
 )
-MAP = fields(
+LONGEST = 1000
+"""Longest list among the options of a map."""
+
+
+def _option(found: Any, at: Place) -> Any:
+    """Read an option of a map: any value, but no number beyond 64 bits and no long list."""
+    if type(found) is int and abs(found) > 2**53:
+        raise at.wrong("a number that a tensor can contain", found)
+    if isinstance(found, (list, tuple)) and len(found) > LONGEST:
+        raise at.wrong(f"a list of at most {LONGEST}", found)
+    return found
+
+
+_MAP = fields(
     ("fitted", "in_features", "out_features"),
     others=True,  # the class of the map rejects options that it does not know
     name=TEXT,
@@ -210,6 +223,7 @@ MAP = fields(
     in_features=whole(1),
     out_features=whole(1),
 )
+MAP: Reader = lambda found, at: table(_option)(_MAP(found, at), at)  # noqa: E731
 STITCH = fields(("prefix",), source=SPEC, target=SPEC, pooling=one_of(*POOLINGS), body=MAP, prefix=maybe(MAP))
 REQUIREMENT = fields(registry=one_of(*registries), name=TEXT, distribution=maybe(TEXT), version=maybe(TEXT))
 SIGNATURE = fields(
@@ -417,6 +431,24 @@ def check_elements(half: Mapping[str, Any], size: int, at: Place) -> None:
             sizes = [c + SAMPLES * b + TOKENS * t + SAMPLES * TOKENS * bt for c, b, t, bt in dims]
             if math.prod(map(abs, sizes)) > most:
                 raise place.wrong(f"a tensor of at most {most} elements for {SAMPLES} samples", dims)
+
+
+def check_specs(stitch: Mapping[str, Any], size: int, at: Place) -> None:
+    """Check that no side of a stitching layer is larger than the size of the weights explains.
+
+    Args:
+        stitch: The record of a stitching layer, as read by :func:`read_model` or :func:`read_stitcher`.
+        size: Number of bytes of the weights.
+        at: Its place, for messages.
+
+    Raises:
+        ValueError: If a side is too large.
+    """
+    most = max(ELEMENTS, size)
+    for side in ("source", "target"):
+        spec = stitch[side]
+        if SAMPLES * spec["width"] * math.prod(spec["grid"] or ()) > most:
+            raise (at / side).wrong(f"a spec of at most {most // SAMPLES} elements", spec)
 
 
 def _tensors(outline: Mapping[str, Any] | None) -> Iterator[list[list[int]]]:

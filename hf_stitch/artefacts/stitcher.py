@@ -18,7 +18,7 @@ from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHE
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import FORMAT, built_from, damaged, read_record
-from hf_stitch.artefacts.schema import read_stitcher
+from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.provenance import check_requirements
@@ -183,7 +183,9 @@ class Stitcher(Artefact):
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            with built_from(path), weightless((folder / STITCH).stat().st_size):
+            size = (folder / STITCH).stat().st_size
+            check_specs(values["stitch"], size, Place(str(path), "stitch"))
+            with built_from(path), weightless(size):
                 stitch = StitchingLayer.from_dict(values["stitch"])
                 found = Description.of(values, whole=False)
             load_strictly(stitch, [folder / STITCH])

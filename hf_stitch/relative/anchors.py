@@ -18,7 +18,7 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.projection import check_anchors
-from hf_stitch.representation import Pooling, pooling_from_1
+from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
 from hf_stitch.storage.files import digest
 from hf_stitch.storage.folders import load_whole, replacing
 
@@ -329,11 +329,16 @@ class AnchorSet:
                 raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
             if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
                 raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
-            anchors = cls(tuple(config["ids"]), config["fingerprint"])
+            ids, fingerprint = config["ids"], config["fingerprint"]
+            if not (isinstance(ids, list) and {*map(type, ids)} <= {str, int} and isinstance(fingerprint, str)):
+                raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
+            anchors = cls(tuple(ids), fingerprint)
             for place, each in enumerate(map(pooling_from_1, config["encoded"])):
+                if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
+                    raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")
                 reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
                 anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
-        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (ValueError, AttributeError, KeyError, RecursionError, TypeError, SafetensorError) as error:
             raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error
         return anchors
 

@@ -22,7 +22,7 @@ from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.artefacts.record import LARGEST, WEIGHT, check_counts, read_record
-from hf_stitch.artefacts.schema import Place, check_elements, read_model, read_stitcher
+from hf_stitch.artefacts.schema import Place, check_elements, check_specs, read_model, read_stitcher
 from hf_stitch.representation import RepresentationSpec
 
 from records import rewrite  # isort: skip
@@ -109,6 +109,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("stitcher", "source.layer", 1, "a text, got 1"),
     ("stitcher", "target.reference.library", 1, "a text, got 1"),
     ("stitcher", "stitch.source.width", "8", "a whole number, at least 1, got '8'"),
+    ("stitcher", "stitch.body.rank", 10**30, "a number that a tensor can contain"),
+    ("stitcher", "stitch.body.similarities", ["cosine"] * 1001, "a list of at most 1000"),
     ("stitcher", "recipe", 1, "an object, got 1"),
     ("stitcher", "manifest", None, "an object, got None"),
 ]  # fmt: skip
@@ -168,6 +170,13 @@ def test_tensors_must_be_explained_by_the_weights(change: Any, message: str, rec
     with pytest.raises(ValueError, match=f"a file is damaged: source.{message}"):
         check_elements(half, 0, Place("a file", "source"))
     check_elements(half, 2**40, Place("a file", "source"))
+
+
+def test_the_sides_of_a_stitch_must_be_explained_by_the_weights(records: dict[str, Any]) -> None:
+    stitch = copy.deepcopy(records["stitcher"]["stitch"])
+    stitch["target"]["grid"] = [10**5, 10**5]
+    with pytest.raises(ValueError, match=r"stitch\.target must be a spec of at most 16777216 elements, got .*100000"):
+        check_specs(stitch, 0, Place("a file", "stitch"))
 
 
 def test_unknown_fields_are_named_with_their_place(records: dict[str, Any]) -> None:

@@ -18,10 +18,11 @@ import pytest
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_stitch.adapters import load_recorded
 from hf_stitch.adapters.sealed import SealedError, sealed
-from hf_stitch.artefacts.record import check_counts
+from hf_stitch.artefacts.record import FEW, check_counts
 from hf_stitch.artefacts.skeleton import SECONDS, TooCostlyError, weightless
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
@@ -55,6 +56,7 @@ COSTLY = {
     "names of classes": of_transformers("BertForSequenceClassification", num_labels=3_000_000),
     "picture": of_timm("vit_tiny_patch16_224", img_size=16_000),
     "picture of transformers": of_transformers("ViTModel", image_size=10**6),
+    "positions of a picture": of_transformers("LevitModel", image_size=10**6),
     "window": of_timm("swin_tiny_patch4_window7_224", img_size=7 * 2**13, window_size=7 * 2**8),
     "masks": of_transformers("GPTNeoModel", max_position_embeddings=10**5),
     "points": of_transformers("DFineModel", decoder_n_points=10**9),
@@ -242,6 +244,19 @@ def test_a_nested_seal_does_not_open_the_outer_one() -> None:
             subprocess.run(["true"], check=False)
 
 
+@pytest.mark.slow
+def test_no_type_of_transformers_has_more_layers_classes_or_pixels() -> None:
+    found = 0
+    for name in CONFIG_MAPPING_NAMES.values():
+        try:
+            config = getattr(transformers, name)().to_dict()
+        except Exception:  # no default config, or a package is missing
+            continue
+        check_counts(config, name, layers=FEW)
+        found += 1
+    assert found > 300
+
+
 # -- all types of transformers -----------------------------------------------------------------------------------------
 def classes() -> dict[str, str]:
     """Return a class of each type that the Auto mappings list."""
@@ -253,11 +268,11 @@ def classes() -> dict[str, str]:
     return found
 
 
-FEW = ("bert", "clip", "detr", "distilbert", "dpt", "gpt2", "llama", "marian", "mixtral", "rwkv", "t5", "vit")
+DOZEN = ("bert", "clip", "detr", "distilbert", "dpt", "gpt2", "llama", "marian", "mixtral", "rwkv", "t5", "vit")
 
 
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(each, marks=[] if each in FEW else pytest.mark.slow) for each in sorted(classes())]
+    "model_type", [pytest.param(each, marks=[] if each in DOZEN else pytest.mark.slow) for each in sorted(classes())]
 )
 def test_building_any_network_opens_no_connection(model_type: str, contact: Contact) -> None:
     kind = getattr(transformers, classes()[model_type], None)

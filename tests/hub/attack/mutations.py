@@ -1,0 +1,441 @@
+"""Three families of mutations of a saved artefact: damage, hostile records, and random values in records.
+
+Every mutation is a function of a folder and a random generator. It returns the path of the field that it changed in the
+record, empty if it changed files. Records are signed again, as an attacker can.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_stitch.artefacts import manifest
+from hf_stitch.storage.files import digest
+
+Way = tuple[Any, ...]
+Mutation = Callable[[Path, random.Random], Way]
+
+
+def record_of(folder: Path) -> Path:
+    """Return the file of the record in a folder."""
+    return next(path for path in (folder / "stitcher.json", folder / "config.json") if path.is_file())
+
+
+def sign(folder: Path, record: dict[str, Any]) -> None:
+    """Write a record with the digests of the files as they are, and with a checksum that fits."""
+    if isinstance(record.get("manifest"), dict):
+        for name in record["manifest"]:
+            if (folder / name).is_file():
+                record["manifest"][name] = digest(folder / name)
+    record["checksum"] = manifest.checksum(record)
+    record_of(folder).write_text(json.dumps(record))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read the record in a folder."""
+    values: dict[str, Any] = json.loads(record_of(folder).read_text())
+    return values
+
+
+def at(record: Any, way: Way) -> Any:
+    """Return the value at a path."""
+    for key in way:
+        record = record[key]
+    return record
+
+
+def put(record: Any, way: Way, value: Any) -> None:
+    """Set the value at a path."""
+    at(record, way[:-1])[way[-1]] = value
+
+
+def places(value: Any, way: Way = ()) -> Iterator[Way]:
+    """Yield the paths of all values below a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*way, key)
+        yield from places(item, (*way, key))
+
+
+# -- damage: a broken disk or transfer, or files of another artefact --------------------------------------------------
+def damage(folder: Path, draw: random.Random, others: list[Path]) -> Way:
+    """Damage, remove or swap one of the files that the record names, or the record itself."""
+    record = record_of(folder)
+    names = sorted({record.name, *read(folder)["manifest"]})
+    path = folder / draw.choice([record.name, *names])
+    data = path.read_bytes()
+    place = draw.randrange(len(data))
+    match draw.choice(["bit", "bit", "cut", "insert", "zero", "empty", "missing", "swap", "folder", "text"]):
+        case "bit":
+            data = data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+        case "cut":
+            data = data[:place]
+        case "insert":
+            data = data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:]
+        case "zero":
+            data = data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
+        case "empty":
+            data = b""
+        case "text":
+            data = b"<html>404</html>"
+        case "missing":
+            path.unlink()
+            return ()
+        case "folder":
+            path.unlink()
+            path.mkdir()
+            return ()
+        case "swap":
+            files = [file for other in others for file in other.iterdir() if file.suffix == path.suffix]
+            data = draw.choice(files).read_bytes()
+    path.write_bytes(data)
+    return ()
+
+
+# -- hostile -----------------------------------------------------------------------------------------------------------
+SIZES = [-1, 0, 10**4, 10**5, 10**7, 10**9, 10**12, 2**63, 10**30, 1.5, math.inf]
+NAMES = ["org/name", "../../etc", "/etc/passwd", "hf-hub:org/name", "http://127.0.0.1:9/x", "os.system", "x" * 5000, ""]
+ADDED: list[dict[str, Any]] = [
+    {"attn_implementation": "org/kernel"},
+    {"_attn_implementation": {"": "flash_attention_2"}},
+    {"experts_implementation": "org/kernel"},
+    {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+    {"backbone": "org/name", "use_timm_backbone": False},
+    {"backbone": "resnet50", "use_pretrained_backbone": True, "backbone_kwargs": {"pretrained": True}},
+    {"auto_map": {"AutoConfig": "org/name--code.Config", "AutoModel": "org/name--code.Model"}},
+    {"checkpoint_path": "/etc/passwd"},
+    {"pretrained": True},
+    {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
+    {"pretrained_cfg_overlay": {"file": "/etc/passwd"}},
+    {"trust_remote_code": True},
+    {"text_config": {"model_type": "bert", "hidden_size": 10**9}},
+    {"torchscript": True},
+    {"output_attentions": True, "output_hidden_states": True},
+    {"return_dict": False},
+    {"pruned_heads": {"0": [0, 1]}},
+    {"layer_types": ["full_attention"] * 10**5},
+]
+"""Keys that an attacker adds to the config of a network."""
+
+
+def hostile(folder: Path, draw: random.Random, others: list[Path]) -> Way:
+    """Make a record ask for too much, or name what it should not, and sign it."""
+    record = read(folder)
+    ways = list(places(record))
+    kind = draw.choice(list(HOSTILE))
+    way: Way | None = None
+    while way is None:
+        way = HOSTILE[kind](folder, record, ways, draw)
+        if way is None:  # not possible for this artefact
+            kind = draw.choice(list(HOSTILE))
+    sign(folder, record)
+    return way
+
+
+def _some(ways: list[Way], draw: random.Random, fits: Callable[[Way], bool]) -> Way | None:
+    """Choose a path; parts of the record are equally likely, although plans have many more values than the others."""
+    found = [way for way in ways if fits(way)]
+    if not found:
+        return None
+    part = draw.choice(sorted({way[:3] for way in found}, key=str))
+    return draw.choice([way for way in found if way[:3] == part])
+
+
+def _size(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Replace a number by another, mostly by an enormous one."""
+
+    def is_number(way: Way) -> bool:
+        return type(at(record, way)) in (int, float) and way[0] not in ("recipe", "scores")
+
+    if (way := _some(ways, draw, is_number)) is not None:
+        put(record, way, draw.choice(SIZES))
+    return way
+
+
+def _sizes(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Set all sizes of the same name to the same enormous value, so that they agree."""
+
+    def is_size(way: Way) -> bool:
+        return type(at(record, way)) is int and type(way[-1]) is str and way[0] not in ("recipe", "scores")
+
+    way = _some(ways, draw, is_size)
+    if way is not None:
+        value = draw.choice(SIZES)
+        for other in ways:
+            if other[-1] == way[-1] and is_size(other):
+                put(record, other, value)
+    return way
+
+
+def _name(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Replace a text by a path, an address, or the name of something on the Hub."""
+
+    def is_text(way: Way) -> bool:
+        return isinstance(at(record, way), str) and way[0] not in ("recipe", "scores", "manifest", "checksum")
+
+    if (way := _some(ways, draw, is_text)) is not None:
+        put(record, way, draw.choice(NAMES))
+    return way
+
+
+def _added(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Add keys to the config or the arguments of a network."""
+    way = _some(ways, draw, lambda way: way[-2:] in (("blueprint", "config"), ("blueprint", "arguments")))
+    if way is not None:
+        at(record, way).update(copy.deepcopy(draw.choice(ADDED)))
+    return way
+
+
+def _other_network(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Replace the network by one whose construction is expensive or unusual."""
+    way = _some(ways, draw, lambda way: way[-1] == "blueprint")
+    if way is not None:
+        put(record, way, copy.deepcopy(draw.choice(NETWORKS)))
+    return way
+
+
+def _transformers(kind: str, **config: Any) -> dict[str, Any]:
+    return {"library": "transformers", "class": kind, "config": config}
+
+
+NETWORKS: list[Any] = [
+    _transformers("MarianModel", max_position_embeddings=10**5),
+    _transformers("BertModel", num_hidden_layers=9_999),
+    _transformers("DPTForDepthEstimation", backbone="org/name", use_timm_backbone=False),
+    _transformers("RwkvModel"),
+    _transformers("AutoModel"),
+    _transformers("PreTrainedModel"),
+    _transformers("RagModel"),
+    _transformers("EncoderDecoderModel"),
+    _transformers("TimmWrapperModel", architecture="hf-hub:org/name"),
+    {"library": "timm", "architecture": "resnet10t", "arguments": {"num_classes": 3_000_000}},
+    {"library": "timm", "architecture": "vit_tiny_patch16_224", "arguments": {"img_size": 16_000}},
+    {"library": "timm", "architecture": "resnet10t", "arguments": {"layers": [10**4] * 4}},
+    {"library": "timm", "architecture": "local-dir:/etc"},
+    {"library": "torch"},
+    {"library": "os"},
+    {"library": ["timm"]},
+    {},
+    None,
+]
+
+
+def _outputs(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Make stubs allocate memory, or return something else than tensors."""
+    way = _some(ways, draw, lambda way: way[-1] in ("stubs", "after", "entry") and bool(at(record, way)))
+    if way is None:
+        return None
+    holder = at(record, way[:-1])
+    holder["materialise"] = draw.random() < 0.5
+    huge = {
+        "tensor": {"dims": [[0, 1, 0, 0], [10 ** draw.randrange(3, 12), 0, 0, 0], [10**5, 0, 0, 0]], "dtype": "cut"}
+    }
+    new = draw.choice(
+        [huge, {"value": {"x": 1}}, {"argument": [7]}, {"argument": ["x", 0]}, {"tuple": []}, {"dict": {}}]
+    )
+    if way[-1] == "entry":
+        holder["entry"] = new
+    else:
+        name = draw.choice(list(holder[way[-1]]))
+        holder[way[-1]][name] = new
+    return way
+
+
+def _options(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Pass arguments to the forward of a network that it does not have or that change what it returns."""
+    way = _some(ways, draw, lambda way: way[-2:] == ("interface", "options"))
+    if way is not None:
+        at(record, way).update(
+            draw.choice(
+                [{"x": 1}, {"output_attentions": True}, {"past_key_values": [1]}, {"labels": 5}, {"use_cache": True}]
+            )
+        )
+    return way
+
+
+def _manifest(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Let the record name other files than it was saved with."""
+    record["manifest"] = draw.choice(
+        [
+            {**record["manifest"], draw.choice([".", "..", "../x", "/etc/passwd", "x\0"]): "sha256:0"},
+            {},
+            [],
+            None,
+            dict.fromkeys(record["manifest"], 5),
+            {name: value for name, value in record["manifest"].items() if "safetensors" not in name},
+        ]
+    )
+    return ("manifest",)
+
+
+def _requirements(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Let the record require what is not installed, or what is no requirement."""
+    record["requires"] = draw.choice(
+        [
+            [{"registry": "matchers", "name": "x", "distribution": "evil", "version": "1"}],
+            [{"registry": "__class__", "name": "x", "distribution": None, "version": None}],
+            [{}],
+            [5],
+            "x",
+            {"registry": "matchers"},
+        ]
+    )
+    return ("requires",)
+
+
+def _stitch(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Replace the map by another, or give it other options."""
+    body = record["stitch"]["body"]
+    body.update(
+        draw.choice(
+            [
+                {"name": "relative", "anchors": 10**9},
+                {"name": "low_rank", "rank": 10**9},
+                {"name": "identity"},
+                {"in_features": 10**9, "out_features": 10**9},
+                {"subspaces": 10**9},
+                {"similarities": ["cosine"] * 10**5},
+                {"dtype": "float64"},
+                {"dtype": "__loader__"},
+                {"fitted": 5},
+            ]
+        )
+    )
+    return ("stitch", "body")
+
+
+def _weights(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Change the weights and their digest: other shapes, dtypes, names, or a header that lies."""
+    path = draw.choice(sorted(folder.glob("*.safetensors")))
+    weights = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is written again
+    name = draw.choice(sorted(weights))
+    match draw.choice(["shape", "dtype", "missing", "more", "many", "header", "pickle", "empty"]):
+        case "shape":
+            weights[name] = weights[name].flatten()[:1].expand(7).clone()
+        case "dtype":
+            weights[name] = weights[name].to(torch.int64 if weights[name].is_floating_point() else torch.float32)
+        case "missing":
+            del weights[name]
+        case "more":
+            weights["x"] = torch.zeros(1)
+        case "many":
+            weights |= {f"x{index}": torch.zeros(0) for index in range(20_000)}
+        case "header":
+            path.write_bytes(draw.choice([2**62, 2**31, 0]).to_bytes(8, "little") + path.read_bytes()[8:])
+            return ()
+        case "pickle":
+            torch.save(weights, path)
+            return ()
+        case "empty":
+            weights = {}
+    save_file(weights, path)
+    return ()
+
+
+def _text_of_record(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Nest a value deeply, or repeat it very often."""
+    way = _some(ways, draw, lambda way: True)
+    nested: Any = []
+    for _ in range(draw.choice([50, 800])):
+        nested = [nested]
+    put(record, way or (), draw.choice([nested, [[]] * 10**5, dict.fromkeys(map(str, range(10**5))), "x" * 10**6]))
+    return way
+
+
+def _beside(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Let a file beside the record name code or something to fetch."""
+    others = [name for name in record["manifest"] if name.endswith(".json")]
+    if not others:
+        return None
+    path = folder / draw.choice(others)
+    values = json.loads(path.read_text())
+    if not isinstance(values, dict):
+        return None
+    (folder / "code.py").write_text("raise SystemExit")
+    new: dict[str, Any] = draw.choice(
+        [
+            {"auto_map": {"AutoTokenizer": ["code.T", "code.T"], "AutoImageProcessor": "code.P"}},
+            {"tokenizer_class": "code.T", "image_processor_type": "code.P"},
+            {"tokenizer_file": "/etc/passwd"},
+            {"custom_generate": "org/name"},
+            {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"},
+            {"max_length": 10**9, "num_beams": 10**6},
+        ]
+    )
+    path.write_text(json.dumps(values | new))
+    return ("beside",)
+
+
+def _anchors(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+    """Change a random value of the record of the anchors."""
+    path = folder / "anchors.json"
+    if not path.is_file():
+        return None
+    values = json.loads(path.read_text())
+    put(values, draw.choice(list(places(values))), copy.deepcopy(draw.choice(VALUES)))
+    path.write_text(json.dumps(values))
+    return ("anchors",)
+
+
+HOSTILE: dict[str, Callable[[Path, dict[str, Any], list[Way], random.Random], Way | None]] = {
+    "size": _size,
+    "sizes": _sizes,
+    "name": _name,
+    "added": _added,
+    "other network": _other_network,
+    "outputs": _outputs,
+    "options": _options,
+    "manifest": _manifest,
+    "requirements": _requirements,
+    "stitch": _stitch,
+    "weights": _weights,
+    "text": _text_of_record,
+    "beside": _beside,
+    "anchors": _anchors,
+}
+
+
+# -- random values -----------------------------------------------------------------------------------------------------
+VALUES: list[Any] = [
+    *(None, True, False, -1, 0, 1, 2, 7, 10**6, 10**9, 10**30, 1.5, math.nan, math.inf),
+    *("", "x", "cut", "float16", "sdpa", "../../etc/passwd"),
+    *([], {}, [[]], [1, 2], {"x": 1}, [None]),
+]
+
+
+def random_values(folder: Path, draw: random.Random, others: list[Path]) -> Way:
+    """Replace, remove or exchange a random value of the record, and sign it."""
+    record = read(folder)
+    ways = [way for way in places(record) if way[0] not in ("manifest", "checksum")]
+    way = _some(ways, draw, lambda way: True) or ()
+    match draw.choice(["value", "value", "value", "remove", "exchange"]):
+        case "value":
+            put(record, way, copy.deepcopy(draw.choice(VALUES)))
+        case "remove":
+            del at(record, way[:-1])[way[-1]]
+        case "exchange":
+            put(record, way, copy.deepcopy(at(record, draw.choice(ways))))
+    sign(folder, record)
+    return way
+
+
+FAMILIES: dict[str, Callable[[Path, random.Random, list[Path]], Way]] = {
+    "damage": damage,
+    "hostile": hostile,
+    "random": random_values,
+}
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """Copy an artefact over an earlier copy."""
+    shutil.rmtree(to, ignore_errors=True)
+    return Path(shutil.copytree(folder, to))

@@ -1,0 +1,170 @@
+"""A mutated artefact is refused with a clear error, or is the model that its record describes; it costs little."""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_stitch
+from hf_stitch.adapters.cutting.interface import MASK
+from hf_stitch.registry import PluginError
+
+from budget import CPU_SECONDS, MEMORY, Contact, measured  # isort: skip
+from mutations import FAMILIES, copied, record_of  # isort: skip
+
+PACKAGE = Path(hf_stitch.__file__).parent
+CLEAR = (ValueError, OSError, PluginError)
+
+DESCRIBES = (
+    "recipe",
+    "scores",
+    "requires",
+    "reference",
+    "half_hash",
+    "fitted",
+    "id2label",
+    "label2id",
+    "architectures",
+)
+"""Parts of a record that describe a model and do not determine its outputs."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A saved artefact, and how to load it and compute its output for the same inputs."""
+
+    folder: Path
+    output: Callable[[Path], torch.Tensor]
+
+
+@dataclass
+class Outcomes:
+    """What became of mutations, and what they cost at most."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    memory: int = 0
+
+
+def attack(
+    artefact: Artefact, family: str, seeds: range, folder: Path, others: list[Path], contact: Contact
+) -> Outcomes:
+    """Apply mutations, load each result and compare its output; fail on anything unclear, wrong or costly."""
+    expected, found = artefact.output(artefact.folder), Outcomes()
+    for seed in seeds:
+        copied(artefact.folder, folder)
+        way = FAMILIES[family](folder, random.Random(f"{artefact.folder.name} {family} {seed}"), others)
+        about = f"{family} {seed}, {'.'.join(map(str, way)) or 'files'}"
+        with measured() as cost:
+            outcome = _outcome(artefact, folder, expected, about)
+        if outcome == "other":  # whoever signs a record can describe another model, but not with these parts of it
+            assert way and family != "damage" and not set(DESCRIBES) & set(way), f"{about}: other outputs"
+        assert not contact.made, f"{about}: {contact.made}"
+        assert cost.seconds < CPU_SECONDS and cost.memory < MEMORY, f"{about}: {cost.seconds} s, {cost.memory} bytes"
+        found.counts[outcome] += 1
+        found.seconds, found.memory = max(found.seconds, cost.seconds), max(found.memory, cost.memory)
+    return found
+
+
+def _outcome(artefact: Artefact, folder: Path, expected: torch.Tensor, about: str) -> str:
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            output = artefact.output(folder)
+    except CLEAR as error:
+        _check_clear(error, folder, about)
+        return "refused"
+    except Exception as error:
+        raise AssertionError(f"{about}: {error!r}") from error
+    same = output.shape == expected.shape and torch.equal(output, expected)
+    return "same" if same else "other"
+
+
+def _check_clear(error: BaseException, folder: Path, about: str) -> None:
+    """Check that this package raised an error, and that its message names a file, a field or a layer."""
+    raised = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    assert PACKAGE in raised.parents, f"{about}: {error!r} was raised by {raised}"
+    names = (str(folder), "config", "stitcher", "record", "anchor", "source", "target", "stitch", "layer", "half")
+    assert any(name in str(error) for name in names), f"{about}: {error!r} names nothing"
+
+
+@pytest.fixture(scope="session")
+def artefacts(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artefact]:
+    """Small artefacts of every kind."""
+    return made(images, texts, tmp_path_factory.mktemp("artefacts"))
+
+
+def made(images: Any, texts: Any, root: Path) -> dict[str, Artefact]:
+    """Save small artefacts of every kind."""
+    from tiny_networks import LAYERS, network
+
+    pictures = torch.stack([sample["image"] for sample in images[:2]])
+    words = network("bert").preprocess([sample["text"] for sample in texts[:2]])
+    parts: dict[str, tuple[str, str, Any, dict[str, torch.Tensor], dict[str, Any]]] = {
+        "timm": ("cnn", "cnn", images, {"pixel_values": pictures}, {}),
+        "vit": ("vit", "deit", images, {"pixel_values": pictures}, {}),
+        "bert": ("bert", "bert", texts, dict(words), {"pooling": "none"}),
+        "llama": ("llama", "llama", texts, {k: words[k] for k in ("input_ids", MASK)}, {"matcher": "identity"}),
+    }  # fmt: skip
+    found = {}
+    for name, (source, target, data, inputs, options) in parts.items():
+        model = hf_stitch.stitch(
+            network(source), network(target, 1), data, source_layer=LAYERS[source], target_layer=LAYERS[target],
+            progress=False, **options,
+        )  # fmt: skip
+        model.save_pretrained(root / name)
+        found[name] = Artefact(root / name, lambda folder, inputs=inputs: _logits(folder, inputs))
+    relative = hf_stitch.relative_model(
+        network("cnn"), images[:12], layer="layer4.0", num_labels=5, task="image-classification", progress=False
+    )
+    relative.save_pretrained(root / "relative")
+    found["relative"] = Artefact(root / "relative", lambda folder: _logits(folder, {"pixel_values": pictures}))
+    linear = hf_stitch.stitch(
+        network("cnn"), network("cnn", 1), images, source_layer="layer2.0", target_layer="layer2.0", progress=False
+    )
+    linear.stitcher.save_pretrained(root / "stitcher")
+    source = linear.source(x=pictures)
+
+    def apply(folder: Path) -> torch.Tensor:
+        stitcher = hf_stitch.Stitcher.from_pretrained(folder)
+        str(stitcher.describe())
+        return stitcher.stitch(source).values
+
+    found["stitcher"] = Artefact(root / "stitcher", apply)
+    return found
+
+
+def _logits(folder: Path, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits: torch.Tensor = hf_stitch.StitchedModel.from_pretrained(folder)(**inputs).logits
+    assert record_of(folder).is_file()
+    return logits
+
+
+KINDS = ("timm", "vit", "bert", "llama", "relative", "stitcher")
+FAST, ALL = 11, 60
+"""Number of mutations of each family of each artefact, in the fast and in the slow suite."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "seeds", [range(FAST), pytest.param(range(FAST, ALL), marks=pytest.mark.slow)], ids=["", "more"]
+)
+def test_a_mutation_is_refused_or_harmless(
+    kind: str, family: str, seeds: range, artefacts: dict[str, Artefact], tmp_path: Path, contact: Contact
+) -> None:
+    others = [other.folder for name, other in artefacts.items() if name != kind]
+    found = attack(artefacts[kind], family, seeds, tmp_path / kind, others, contact)
+    worst = f"at most {found.seconds:.2f} s and {found.memory / 1e6:.0f} MB"
+    logging.getLogger(__name__).info("%s, %s: %s, %s", kind, family, dict(found.counts), worst)
+    assert found.counts["refused"] >= len(seeds) / 4
