@@ -129,11 +129,16 @@ def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
         before = _identity(folder / first)
         complete(folder)
         try:
-            return load()
+            loaded = load()
         except (ValueError, FileNotFoundError):
             complete(folder)
             if _identity(folder / first) == before:
                 raise
+        else:
+            if (
+                _identity(folder / first) == before
+            ):  # else a file may have been replaced between loading and checking it
+                return loaded
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
