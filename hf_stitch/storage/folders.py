@@ -135,9 +135,7 @@ def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
             if _identity(folder / first) == before:
                 raise
         else:
-            if (
-                _identity(folder / first) == before
-            ):  # else a file may have been replaced between loading and checking it
+            if _identity(folder / first) == before:  # otherwise, a file may have been replaced before it was checked
                 return loaded
 
 
