@@ -35,7 +35,8 @@ A record with the names of 21,843 classes in both networks and in the model has 
 LAYERS = re.compile(
     r"((?<!per_)(layers?|depths?|blocks?|stages?|repeats?|levels?)|blocks_per_stage|layers_per_stack|block_sizes|n_points"
     r"|hidden_groups|group_num|group_detr|codebooks|codes_total|quantizers|hash_functions|multimask_outputs|num_inputs"
-    r"|feedforward_networks|upsampling_ratios|merger_times|conv_pos_embeddings|symmetric_num)$"
+    r"|feedforward_networks|upsampling_ratios|merger_times|conv_pos_embeddings|symmetric_num|num_flows"
+    r"|attends_per_block|num_point_embeddings)$"
 )
 MOST, FEW = 1_000, 256
 """Keys of numbers of layers and other modules; the largest; and the largest without a tensor in the files for each.
