@@ -17,7 +17,8 @@ import pytest
 import timm
 import timm.models
 import torch
-from torch import multiprocessing, nn
+from processes import MPIRUN, TORCHRUN, exit_codes, run_ranks, start
+from torch import nn
 
 import hf_stitch
 from hf_stitch.analysis.activations import Activations
@@ -28,7 +29,6 @@ from hf_stitch.workflows._compare import compare
 from killing import killed_at_every_operation  # isort: skip
 
 N, BATCH = 61, 8
-MPI = ("RANK", "LOCAL_RANK", "SIZE")
 
 
 def sides() -> tuple[Any, ...]:
@@ -75,32 +75,13 @@ def die(folder: Path, batches: int) -> None:
     compare(a, b, points, metrics=metrics(True), batch_size=BATCH, checkpoint_dir=folder, progress=False)
 
 
-def share(rank: int, count: int, port: int, folder: Path) -> None:
-    """Run as one of several processes, with the variables of torchrun (two) or mpirun (three)."""
-    torch.set_num_threads(1)
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE") if count == 2 else tuple(f"OMPI_COMM_WORLD_{part}" for part in MPI)
-    place = dict(zip(names, map(str, (rank, rank, count)), strict=True))
-    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
+def share(rank: int, folder: Path) -> None:
+    """Compare as one of several processes."""
     for made in (sides, alone):
         np.savez(
             folder / f"{made.__name__}-{rank}.npz",
             **compared(False, made, checkpoint_dir=folder / made.__name__).values,
         )
-    torch.distributed.destroy_process_group()
-
-
-def spawn(target: Any, *arguments: Any, count: int = 1) -> list[int | None]:
-    context = multiprocessing.get_context("forkserver")  # imports once, and forks before threads start
-    context.set_forkserver_preload(["accelerate", "hf_stitch.workflows", "hf_stitch.adapters.libraries.torch"])
-    ranks: list[tuple[Any, ...]] = [(i,) for i in range(count)] if count > 1 else [()]
-    started = [context.Process(target=target, args=(*rank, *arguments)) for rank in ranks]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(300)  # generous, so that it stops only processes that hang
-        process.kill()
-        process.join()
-    return [process.exitcode for process in started]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +90,7 @@ def whole() -> Any:
 
 
 def test_a_killed_and_resumed_comparison_is_bit_identical(whole: Any, tmp_path: Path) -> None:
-    assert spawn(die, tmp_path, 5) == [-signal.SIGKILL]
+    assert exit_codes(start(die, tmp_path, 5)) == [-signal.SIGKILL]
     assert (tmp_path / "state-0.safetensors").is_file()
     resumed = compared(True, checkpoint_dir=tmp_path)
     assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
@@ -134,10 +115,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_several_processes_return_the_atlas_of_one_process(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "names"), [(2, TORCHRUN), (3, MPIRUN)], ids=["torchrun", "mpirun"])
+def test_several_processes_return_the_atlas_of_one_process(count: int, names: Any, tmp_path: Path) -> None:
     """61 samples, a prime, cannot be split evenly."""
-    assert spawn(share, count, free_port(), tmp_path, count=count) == [0] * count
+    run_ranks(count, share, tmp_path, names=names)
     for made, rounding in ((sides, 1e-9), (alone, 1e-10)):
         whole = compared(False, made)
         each = [np.load(tmp_path / f"{made.__name__}-{rank}.npz") for rank in range(count)]

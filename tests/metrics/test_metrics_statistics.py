@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metric_rows import related
+from processes import run_ranks
 from safetensors.torch import load_file, save_file
 
 from hf_stitch.metrics._neighbours import Jaccard
@@ -110,23 +111,16 @@ def test_wrong_features_are_refused() -> None:
 
 def _reduce(rank: int, folder: str) -> None:
     """What process ``rank`` of two does."""
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"})
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    from accelerate import Accelerator
-
     accelerator = Accelerator(cpu=True)
     rows = slice(0, 60) if rank == 0 else slice(60, 90)
     kept = DebiasedMoments(5, 3).update(X[rows], Y[rows]).all_reduce(accelerator)
     features = Features().update(X[rows], Y[rows]).all_reduce(accelerator)
     save_file(kept.state_dict(), f"{folder}/{rank}.safetensors")
     save_file(features.state_dict(), f"{folder}/features-{rank}.safetensors")
-    torch.distributed.destroy_process_group()
 
 
 def test_two_processes_end_with_the_same(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_reduce, (str(tmp_path),), nprocs=2)
+    run_ranks(2, _reduce, str(tmp_path))
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert all(torch.equal(first[key], second[key]) for key in first)
     features = [load_file(tmp_path / f"features-{rank}.safetensors") for rank in (0, 1)]

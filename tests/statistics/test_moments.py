@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_ranks
 from safetensors.torch import load_file, save_file
 
 from hf_stitch.statistics import Moments
@@ -185,24 +186,16 @@ def test_a_wrong_state_is_refused(change: dict[str, torch.Tensor], message: str)
 
 def _reduce(rank: int, folder: str, sizes: tuple[int, ...]) -> None:
     """One of the processes of the test below."""
-    # accelerate wants an address even where the processes have met already.
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(sizes))}
-    os.environ.update(ranks, MASTER_ADDR="localhost", MASTER_PORT="0")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(sizes))
-    from accelerate import Accelerator
-
     x, y = rows(sum(sizes), 4, 3, mean=30.0)
     start = sum(sizes[:rank])
     mine = Moments(4, 3).update(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == len(sizes)
     save_file(mine.all_reduce(accelerator).state_dict(), f"{folder}/{rank}.safetensors")
-    torch.distributed.destroy_process_group()
 
 
 def test_two_processes_end_with_the_same_bits(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_reduce, (str(tmp_path), (70, 50)), nprocs=2)
+    run_ranks(2, _reduce, str(tmp_path), (70, 50))
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert all(torch.equal(first[key], second[key]) for key in first)
     x, y = rows(120, 4, 3, mean=30.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import multiprocessing, nn
+from processes import run_ranks
+from torch import nn
 from watched_networks import Net, balanced, images, net, trainer
 
 import hf_stitch
@@ -62,14 +62,10 @@ def own_buffers() -> list[float]:
     return list(figures.values())
 
 
-def share(rank: int, port: int, folder: Path) -> None:
-    """Run as one of several processes, with the environment variables that a launcher sets."""
-    torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": COUNT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
+def share(rank: int, folder: Path) -> None:
+    """Train as one of several processes."""
     found = {**train(folder, batch=4), "buffers": own_buffers()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 def flat(value: Any) -> list[float]:
@@ -79,19 +75,8 @@ def flat(value: Any) -> list[float]:
 
 
 def test_two_processes_log_the_values_of_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     (tmp_path / "both").mkdir()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers.trainer", "hf_stitch.training", "hf_stitch.adapters.libraries.torch"])
-    started = [context.Process(target=share, args=(rank, port, tmp_path / "both")) for rank in range(COUNT)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(240)
-        process.kill()
-    assert [process.exitcode for process in started] == [0] * COUNT
+    run_ranks(COUNT, share, tmp_path / "both")
     first, second = (json.loads((tmp_path / "both" / f"{rank}.json").read_text()) for rank in range(COUNT))
     assert first == second
     one = json.loads(json.dumps({**train(tmp_path / "one", batch=8), "buffers": own_buffers()}))

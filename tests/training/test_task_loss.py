@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import tempfile
 import warnings
 import weakref
@@ -20,7 +19,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import multiprocessing, nn
+from processes import exit_codes, run_ranks, start
+from torch import nn
 
 import hf_stitch
 from hf_stitch import Samples, StitchedModel
@@ -194,31 +194,13 @@ OF_IMAGES = (mixture_of_two, accumulated_with_a_tail_of_one)
 OF_TEXTS = (next_tokens_after_features, classes_of_texts_with_patience)
 
 
-def share(rank: int, count: int, port: int, folder: Path, cases: Any) -> None:
-    torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in place.items()} | {"ACCELERATE_USE_CPU": "true"})
+def share(rank: int, folder: Path, cases: Any) -> None:
     torch.save([[weights(layer) for layer in case(folder)] for case in cases], folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def spawn(target: Any, *arguments: Any) -> int | None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["accelerate", "hf_stitch.training.task_loss", "hf_stitch.adapters.libraries.torch"])
-    process = context.Process(target=target, args=arguments)
-    process.start()
-    return process
 
 
 @pytest.mark.parametrize("cases", [OF_IMAGES, pytest.param(OF_TEXTS, marks=pytest.mark.slow)], ids=["images", "texts"])
 def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started: list[Any] = [spawn(share, rank, 2, port, tmp_path, cases) for rank in range(2)]
-    for process in started:
-        process.join(300)
-        assert process.exitcode == 0
+    run_ranks(2, share, tmp_path, cases)
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for place, case in enumerate(cases):
         for number, layer in enumerate(case(None)):
@@ -239,9 +221,7 @@ def die(folder: Path) -> None:
 
 
 def test_resuming_after_kill_is_bit_identical(tmp_path: Path) -> None:
-    process: Any = spawn(die, tmp_path)
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_codes(start(die, tmp_path)) == [-signal.SIGKILL]
     seen: list[int] = []
     torch.set_num_threads(1)
     resumed = matcher().fit(
