@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from hf_stitch.analysis.scoring import Array, Score, as_score, resampled
 from hf_stitch.statistics import Moments
@@ -219,7 +218,7 @@ def _auroc(positive: Array, negative: Array, *, paired: bool, resamples: int, se
         resamples: Number of bootstrap resamples.
         seed: Seed of the resamples.
     """
-    ranks = rankdata(np.concatenate([positive, negative]), method="dense") - 1
+    ranks = np.unique(np.concatenate([positive, negative]), return_inverse=True)[1]
     up, down = ranks[: len(positive)], ranks[len(positive) :]
     others = resampled(len(negative), resamples, seed + 1)
     drawn = []
