@@ -158,7 +158,7 @@ def test_dictionaries():
         ([], {}, "data is empty"),
         (np.zeros((0, 3)), {}, "data is empty"),
         ([1, 2], {}, "no column contains images, texts or tensors"),
-        ([("a", 1)], {}, "Pass labels as label="),
+        ([("a", 0.5)], {}, "Pass labels as label="),
         (["a", None], {}, r"text, but NoneType at place 1\).*leave out missing samples"),
         ([{"text": "a"}, {"text": None}], {}, r"'text' \(text, but NoneType at place 1\).*leave out missing samples"),
         (["a", picture(0)], {}, "text, but image at place 1"),

@@ -106,6 +106,8 @@ class Samples:
     ) -> Samples:
         """Create samples from data of any supported type, and detect the columns of samples and labels.
 
+        Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.
+
         Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
         otherwise as integers in a column named ``label`` or ``labels``. For dictionaries, the first one determines the
         columns.
@@ -113,8 +115,12 @@ class Samples:
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
                 (images stay encoded; limit it with ``data.take(n)``); a list or tuple of PIL images, texts, pairs of
-                texts, arrays or tensors, or of dictionaries of those; an array or a tensor whose first axis is the
-                sample; or :class:`Samples`, which are returned unchanged.
+                texts, arrays or tensors, of pairs of one of those and its label, or of dictionaries of those; an array
+                or a tensor whose first axis is the sample; a ``TensorDataset`` of samples, or of samples and labels;
+                any other map-style ``torch.utils.data.Dataset`` whose items are as those of a list (they are read once
+                for types and labels, and again when needed); a ``DataLoader`` that neither shuffles nor has a
+                ``collate_fn`` of its own, of which the data set is read; or :class:`Samples`, which are returned
+                unchanged.
             image: Column of the images.
             text: Column of the texts.
             text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
@@ -128,7 +134,8 @@ class Samples:
         Raises:
             ValueError: The data is empty, several columns of samples are possible (the message lists them; several
                 columns of labels raise an error when labels are read), a named column does not exist or has the wrong
-                type, or ids repeat.
+                type, ids repeat, items of a data set differ when they are read again (random augmentation), or the
+                order of a loader is not that of its data set.
             TypeError: The type of the data is not supported, a label is not an integer, or an id is neither an integer
                 nor a text.
         """

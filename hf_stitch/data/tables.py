@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
-from PIL.Image import Image
 
 from hf_stitch.data.columns import Modality, common_kind, feature_kind, kind_of
+from hf_stitch.data.contents import content
+from hf_stitch.data.torch_datasets import LABEL, SAMPLE, Mapped, as_row, columns_of, dataset_of
 
 if TYPE_CHECKING:
     import datasets
@@ -74,7 +75,7 @@ class Stored:
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
         """Return the values at some positions as bytes, for the fingerprint."""
         if self.kinds[name] != "image":
-            return map(_content, self.read(name, positions))
+            return map(content, self.read(name, positions))
         from datasets.table import embed_table_storage
 
         # Hash files instead of pixels, which may differ between versions of a decoder; files given by path are read.
@@ -106,7 +107,7 @@ class Listed:
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
         """Return the values at some positions as bytes, for the fingerprint."""
-        return map(_content, self.read(name, positions))
+        return map(content, self.read(name, positions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,20 +153,35 @@ def as_table(data: Any) -> Table:
         data = download(data)
     if isinstance(data, datasets.Dataset):
         return Stored(data)
+    if isinstance(data, torch.utils.data.DataLoader):
+        return as_table(dataset_of(data))
+    if isinstance(data, torch.utils.data.TensorDataset):
+        return Listed(columns_of(data))
+    if isinstance(data, torch.utils.data.Dataset):
+        return Mapped(data)
     if not isinstance(data, (list, tuple, np.ndarray, torch.Tensor)):
         raise TypeError(
-            f"data must be a datasets.Dataset, a list of images, texts, tensors or dictionaries, an array or a tensor, "
-            f"got {type(data).__name__}"
+            "data must be a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, "
+            f"dictionaries or pairs of a sample and a label, an array or a tensor, got {type(data).__name__}"
         )
     if not len(data):
         raise ValueError("there are no samples: the data is empty")
-    rows = cast(Sequence[Any], data)
-    if not isinstance(rows[0], Mapping):
-        return Listed({"samples": rows})
+    if isinstance(data, (np.ndarray, torch.Tensor)):
+        return Listed({SAMPLE: cast(Sequence[Any], data)})
+    rows = [as_row(item) for item in data]
     for place, row in enumerate(rows):
-        if not isinstance(row, Mapping) or set(row) != set(rows[0]):
-            raise ValueError(f"sample {place} must be a dictionary with the keys of sample 0: {', '.join(rows[0])}")
+        if set(row) != set(rows[0]):
+            raise ValueError(_unlike(place, data))
     return Listed({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _unlike(place: int, data: Sequence[Any]) -> str:
+    """The message for a sample whose columns differ from those of the first one."""
+    first = data[0]
+    if isinstance(first, Mapping):
+        return f"sample {place} must be a dictionary with the keys of sample 0: {', '.join(first)}"
+    wanted = "a pair of a sample and an integer label" if LABEL in as_row(first) else f"a {kind_of(first)}"
+    return f"sample {place} must be {wanted}, as sample 0, got {type(data[place]).__name__}"
 
 
 def download(stream: datasets.IterableDataset) -> datasets.Dataset:
@@ -180,19 +196,6 @@ def download(stream: datasets.IterableDataset) -> datasets.Dataset:
     if not parts:
         raise ValueError("there are no samples: the stream is empty")
     return concatenate_datasets(parts)
-
-
-def _content(sample: Any) -> bytes:
-    """The bytes that identify a sample in memory."""
-    if isinstance(sample, Image):
-        return repr((sample.mode, sample.size, sample.getpalette())).encode() + sample.tobytes()
-    if kind_of(sample) == "tensor":
-        import torch
-
-        tensor = torch.as_tensor(sample).detach().cpu().contiguous()
-        values: bytes = tensor.flatten().view(torch.uint8).numpy().tobytes()
-        return repr((str(tensor.dtype), tuple(tensor.shape))).encode() + values
-    return repr(sample).encode()
 
 
 def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:

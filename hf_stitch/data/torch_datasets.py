@@ -1,0 +1,194 @@
+"""Data sets and loaders of PyTorch as tables of columns."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from hf_stitch.data.columns import Modality, kind_of
+from hf_stitch.data.contents import content
+
+if TYPE_CHECKING:
+    import torch
+
+SAMPLE, LABEL = "samples", "label"
+"""Names of the columns of samples that are not dictionaries."""
+
+
+def as_row(item: Any) -> dict[str, Any]:
+    """Return the columns of one item: a dictionary, a sample, or a pair of a sample and its label.
+
+    Args:
+        item: A mapping of columns; a tuple or list of a sample and an integer; or anything else, which is a sample.
+
+    Returns:
+        Column -> value. The label of a pair is a Python integer.
+
+    Example:
+        >>> as_row(("good", 1)), as_row(("premise", "claim"))
+        ({'samples': 'good', 'label': 1}, {'samples': ('premise', 'claim')})
+    """
+    if isinstance(item, Mapping):
+        return dict(item)
+    if isinstance(item, (tuple, list)) and kind_of(item) != "text":
+        if len(item) == 2 and kind_of(item[0]) in get_args(Modality) and _is_integer(item[1]):
+            return {SAMPLE: item[0], LABEL: operator.index(item[1])}
+        if len(item) == 1:
+            return {SAMPLE: item[0]}
+    return {SAMPLE: item}
+
+
+def _is_integer(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, (int, np.integer)) or (
+        isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iub"
+    )
+
+
+class Mapped:
+    """The columns of a map-style ``torch.utils.data.Dataset``, whose items are read when they are needed.
+
+    Items are read once at the start, for their types and labels.
+
+    Args:
+        dataset: Its items are samples, pairs of a sample and an integer label, or dictionaries.
+
+    Raises:
+        ValueError: If the data set is empty, items differ in their columns or types, or an item differs when it is read
+            again.
+        TypeError: If the data set has no length or no items by number.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        import torch
+
+        if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"{type(dataset).__name__} has no items by number, and its order may change: pass a list of its items "
+                "(list(dataset)), or a map-style data set"
+            )
+        self.dataset = dataset
+        self.kinds: dict[str, str] = {}
+        self._integers: dict[str, list[Any]] = {}
+        if not len(self):
+            raise ValueError("there are no samples: the data is empty")
+        self._check_repeats()
+        for place in range(len(self)):
+            self._examine(place, as_row(dataset[place]))
+
+    def _check_repeats(self) -> None:
+        """Check that items do not differ when they are read again, because two networks must get the same samples."""
+        for place in {0, len(self) // 2, len(self) - 1}:
+            once, again = (as_row(self.dataset[place]) for _ in range(2))
+            if {name: content(value) for name, value in once.items()} != {
+                name: content(value) for name, value in again.items()
+            }:
+                raise ValueError(
+                    f"item {place} of {type(self.dataset).__name__} differs when it is read again: both networks must "
+                    "get the same samples, so leave out random transforms (augmentation), or pass a list of its items"
+                )
+
+    def _examine(self, place: int, row: Mapping[str, Any]) -> None:
+        kinds = {name: kind_of(value) for name, value in row.items()}
+        self.kinds = self.kinds or kinds
+        if kinds != self.kinds:
+            raise ValueError(f"item {place} of the data set has {_listed(kinds)}, but item 0 has {_listed(self.kinds)}")
+        for name, kind in kinds.items():
+            if kind == "integer":
+                self._integers.setdefault(name, []).append(row[name])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def column(self, name: str) -> list[Any]:
+        """Return all values of a column."""
+        return self._integers[name] if name in self._integers else self.read(name, range(len(self)))
+
+    def classes(self, name: str) -> tuple[str, ...] | None:
+        """Return the class names of torchvision's data sets (attribute ``classes``); ``None`` for others."""
+        names = getattr(self.dataset, "classes", None)
+        known = name == LABEL and isinstance(names, (list, tuple)) and all(isinstance(each, str) for each in names)
+        return tuple(names) if known and names else None
+
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Return the values of a column at some positions."""
+        return [as_row(self.dataset[position])[name] for position in positions]
+
+    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
+        """Return the values at some positions as bytes, for the fingerprint."""
+        return map(content, self.read(name, positions))
+
+
+def _listed(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+
+
+def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[Any]]:
+    """Return the columns of a ``TensorDataset``: samples, and the labels if it has two tensors.
+
+    Args:
+        dataset: One tensor of samples, or one and another of integer labels, of shape (n,).
+
+    Returns:
+        Column -> tensor.
+
+    Raises:
+        ValueError: If there are more tensors, or the second contains no labels.
+    """
+    samples: Any
+    samples, *others = dataset.tensors
+    if not others:
+        return {SAMPLE: samples}
+    labels = others[0]
+    if len(others) > 1 or labels.dim() != 1 or labels.is_floating_point():
+        shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in dataset.tensors)
+        raise ValueError(
+            f"a TensorDataset must contain samples, or samples and integer labels of shape (n,), got {shapes}: pass "
+            "Samples.of(samples, label=labels)"
+        )
+    return {SAMPLE: samples, LABEL: labels.tolist()}
+
+
+def dataset_of(loader: torch.utils.data.DataLoader[Any]) -> Any:
+    """Return the data set of a loader that reads it in order.
+
+    The loader itself is not iterated: samples are read from its data set, so that its batch size, workers and
+    ``drop_last`` do not matter.
+
+    Args:
+        loader: A ``DataLoader`` without shuffling and with the default ``collate_fn``.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: If the loader shuffles, has a sampler of its own, or collates items by a function of its own.
+    """
+    import torch
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+    sampler, batches = loader.sampler, loader.batch_sampler
+    remedy = "pass its data set, loader.dataset"
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise ValueError(f"the data set of the loader has no items by number: {remedy}, as a list of its items")
+    if isinstance(sampler, RandomSampler):
+        raise ValueError(f"the loader shuffles, so that its order is not that of its data set: {remedy}")
+    if not isinstance(sampler, SequentialSampler) or not (batches is None or type(batches) is BatchSampler):
+        other = sampler if not isinstance(sampler, SequentialSampler) else batches
+        raise ValueError(
+            f"the order of the loader is that of {type(other).__name__}, which cannot be checked: {remedy}, or a "
+            "torch.utils.data.Subset with the samples in your order"
+        )
+    own = torch.utils.data.default_collate, torch.utils.data._utils.collate.default_convert
+    if loader.collate_fn not in own:
+        raise ValueError(
+            "the loader collates items by a function of its own, which a single sample does not pass through: "
+            f"{remedy}, of which each network preprocesses the samples itself"
+        )
+    return loader.dataset
