@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from hf_stitch.relative import Selection, Similarity
     from hf_stitch.stitches import Stitch
 
-__all__ = ["PluginError", "Registries", "Registry", "UnknownNameError", "did_you_mean", "registries"]
+__all__ = ["PluginError", "Registries", "Registry", "UnknownNameError", "did_you_mean", "options_in", "registries"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -46,6 +47,22 @@ class UnknownNameError(ValueError, KeyError):
 
 class PluginError(ImportError):
     """Raised if an entry of an installed plugin cannot be imported; ``__cause__`` holds the original error."""
+
+
+def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
+    """Return the classes of a list that no other class of the list extends.
+
+    Args:
+        kinds: Classes.
+
+    Returns:
+        Those without a subclass among them, in the same order.
+
+    Example:
+        >>> most_special([object, int, bool])
+        [<class 'bool'>]
+    """
+    return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
@@ -67,6 +84,42 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     by_lower = {option.lower(): option for option in options}
     closest = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[closest[0]] if closest else ""
+
+
+def options_in(spec: str) -> tuple[str, dict[str, Any]]:
+    """Split a name with its options, ``name:key=value,…``, as it is written on a command line.
+
+    Args:
+        spec: A name, or a name with options. Values are Python or JSON literals (``True`` and ``true``, ``0.5``);
+            anything else is text.
+
+    Returns:
+        The name and the options.
+
+    Raises:
+        ValueError: If an option has no value.
+
+    Example:
+        >>> options_in("linear_cka:debiased=True")
+        ('linear_cka', {'debiased': True})
+        >>> options_in("mutual_knn:k=5,distance=euclidean")
+        ('mutual_knn', {'k': 5, 'distance': 'euclidean'})
+    """
+    name, _, rest = spec.partition(":")
+    options: dict[str, Any] = {}
+    for option in filter(None, rest.split(",")):
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if not equals or not key or not value:
+            raise ValueError(f"options are written name:key=value,key=value, got {spec!r}")
+        options[key] = _literal(value)
+    return name, options
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except json.JSONDecodeError:
+        return text
 
 
 class Registry(Generic[T]):
@@ -176,8 +229,9 @@ class Registry(Generic[T]):
         """Build an instance from a name and options.
 
         Args:
-            spec: A name; a record, that is, a mapping with ``name`` and options, as returned by ``to_dict``; or an
-                instance, which is returned unchanged.
+            spec: A name, or a name with options (``"ridge:ridge=0.5"``, :func:`options_in`); a record, that is, a
+                mapping with ``name`` and options, as returned by ``to_dict``; or an instance, which is returned
+                unchanged.
             **options: Options of the class behind the name. Options that are left out keep their defaults.
 
         Returns:
@@ -186,12 +240,14 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: If the registry has no such name.
             PluginError: If the name comes from a plugin that cannot be imported.
-            TypeError: If ``spec`` is none of these three, an option is unknown or missing, options are given together
-                with an instance, or the entry is not a subclass of :attr:`base`.
-            ValueError: If a record has no ``name``, or an option is out of its range.
+            TypeError: If ``spec`` is none of these three, an option is unknown, missing or given twice, options are
+                given together with an instance, or the entry is not a subclass of :attr:`base`.
+            ValueError: If a record has no ``name``, or an option has no value or is out of its range.
 
         Example:
             >>> registries.matchers.build("ridge", ridge=0.5)
+            Ridge(ridge=0.5)
+            >>> registries.matchers.build("ridge:ridge=0.5")
             Ridge(ridge=0.5)
             >>> registries.matchers.build({"name": "ridge", "ridge": 0.5})
             Ridge(ridge=0.5)
@@ -209,6 +265,11 @@ class Registry(Generic[T]):
             if "name" not in options:
                 raise ValueError(f"a record of {self.kind} needs the key 'name', one of: {', '.join(self.names())}")
             spec = options.pop("name")
+        elif isinstance(spec, str):
+            spec, written = options_in(spec)
+            if twice := written.keys() & options.keys():
+                raise TypeError(f"option {min(twice)!r} of {spec!r} is given twice, in the name and as an argument")
+            options = {**written, **options}
         if not isinstance(spec, str):
             raise TypeError(
                 f"{self.kind} must be given as a name, a {base.__name__} or a record of one, got {type(spec).__name__}"

@@ -82,9 +82,10 @@ class Identification(Result):
         from rich.table import Table
         from rich.text import Text
 
+        pairs = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
         table = Table(
             "axis", "accuracy", "hits", "chance",
-            title=f"layer identification, {len(self.pairs)} pairs, {self.confidence:.0%} intervals",
+            title=f"layer identification, {pairs}, {self.confidence:.0%} intervals",
         )  # fmt: skip
         for axis, hits in self.hits.items():
             accuracy = Text(str(self.scores[axis]))

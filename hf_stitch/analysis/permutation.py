@@ -176,7 +176,7 @@ def permutation_test(
     x, y = paired(chosen.name, x, y)
     groups = rows_by_sample(samples, len(x))
     exchangeable = _exchangeable(groups)
-    score, random = _pairing(chosen, x, y), np.random.default_rng(seed)
+    score, random = pairing(chosen, x, y), np.random.default_rng(seed)
     orders = (torch.from_numpy(_exchanged(exchangeable, random)).to(y.device) for _ in range(permutations))
     observed = score(torch.arange(len(y), device=y.device))
     best = chosen.range[1] if chosen.higher_is_better else 0.0
@@ -213,8 +213,17 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
     return order
 
 
-def _pairing(metric: Metric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
-    """Return the metric as a function of the order of the rows of y; parts that do not depend on it are cached."""
+def pairing(metric: Metric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
+    """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once.
+
+    Args:
+        metric: The metric.
+        x: (n, dx) float64 rows.
+        y: (n, dy) float64 rows.
+
+    Returns:
+        Function of an (n,) permutation, as a tensor of indices, that returns the value for ``x`` and ``y[order]``.
+    """
     debiased = metric.statistic == "debiased"
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
         return lambda order: metric.function(x, y[order], **metric.options).item()

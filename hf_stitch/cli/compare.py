@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +65,9 @@ def compare(
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
     ] = None,
+    permutations: Annotated[
+        int, typer.Option(min=0, help="Permutations for a test of the most similar pairs, e.g. 200. 0: no test.")
+    ] = 0,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -88,6 +90,8 @@ def compare(
         "align": align,
         "layers_a": layer_a or None,
         "layers_b": layer_b or None,
+        "permutations": permutations,
+        "seed": seed,
     }
     if plan:
         planned = compare_networks(first, second, read, plan=True, batch_size=batch_size, **options)
@@ -133,24 +137,16 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
         "routes": dict(atlas.routes),
         "values": {metric: values.tolist() for metric, values in atlas.values.items()},
         "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.values},
+        "p_values": {metric: test.p_values.tolist() for metric, test in atlas.tests.items()},
+        "match_p_values": {metric: atlas.match_p_values(metric) for metric in atlas.tests},
         "recipe": dict(atlas.recipe),
         "saved": {name: str(path) for name, path in saved.items()},
     }
 
 
 def _metric(text: str) -> Metric:
-    """Build a metric from ``name:key=value,…``. Values are parsed as JSON, with text as the fallback."""
-    name, _, options = text.partition(":")
-    values: dict[str, Any] = {}
-    for option in filter(None, options.split(",")):
-        key, equals, value = option.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"must be name:key=value, got {text!r}", param_hint="--metric")
-        try:
-            values[key] = json_.loads(value)
-        except json_.JSONDecodeError:
-            values[key] = value
+    """Build a metric from ``name:key=value,…``."""
     try:
-        return registries.metrics.build(name, **values)
-    except TypeError as error:  # unknown option of the metric
+        return registries.metrics.build(text)
+    except (TypeError, ValueError) as error:  # the name, an option, or its value
         raise typer.BadParameter(str(error), param_hint="--metric") from error

@@ -105,6 +105,12 @@ class LinearCKA(MomentsMetric):
         """4 if debiased, the fewest rows for which unbiased HSIC is defined; 2 otherwise."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
 
+    def sample_matrix(self, rows: Tensor) -> Tensor:
+        """The centred Gram matrix; U-centred if debiased (Székely and Rizzo 2014, section 3)."""
+        rows = rows - rows.mean(0)
+        gram = rows @ rows.T
+        return _u_centred(gram) if self.options["debiased"] else gram
+
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows, as in ``Metric``."""
         if not self.options["debiased"]:
@@ -245,6 +251,10 @@ class RBFCKA(FeaturesMetric):
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
 
+    def sample_matrix(self, rows: Tensor) -> Tensor:
+        """The centred kernel matrix."""
+        return centred(_rbf("a side", rows, self.options["bandwidth"]))
+
 
 def _cosine(name: str, hsic: Tensor) -> Tensor:
     """``⟨K, L⟩ / (‖K‖ ‖L‖)`` from ``⟨K, K⟩``, ``⟨K, L⟩`` and ``⟨L, L⟩``."""
@@ -288,6 +298,15 @@ def _full_batches(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, tuple[Tensor
     full = range(0, max(len(x) - 4, 0) // size * size, size)
     sums = sum((_batch(x[i : i + size], y[i : i + size]) for i in full), x.new_zeros(3))
     return sums, (x[len(full) * size :], y[len(full) * size :])
+
+
+def _u_centred(gram: Tensor) -> Tensor:
+    """The matrix whose inner products are ``n (n - 3)`` times the unbiased HSIC; its rows sum to 0 off the diagonal."""
+    n = len(gram)
+    gram = gram - gram.diagonal().diag()
+    sums = gram.sum(1)
+    found = gram - (sums + sums[:, None]) / (n - 2) + sums.sum() / ((n - 1) * (n - 2))
+    return found.fill_diagonal_(0)
 
 
 def _rbf(side: str, rows: Tensor, bandwidth: float) -> Tensor:

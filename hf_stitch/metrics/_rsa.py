@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
@@ -44,15 +45,7 @@ def rsa(
         1.0
     """
     check_count("rsa", len(x), 3)
-    sides = [upper(pairwise(directions("rsa", side, rows, distance), distance)) for side, rows in (("x", x), ("y", y))]
-    if compare == "spearman":
-        sides = [_ranks(distances) for distances in sides]
-    a, b = (distances - distances.mean() for distances in sides)
-    for side, distances in (("x", a), ("y", b)):
-        if distances.abs().max() <= 1e-12:
-            raise ValueError(
-                f"rsa: all rows of {side} are equally far apart, so the value is undefined; give more rows"
-            )
+    a, b = (_compared(side, rows, distance, compare) for side, rows in (("x", x), ("y", y)))
     return a @ b / (a.norm() * b.norm())
 
 
@@ -77,6 +70,13 @@ class RSA(FeaturesMetric):
     def min_rows(self, side: Operand, width: int) -> int:
         """3, because two rows have a single distance."""
         return 3
+
+    def sample_matrix(self, rows: Tensor) -> Tensor:
+        """The centred distances, or their ranks, with 0 on the diagonal."""
+        found = rows.new_zeros(len(rows), len(rows))
+        i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
+        found[i, j] = _compared("a side", rows, **self.options)
+        return found + found.T
 
 
 @of_rows
@@ -117,6 +117,16 @@ class DistanceCorrelation(FeaturesMetric):
     function = staticmethod(distance_correlation)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
+
+
+def _compared(side: str, rows: Tensor, distance: Distance, compare: str) -> Tensor:
+    """What is correlated: the distances above the diagonal, or their ranks, about their mean."""
+    distances = upper(pairwise(directions("rsa", side, rows, distance), distance))
+    values = _ranks(distances) if compare == "spearman" else distances
+    values = values - values.mean()
+    if values.abs().max() <= 1e-12:
+        raise ValueError(f"rsa: all rows of {side} are equally far apart, so the value is undefined; give more rows")
+    return values
 
 
 def _ranks(values: Tensor) -> Tensor:

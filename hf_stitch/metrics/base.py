@@ -107,6 +107,20 @@ class Metric(ABC):
         """
         return 2
 
+    def sample_matrix(self, rows: Tensor) -> Tensor | None:
+        """Return the matrix M of one side, if the value is the cosine ``⟨M(x), M(y)⟩ / (‖M(x)‖ ‖M(y)‖)``.
+
+        Permuting samples permutes rows and columns of the matrix. Permutation tests use this: the matrices of all
+        layers are computed once, and a permutation takes one inner product for each pair of layers.
+
+        Args:
+            rows: ``(n, d)`` float64.
+
+        Returns:
+            ``(n, n)`` float64; None if the metric is no such cosine.
+        """
+        return None
+
     @abstractmethod
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows.

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
 COLOURS = "viridis"
+"""Lightness rises with the value, so that the figure can be read in black and white and by colour-blind readers."""
 UNDEFINED = "#d9d9d9"
 MOST_COLUMNS = 24
 """Largest number of columns for which numbers are written into the cells and stay readable."""
@@ -24,11 +26,16 @@ def heatmap(
     row_labels: Sequence[str],
     column_labels: Sequence[str],
     *,
+    row_title: str = "",
+    column_title: str = "",
     title: str = "",
     label: str = "",
     low: float | None = None,
     high: float | None = None,
     marked: ArrayLike | None = None,
+    marks: str = "",
+    starred: ArrayLike | None = None,
+    stars: str = "",
 ) -> Figure:
     """Draw a matrix as a heat map, with the numbers in the cells of up to 24 columns.
 
@@ -36,11 +43,17 @@ def heatmap(
         values: (rows, columns) real numbers; NaN for undefined values, whose cells are grey with a dash.
         row_labels: Labels of the rows, from top to bottom.
         column_labels: Labels of the columns, from left to right.
+        row_title: What the rows are, beside their labels (default: nothing).
+        column_title: What the columns are, below their labels (default: nothing).
         title: Title of the figure (default: none).
         label: Label of the colour bar (default: none).
-        low: Value of the darkest colour; ``None`` (default) for the smallest of the values.
+        low: Value of the darkest colour; ``None`` (default) for the smallest of the values. Lower values (rounding)
+            have the same colour; their numbers are written as they are. Likewise ``high``.
         high: Value of the brightest colour; ``None`` (default) for the largest of the values.
         marked: (rows, columns) bool, cells to frame, for example the best ones; ``None`` (default) for none.
+        marks: What a frame means, for the legend (default: no entry).
+        starred: (rows, columns) bool, cells with a star beside the number; ``None`` (default) for none.
+        stars: What a star means, for the legend (default: no entry).
 
     Returns:
         The figure; its size depends on the number of cells.
@@ -59,9 +72,7 @@ def heatmap(
     from matplotlib.figure import Figure
 
     matrix = _checked(values, row_labels, column_labels)
-    frames = np.zeros(matrix.shape, bool) if marked is None else np.asarray(marked, bool)
-    if frames.shape != matrix.shape:
-        raise ValueError(f"marked must have the shape of the values, {matrix.shape}, got {frames.shape}")
+    frames, starry = (_flags(name, flags, matrix) for name, flags in (("marked", marked), ("starred", starred)))
     if low is not None and high is not None and low >= high:
         raise ValueError(f"low must be less than high, got {low} and {high}")
 
@@ -77,12 +88,25 @@ def heatmap(
     axes.set_yticks(range(matrix.shape[0]), row_labels)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    axes.set_xlabel(column_title)
+    axes.set_ylabel(row_title)
     if matrix.shape[1] <= MOST_COLUMNS:
-        _write_numbers(axes, matrix, image)
+        _write_numbers(axes, matrix, image, starry)
+    elif starry.any():
+        rows, columns = np.nonzero(starry)
+        axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
     _draw_frames(axes, frames)
+    _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
     figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure
+
+
+def _flags(name: str, flags: ArrayLike | None, matrix: NDArray[np.float64]) -> NDArray[np.bool_]:
+    found = np.zeros(matrix.shape, bool) if flags is None else np.asarray(flags, bool)
+    if found.shape != matrix.shape:
+        raise ValueError(f"{name} must have the shape of the values, {matrix.shape}, got {found.shape}")
+    return found
 
 
 def _checked(values: ArrayLike, row_labels: Sequence[str], column_labels: Sequence[str]) -> NDArray[np.float64]:
@@ -98,19 +122,37 @@ def _checked(values: ArrayLike, row_labels: Sequence[str], column_labels: Sequen
 def _size(row_labels: Sequence[str], column_labels: Sequence[str]) -> tuple[float, float]:
     """Return width and height in inches, with room for cells, row labels and the colour bar."""
     width = 0.85 * min(len(column_labels), MOST_COLUMNS) + 0.075 * max(map(len, row_labels)) + 1.2
-    return max(width, 3.5), max(0.34 * len(row_labels) + 1.2, 2.5)
+    return max(width, 4.2), max(0.34 * len(row_labels) + 1.6, 2.8)
 
 
-def _write_numbers(axes: Axes, matrix: NDArray[np.float64], image: ScalarMappable) -> None:
+def _write_numbers(axes: Axes, matrix: NDArray[np.float64], image: ScalarMappable, starred: NDArray[np.bool_]) -> None:
     colours = image.to_rgba(np.ma.masked_invalid(matrix))
     for (row, column), value in np.ndenumerate(matrix):
         bright = np.dot(colours[row, column, :3], [0.299, 0.587, 0.114]) > 0.5
-        text = "–" if np.isnan(value) else f"{value:.2f}"
+        text = "–" if np.isnan(value) else f"{value:.2f}" + ("*" if starred[row, column] else "")
         axes.text(column, row, text, ha="center", va="center", fontsize=9, color="black" if bright else "white")
 
 
 def _draw_frames(axes: Axes, frames: NDArray[np.bool_]) -> None:
-    from matplotlib.patches import Rectangle
-
     for row, column in np.argwhere(frames):
-        axes.add_patch(Rectangle((column - 0.47, row - 0.45), 0.94, 0.9, fill=False, edgecolor="#e6550d", linewidth=2))
+        axes.add_patch(_frame((column - 0.46, row - 0.44), 0.92, 0.88))
+
+
+def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangle:
+    """Black with a white edge on both sides, which is visible on every colour and in black and white."""
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import Normal, Stroke
+
+    edges = [Stroke(linewidth=4.0, foreground="white"), Normal()]
+    return Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=2, path_effects=edges)
+
+
+def _explain(figure: Figure, marks: str, stars: str) -> None:
+    """Add a legend of the frames and stars below the axes."""
+    from matplotlib.lines import Line2D
+
+    shown = [(_frame((0, 0), 1, 1), marks)] if marks else []
+    found = [*shown, *([(Line2D([], [], color="black", marker="*", linestyle="none"), stars)] if stars else [])]
+    if found:
+        handles, texts = zip(*found, strict=True)
+        figure.legend(handles, texts, loc="outside lower left", frameon=False, fontsize="small", ncols=2)

@@ -32,8 +32,9 @@ Comparable = str | nn.Module | Adapter | Activations
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[False] = False,
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, permutations: int = 0, seed: int = 0,
+    plan: Literal[False] = False, checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
+    progress: bool = True,
 ) -> SimilarityAtlas: ...  # fmt: skip
 
 
@@ -41,16 +42,18 @@ def compare(
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: Literal[True],
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, permutations: int = 0, seed: int = 0,
+    plan: Literal[True], checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
+    progress: bool = True,
 ) -> ComparisonPlan: ...  # fmt: skip
 
 
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, plan: bool = False,
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, permutations: int = 0, seed: int = 0,
+    plan: bool = False, checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
+    progress: bool = True,
 ) -> SimilarityAtlas | ComparisonPlan:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data.
 
@@ -71,8 +74,8 @@ def compare(
         layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all
             candidates of a (:attr:`hf_stitch.Adapter.candidates`).
         layers_b: Layers of b. Default: all candidates of b.
-        metrics: Names in ``hf_stitch.registries.metrics``, or metric objects
-            (``registries.metrics.build("linear_cka", debiased=True)``).
+        metrics: Names in ``hf_stitch.registries.metrics``, with options if needed (``"linear_cka:debiased=True"``), or
+            metric objects (``registries.metrics.build("linear_cka", debiased=True)``).
         pooling: Which vectors of a sample become rows: ``mean``, ``none``, ``flatten``, ``cls`` or ``last``
             (:meth:`hf_stitch.Representation.rows`).
         align: How rows of texts are paired with ``pooling="none"``. ``tokens`` pairs token i of a with token i of b,
@@ -82,6 +85,12 @@ def compare(
         paired_data: Samples for b, if it takes other samples than a (the same sentences in another language). They need
             the same ids in the same order as ``data``.
         batch_size: Number of samples per forward pass.
+        permutations: Number of permutations of the samples of b, for a test of the most similar pairs of layers: the
+            highest of many similarities is high even between unrelated networks. ``atlas.p_values`` has one p-value
+            per pair, adjusted for the search, ``atlas.match_p_values`` one for each best match. The test needs one row
+            per sample, keeps the rows in files, and takes longer with more samples. 0: no test; 200 are enough
+            for a level of 5%.
+        seed: Seed of the permutations.
         plan: Whether to return an estimate of time and memory instead. This runs two samples only.
         checkpoint_dir: Folder for the state of the comparison. A repeated call resumes an interrupted comparison from
             there, with bitwise identical results. Use one folder per comparison. Default: a temporary folder.
@@ -117,14 +126,25 @@ def compare(
         raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if permutations < 0:
+        raise ValueError(f"permutations must be 0 (no test) or more, got {permutations}")
+    if permutations and pooling == "none":
+        raise ValueError(
+            "a permutation test of the layers exchanges samples, so that it needs one row per sample: use "
+            "pooling='mean', 'cls', 'last' or 'flatten'. For the positions of two layers, use "
+            "hf_stitch.analysis.permutation_test(…, samples=…)"
+        )
     processes = Processes.of(accelerator)
     sides = _sides(a, b, data, paired_data, pooling, align, processes)
     if align == "offsets":
         sides = aligned(sides)
     comparison = Comparison(sides, metrics, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes)
     if plan:
-        return comparison.plan()
-    return comparison.run(batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, progress=progress)
+        return comparison.plan(permutations)
+    return comparison.run(
+        batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, permutations=permutations, seed=seed,
+        progress=progress,
+    )  # fmt: skip
 
 
 def _sides(

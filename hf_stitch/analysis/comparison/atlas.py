@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.registry import options_in
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 
 Array = NDArray[np.float64]
+Axis = Literal["a", "b"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +39,12 @@ class SimilarityAtlas(Result):
         distances: The metrics for which a lower value means more similar.
         recipe: Record for reproducing the comparison: both sides with hashes, data, metrics with options, batch size
             and versions.
+        ranges: Metric -> smallest and largest value that it can have.
+        tests: Metric -> permutation test of the search for the most similar layers; empty if
+            ``compare(…, permutations=…)`` ran none.
 
     Raises:
-        ValueError: If an option is out of its range.
+        ValueError: If values do not have one row and one column for each layer.
 
     Example:
         >>> values = {"linear_cka": np.array([[0.9, 0.3], [0.2, 0.8]])}
@@ -57,6 +64,8 @@ class SimilarityAtlas(Result):
     routes: Mapping[str, str]
     distances: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    tests: Mapping[str, MaximumTest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the shapes of the values."""
@@ -68,16 +77,17 @@ class SimilarityAtlas(Result):
                 )
 
     def __getitem__(self, metric: str) -> Array:
-        """Return the values of a metric, (layers of a, layers of b) float64, e.g. ``atlas["linear_cka"]``.
+        """Return the values of a metric, (layers of a, layers of b) float64.
+
+        ``atlas["linear_cka"]`` finds the linear CKA of the atlas whatever its options are, if there is only one.
+        Options distinguish several: ``atlas["linear_cka:debiased=True"]``.
 
         Raises:
-            KeyError: If the atlas does not contain the metric.
+            KeyError: If the atlas does not contain the metric, or contains it with several options.
         """
-        if metric not in self.values:
-            raise KeyError(f"the atlas has no metric {metric!r}; it has {', '.join(self.values)}")
-        return self.values[metric]
+        return self.values[self._label(metric)]
 
-    def best_matches(self, metric: str | None = None, axis: Literal["a", "b"] = "a") -> dict[str, str]:
+    def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
 
         Args:
@@ -96,11 +106,40 @@ class SimilarityAtlas(Result):
             >>> atlas.best_matches()
             {'a0': 'b0', 'a1': 'b1'}
         """
-        if axis not in ("a", "b"):
-            raise ValueError(f"axis must be 'a' or 'b', got {axis!r}")
-        best = self._best(metric or next(iter(self.values)), axis)
-        own, other = (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
-        return {layer: other[place] for layer, place in zip(own, best, strict=True)}
+        own, other = self._sides(axis)
+        return {layer: other[place] for layer, place in zip(own, self._best(self._label(metric), axis), strict=True)}
+
+    def p_values(self, metric: str | None = None) -> Array:
+        """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Returns:
+            (layers of a, layers of b) float64. If no pair is related, the smallest is at most p with probability p.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+            ValueError: If the atlas has no test.
+        """
+        return self._test(self._label(metric)).p_values
+
+    def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
+        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
+
+        Returns:
+            Layer of the side ``axis`` -> p-value of its best match (:meth:`best_matches`).
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+            ValueError: If the atlas has no test, or ``axis`` is not ``"a"`` or ``"b"``.
+        """
+        label, (own, _) = self._label(metric), self._sides(axis)
+        return dict(zip(own, self._test(label).match_p_values(self._best(label, axis), axis).tolist(), strict=True))
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
         """Find the most similar pair of layers.
@@ -119,7 +158,7 @@ class SimilarityAtlas(Result):
             >>> SimilarityAtlas({"cka": values}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"}).best_pair()
             ('a1', 'b0')
         """
-        name = metric or next(iter(self.values))
+        name = self._label(metric)
         place = self._best(name, "a")
         rows = np.arange(len(place))
         values = self[name][rows, place]
@@ -130,54 +169,143 @@ class SimilarityAtlas(Result):
         """Return the values in long format.
 
         Returns:
-            One row per metric and pair of layers, with the columns ``metric``, ``layer_a``, ``layer_b`` and ``value``.
+            One row per metric and pair of layers, with the columns ``metric``, ``layer_a``, ``layer_b`` and ``value``,
+            and ``p_value`` (:meth:`p_values`) if the atlas has a test.
         """
         import pandas
 
+        tested = {metric: test.p_values for metric, test in self.tests.items()}
         return pandas.DataFrame(
             [
-                {"metric": metric, "layer_a": a, "layer_b": b, "value": float(values[i, j])}
+                {
+                    "metric": metric, "layer_a": a, "layer_b": b, "value": float(values[i, j]),
+                    **({"p_value": float(tested[metric][i, j])} if metric in tested else {}),
+                }
                 for metric, values in self.values.items()
                 for i, a in enumerate(self.layers_a)
                 for j, b in enumerate(self.layers_b)
             ]
-        )
+        )  # fmt: skip
 
-    def plot(self, metric: str | None = None) -> Figure:
+    def plot(
+        self, metric: str | None = None, *, scale: Literal["fixed", "data"] = "fixed", max_p: float = 0.05
+    ) -> Figure:
         """Plot the values of a metric as a heat map, with a frame around the best match of each layer of a.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
+            scale: ``"fixed"`` for colours from the smallest to the largest value that the metric can have, so that
+                figures can be compared (a distance without an upper bound begins at 0); ``"data"`` for the smallest
+                and largest of these values.
+            max_p: If the atlas has a test, pairs of layers with a p-value of at most this (:meth:`p_values`) get a
+                star.
 
         Returns:
             The matplotlib figure.
 
         Raises:
             KeyError: If the atlas does not contain the metric.
+            ValueError: If ``scale`` is unknown.
         """
         from hf_stitch.plots import heatmap
 
-        name = metric or next(iter(self.values))
-        marked = np.zeros(self[name].shape, bool)
+        if scale not in ("fixed", "data"):
+            raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
+        name = self._label(metric)
+        values, test = self.values[name], self.tests.get(name)
+        marked = np.zeros(values.shape, bool)
         marked[np.arange(len(self.layers_a)), self._best(name, "a")] = True
-        title = f"{self.n} samples, pooling: {self.pooling}"
-        return heatmap(self[name], self.layers_a, self.layers_b, title=title, label=name, marked=marked)
+        low, high = (end if np.isfinite(end) else None for end in self.ranges.get(name, (np.nan, np.nan)))
+        title_a, title_b = self._titles
+        return heatmap(
+            values,
+            self.layers_a,
+            self.layers_b,
+            row_title=title_a,
+            column_title=title_b,
+            title=f"{self.n} samples, pooling: {self.pooling}",
+            label=f"{name}\n{'lower' if name in self.distances else 'higher'} = more alike",
+            low=low if scale == "fixed" else None,
+            high=high if scale == "fixed" else None,
+            marked=marked,
+            marks="best match of each layer of a",
+            starred=None if test is None else test.p_values <= max_p,
+            stars=f"p ≤ {max_p:g}, adjusted for the search",
+        )
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints: the best match of each layer of a under each metric."""
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("layer of a", title=f"Best matches among {len(self.layers_b)} layers of b", title_justify="left")
+        title = f"Best matches among {len(self.layers_b)} layers of b"
+        if len(self.layers_b) == 1:
+            title = "Match with the one layer of b"
+        table = Table("layer of a", title=title, title_justify="left")
         table.caption = f"{self.n} samples, pooling: {self.pooling}"
-        best = {metric: self._best(metric, "a") for metric in self.values}
+        if self.distances:
+            table.caption += "; ↓ lower = more alike"
+        if self.tests:
+            count = len(next(iter(self.tests.values())).maxima)
+            table.caption += f"; p-values of the best match, adjusted for the search in b, from {count} permutations"
         for metric in self.values:
-            table.add_column(Text(f"{metric} ({self.routes[metric]})"))
-        for i, layer in enumerate(self.layers_a):
-            cells = [f"{self.layers_b[best[m][i]]}  {values[i, best[m][i]]:.3f}" for m, values in self.values.items()]
+            direction = " ↓" if metric in self.distances else ""
+            table.add_column(Text(f"{metric}{direction} ({self.routes[metric]})"))
+        columns = [self._cells(metric) for metric in self.values]
+        for layer, *cells in zip(self.layers_a, *columns, strict=True):
             table.add_row(Text(layer), *map(Text, cells))
         return table
 
-    def _best(self, metric: str, axis: str) -> NDArray[np.intp]:
-        values = -self[metric] if metric in self.distances else self[metric]
+    def _cells(self, metric: str) -> list[str]:
+        """Return the best match of each layer of a with its value, and its p-value if there is one."""
+        best, values = self._best(metric, "a"), self.values[metric]
+        tested = [""] * len(best)
+        if metric in self.tests:
+            tested = [f"  p = {p:.3g}" for p in self.match_p_values(metric).values()]
+        return [f"{self.layers_b[j]}  {values[i, j]:.3f}{p}" for i, (j, p) in enumerate(zip(best, tested, strict=True))]
+
+    @property
+    def _titles(self) -> tuple[str, str]:
+        """Titles of the axes of a figure, with the names of the networks if the recipe has them."""
+        names = [_name(self.recipe.get(side) or {}) for side in "ab"]
+        found = [f"layers of {side}" + (f": {name}" if name else "") for side, name in zip("ab", names, strict=True)]
+        return found[0], found[1]
+
+    def _label(self, metric: str | None) -> str:
+        """Return the label of the metric that is named with or without its options; the first one for ``None``."""
+        if metric is None:
+            return next(iter(self.values))
+        if metric in self.values:
+            return metric
+        name, options = options_in(metric)
+        wanted = {f"{key}={value}" for key, value in options.items()}
+        found = []
+        for label in self.values:
+            own, _, chosen = label.rstrip(")").partition("(")
+            if own == name and wanted <= set(chosen.split(", ")):
+                found.append(label)
+        if len(found) == 1:
+            return found[0]
+        why = f"has several metrics {metric!r}" if found else f"has no metric {metric!r}"
+        raise KeyError(f"the atlas {why}; it has {', '.join(self.values)}")
+
+    def _test(self, label: str) -> MaximumTest:
+        if label not in self.tests:
+            raise ValueError("the atlas has no permutation test: run it with compare(…, permutations=200)")
+        return self.tests[label]
+
+    def _sides(self, axis: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the layers of a side and those of the other."""
+        if axis not in ("a", "b"):
+            raise ValueError(f"axis must be 'a' or 'b', got {axis!r}")
+        return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
+
+    def _best(self, label: str, axis: str) -> NDArray[np.intp]:
+        values = -self.values[label] if label in self.distances else self.values[label]
         return values.argmax(1 if axis == "a" else 0)
+
+
+def _name(side: Mapping[str, Any]) -> str:
+    """Return the name of a network from its record: its id, or its class; empty for saved activations."""
+    name = (side.get("reference") or {}).get("id") or side.get("class") or ""
+    return PurePath(name).name if PurePath(name).is_absolute() else str(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader, all_finite
+from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
 from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import Metric
-from hf_stitch.metrics._routes import LayerError, PairError, Route
+from hf_stitch.metrics._routes import Collected, LayerError, PairError, Route
 from hf_stitch.processes import Processes
 from hf_stitch.statistics import Gram, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams
 from hf_stitch.statistics.base import within
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
+
+_ROWS = "rows"
+"""Key of the rows in a state; their route has no options."""
 
 
 def run_pass(
@@ -76,6 +81,7 @@ class Collector:
         taken: Label -> name of the chosen route.
         folder: Folder for files of rows.
         n: Number of samples of this process.
+        keep_rows: Whether to collect the rows even if no route does, for :meth:`test`.
     """
 
     def __init__(
@@ -86,8 +92,10 @@ class Collector:
         taken: Mapping[str, str],
         folder: Path,
         n: int,
+        keep_rows: bool = False,
     ) -> None:
         self.group = group
+        self._metrics = metrics
         self._names = {side: [key[1] for key in keys] for side, keys in (("x", group.x), ("y", group.y))}
         self._work = workload(group, reader)
         routes = {label: {route.name: route for route in metric.routes} for label, metric in metrics.items()}
@@ -97,8 +105,11 @@ class Collector:
         rows = None if reader.pooling == "none" else n
         for route in self._routes.values():
             if (name := _name(route)) not in self._statistics:
-                self._statistics[name] = _statistic(route, group, reader, folder, rows)
+                self._statistics[name] = _statistic(route.collects, route.options, group, reader, folder, rows)
                 self._kept[name] = {}
+        if keep_rows and _ROWS not in self._statistics:
+            self._statistics[_ROWS] = _statistic("rows", {}, group, reader, folder, rows)
+            self._kept[_ROWS] = {}
 
     def take(self, key: Key, rows: Tensor) -> bool:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch.
@@ -165,23 +176,51 @@ class Collector:
             raise ValueError(f"{label} of layer {a!r} of a and layer {b!r} of b: {error}") from error
         return distinct[np.ix_(self.group.of_a, self.group.of_b)]
 
+    def test(self, label: str, permutations: int, seed: int, memory: int) -> MaximumTest:
+        """Test a metric for all pairs of layers of the group, from the rows, with one row per sample.
+
+        Args:
+            label: Label of the metric.
+            permutations: Number of permutations of the samples.
+            seed: Seed of the permutations.
+            memory: Bytes that the test may take.
+
+        Returns:
+            The test.
+        """
+        rows = self._statistics[_ROWS]
+        assert isinstance(rows, LayerRows)
+        x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
+        found = maximum_test(self._metrics[label], x, y, permutations=permutations, seed=seed, memory=memory)
+        pairs, of_a, of_b = np.ix_(self.group.of_a, self.group.of_b), list(self.group.of_a), list(self.group.of_b)
+        return replace(
+            found,
+            chance=found.chance[pairs],
+            scores=found.scores[pairs],
+            unadjusted=found.unadjusted[pairs],
+            maxima_a=found.maxima_a[:, of_a],
+            maxima_b=found.maxima_b[:, of_b],
+        )
+
 
 def _name(route: Route) -> str:
     """Return the key of the statistic of a route in a state."""
     return "-".join([route.collects, *map(str, route.options.values())])
 
 
-def _statistic(route: Route, group: Group, reader: LayerReader, folder: Path, n: int | None) -> LayerStatistic:
-    """Return the empty statistic that a route collects."""
+def _statistic(
+    collects: Collected, options: Mapping[str, Any], group: Group, reader: LayerReader, folder: Path, n: int | None
+) -> LayerStatistic:
+    """Return the empty statistic of a group."""
     x, y = ([reader.probe[key] for key in keys] for keys in (group.x, group.y))
-    match route.collects:
+    match collects:
         case "moments":
             origins_x, origins_y = ([rows.double().mean(0) for rows in side] for side in (x, y))
             return LayerMoments(origins_x, None if group.same else origins_y)
         case "rows":
             return LayerRows(folder, x, None if group.same else y)
         case "minibatches":
-            return MinibatchGrams(route.options["size"], len(x), None if group.same else len(y), n, reader.device)
+            return MinibatchGrams(options["size"], len(x), None if group.same else len(y), n, reader.device)
 
 
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -17,7 +17,14 @@ import torch
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import LayerReader
-from hf_stitch.analysis.comparison.routes import ComparisonPlan, available_memory, routes_of, speed, taken_routes
+from hf_stitch.analysis.comparison.routes import (
+    ComparisonPlan,
+    available_memory,
+    flops_of_permutation,
+    routes_of,
+    speed,
+    taken_routes,
+)
 from hf_stitch.analysis.comparison.sides import Side
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
@@ -64,12 +71,17 @@ class Comparison:
         self._available = available_memory(self._reader.device)
         self._routes = routes_of(self._metrics, self._reader, self._available)
 
-    def plan(self) -> ComparisonPlan:
-        """Return the predicted cost of the comparison."""
+    def plan(self, permutations: int = 0) -> ComparisonPlan:
+        """Return the predicted cost of the comparison.
+
+        Args:
+            permutations: Permutations of a test; 0 for no test.
+        """
         reader = self._reader
         forwards = reader.seconds * reader.n / self._processes.count
         layers = (len(reader.layers_a), len(reader.layers_b))
-        return ComparisonPlan(self._routes, layers, reader.n, forwards, speed(), self._available)
+        testing = permutations * flops_of_permutation(self._metrics, self._routes, reader) if permutations else 0.0
+        return ComparisonPlan(self._routes, layers, reader.n, forwards, speed(), self._available, testing)
 
     @torch.no_grad()
     def run(
@@ -78,6 +90,8 @@ class Comparison:
         batch_size: int = 64,
         folder: str | Path | None = None,
         recipe: Mapping[str, Any] | None = None,
+        permutations: int = 0,
+        seed: int = 0,
         progress: bool = False,
     ) -> SimilarityAtlas:
         """Read the samples once and compute all values.
@@ -86,6 +100,8 @@ class Comparison:
             batch_size: Samples per forward.
             folder: Folder for checkpoints, from which an interrupted comparison is resumed.
             recipe: Additional entries of the recipe, besides sides, layers and metrics.
+            permutations: Permutations of the samples for a test of the highest similarities; 0 for no test.
+            seed: Seed of the permutations.
             progress: Show a progress bar.
 
         Returns:
@@ -97,13 +113,15 @@ class Comparison:
         """
         reader, processes = self._reader, self._processes
         recipe = self._recipe(batch_size, recipe or {})
+        if permutations:
+            recipe |= {"permutations": permutations, "seed": seed}
         with ExitStack() as stack:
             place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(place, processes.rank, lasting=folder is not None)
             taken = processes.agree(state.begin(recipe, lambda: taken_routes(self._routes, self._available)))
             start, stop = processes.part(reader.n)
             collectors = [
-                Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start)
+                Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, permutations > 0)
                 for i, group in enumerate(reader.groups)
             ]
             run_pass(reader, collectors, state, processes, batch_size, progress)
@@ -112,8 +130,15 @@ class Comparison:
                 collector.all_reduce(processes.accelerator)
                 for label in self._metrics:
                     values[label][:, collector.group.places] = collector.values(label)
+            tests = {}
+            if permutations:
+                (collector,) = collectors  # rows of whole samples have no grid, so there is one group
+                tests = {label: collector.test(label, permutations, seed, self._available) for label in self._metrics}
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
-        return SimilarityAtlas(values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe)
+        ranges = {label: metric.range for label, metric in self._metrics.items()}
+        return SimilarityAtlas(
+            values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe, ranges, tests
+        )
 
     def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return everything that determines the values, as JSON values."""

@@ -53,6 +53,7 @@ class ComparisonPlan(Result):
         forwards: Predicted duration of the forward passes in seconds.
         speed: Measured floating-point operations per second.
         available: Memory in bytes that a route may use.
+        testing: Floating-point operations of a permutation test, roughly; 0 without a test.
 
     Example:
         >>> route = Route("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
@@ -67,11 +68,12 @@ class ComparisonPlan(Result):
     forwards: float
     speed: float
     available: int
+    testing: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Predicted duration of the whole comparison in seconds."""
-        return self.forwards + sum(route.flops for route in self.routes if route.chosen) / self.speed
+        return self.forwards + (sum(route.flops for route in self.routes if route.chosen) + self.testing) / self.speed
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the routes as a data frame.
@@ -97,10 +99,15 @@ class ComparisonPlan(Result):
             figures = (_bytes(route.memory), _bytes(route.disk), f"{route.flops / self.speed:.2g}")
             row = [Text(route.metric), route.name, *figures, "yes" if route.chosen else ""]
             table.add_row(*row, style="bold" if route.chosen else "dim")
-        table.add_row("", "forwards", "", "", f"{self.forwards:.2g}", "", end_section=True)
+        table.add_row("", "forwards", "", "", f"{self.forwards:.2g}", "", end_section=not self.testing)
+        if self.testing:
+            table.add_row("", "permutations", "", "", f"{self.testing / self.speed:.2g}", "", end_section=True)
         table.caption = f"{self.seconds:.2g} seconds in total; a route may use {_bytes(self.available)} of memory"
         return table
 
+
+_GATHERING = 50
+"""Floating-point operations in the time that it takes to move a number to a permuted place."""
 
 STATISTICS: dict[Collected, type[LayerStatistic]] = {
     "moments": LayerMoments,
@@ -149,6 +156,25 @@ def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bo
         total += replace(collecting, flops=0.0) if collected else collecting
         total += way.cost(each)
     return Route(label, way.name, total.flops, total.memory, int(total.disk))
+
+
+def flops_of_permutation(scores: Mapping[str, Metric], routes: Sequence[Route], reader: LayerReader) -> float:
+    """Return the operations of one permutation of a test of all metrics, roughly.
+
+    Args:
+        scores: Label -> metric.
+        routes: All routes of these metrics.
+        reader: Reader of the layers, with one row per sample.
+    """
+    (group,) = reader.groups
+    x, y = len(group.x), len(group.y)
+    total = 0.0
+    for label, metric in scores.items():
+        if type(metric).sample_matrix is Metric.sample_matrix:
+            total += min(route.flops for route in routes if route.metric == label)
+        else:  # each matrix of y is permuted, which takes as long as some products, and multiplied with those of x
+            total += reader.n**2 * y * (_GATHERING + 2 * x)
+    return total
 
 
 def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:

@@ -74,5 +74,9 @@ class Network:
         self.adapter.run_with_callback(self.adapter.preprocess(self.reader.read(start, stop)), layers, callback)
 
     def describe(self) -> dict[str, Any]:
-        """Return the reference with the hash of the weights, and the fingerprint of the samples."""
-        return {"reference": self.adapter.pinned.to_dict(), "data": self.reader.samples.fingerprint}
+        """Return the reference with the hash of the weights, the class, and the fingerprint of the samples."""
+        return {
+            "reference": self.adapter.pinned.to_dict(),
+            "class": type(self.adapter.model).__name__,
+            "data": self.reader.samples.fingerprint,
+        }

@@ -1,0 +1,165 @@
+"""Permutation test of the most similar of many pairs of layers.
+
+The highest of many similarities is high even if no pair of layers is related. The test therefore permutes the samples
+of b once for all pairs, and compares with the highest value of each permutation (Westfall and Young 1993, "Resampling-
+based multiple testing").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hf_stitch.analysis.permutation import pairing
+from hf_stitch.metrics import Metric
+
+Array = NDArray[np.float64]
+
+_ROUNDING = 1e-9
+"""Difference of two studentised values that may be rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaximumTest:
+    """Permutation test of the highest similarities of a search over pairs of layers.
+
+    Values of different pairs are not comparable under the null hypothesis: biased CKA of two wide layers is high by
+    chance. Each pair is therefore studentised with the mean and the standard deviation of its own values, over all
+    permutations and the observed order, so that all orders are treated alike and the p-values are exact.
+
+    Attributes:
+        chance: (layers of a, layers of b) mean value of each pair over all orders of the samples.
+        scores: (layers of a, layers of b) observed values, studentised; higher is more similar.
+        unadjusted: (layers of a, layers of b) p-value of each pair by itself, without regard to the search.
+        maxima: (permutations,) highest studentised value of all pairs.
+        maxima_a: (permutations, layers of a) highest studentised value of each layer of a.
+        maxima_b: (permutations, layers of b) highest studentised value of each layer of b.
+        seed: Seed of the permutations.
+
+    Example:
+        >>> null = np.array([0.5, 1.1, 2.0])
+        >>> test = MaximumTest(
+        ...     np.array([[0.2]]), np.array([[3.1]]), np.array([[0.25]]), null, null[:, None], null[:, None], 0
+        ... )
+        >>> test.p_values.tolist()
+        [[0.25]]
+    """
+
+    chance: Array
+    scores: Array
+    unadjusted: Array
+    maxima: Array
+    maxima_a: Array
+    maxima_b: Array
+    seed: int
+
+    @property
+    def p_values(self) -> Array:
+        """p-values of all pairs, (layers of a, layers of b), adjusted for the search over all pairs.
+
+        The share of the orders, including the observed one, in which *any* pair is as similar as this one is observed
+        to be. If no pair is related, the smallest of them is at most p with probability p.
+        """
+        return _p_values(self.scores[None], self.maxima[:, None, None])
+
+    def match_p_values(self, places: NDArray[np.intp], axis: Literal["a", "b"]) -> Array:
+        """Return the p-value of one match for each layer of a side, adjusted for the search over the other side.
+
+        Args:
+            places: For each layer of the side ``axis``, the index of its match.
+            axis: The side.
+
+        Returns:
+            (layers of the side,) float64.
+        """
+        scores, maxima = (self.scores, self.maxima_a) if axis == "a" else (self.scores.T, self.maxima_b)
+        return _p_values(scores[np.arange(len(scores)), places][None], maxima)
+
+
+def maximum_test(
+    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], *, permutations: int, seed: int, memory: int
+) -> MaximumTest:
+    """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs.
+
+    Args:
+        metric: The metric.
+        x: Rows of each layer of x, (n, d), one row per sample.
+        y: Rows of each layer of y.
+        permutations: Number of permutations.
+        seed: Seed of the permutations.
+        memory: Bytes that the matrices of samples may take.
+
+    Returns:
+        The test.
+
+    Raises:
+        ValueError: If the metric is undefined for a pair.
+    """
+    random, n = np.random.default_rng(seed), len(x[0])
+    orders = [torch.arange(n), *(torch.from_numpy(random.permutation(n)) for _ in range(permutations))]
+    values = _by_matrices(metric, x, y, orders, memory)
+    if values is None:
+        values = _by_pairs(metric, x, y, orders)
+    return tested(values, metric.higher_is_better, seed)
+
+
+def tested(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
+    """Return the test from the values of all pairs under all orders of the samples.
+
+    Args:
+        values: (1 + permutations, layers of a, layers of b) float64, with the observed order first.
+        higher_is_better: Whether a higher value means more similar.
+        seed: Seed of the permutations, to be recorded.
+    """
+    chance, spread = values.mean(0), values.std(0)
+    varies = spread > _ROUNDING * np.abs(values).max(0)
+    scores = np.where(varies, (values - chance) / np.where(varies, spread, 1.0), 0.0) * (1 if higher_is_better else -1)
+    own, null = scores[0], scores[1:]
+    return MaximumTest(chance, own, _p_values(own[None], null), null.max((1, 2)), null.max(2), null.max(1), seed)
+
+
+def _p_values(observed: Array, null: Array) -> Array:
+    """``(1 + #) / (1 + B)`` (Phipson and Smyth 2010); the permutations are the first axis of ``null``."""
+    found: Array = (1 + (null >= observed - _ROUNDING).sum(0)) / (1 + len(null))
+    return found
+
+
+def _by_matrices(
+    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], memory: int
+) -> Array | None:
+    """Compute all values as inner products of matrices of samples; None if the metric has none, or they are too big."""
+    n = len(x[0])
+    at_once = memory // (8 * n**2) - 3  # beside the block of x: a matrix of y, permuted, and what computes it
+    if at_once < 1 or metric.sample_matrix(x[0].double()) is None:
+        return None
+    values = np.empty((len(orders), len(x), len(y)))
+    for start in range(0, len(x), at_once):
+        block = torch.stack([_unit(metric, rows) for rows in x[start : start + at_once]])
+        for j, rows in enumerate(y):
+            matrix = _unit(metric, rows).view(n, n)
+            for place, order in enumerate(orders):
+                values[place, start : start + len(block), j] = (block @ matrix[order][:, order].flatten()).numpy()
+    return values
+
+
+def _unit(metric: Metric, rows: Tensor) -> Tensor:
+    """The matrix of samples of a layer as one vector of length 1, (n²,)."""
+    matrix = metric.sample_matrix(rows.double())
+    assert matrix is not None
+    return matrix.flatten() / matrix.norm()
+
+
+def _by_pairs(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor]) -> Array:
+    """Compute the metric of every pair under every order."""
+    values = np.empty((len(orders), len(x), len(y)))
+    for i, rows_x in enumerate(x):
+        for j, rows_y in enumerate(y):
+            score: Callable[[Tensor], float] = pairing(metric, rows_x.double(), rows_y.double())
+            values[:, i, j] = [score(order) for order in orders]
+    return values
