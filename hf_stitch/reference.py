@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import UnknownNameError, most_special, registries
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -273,6 +273,23 @@ class ModelReference:
         return self.id + (f"@{self.revision}" if self.revision else "")
 
 
+def libraries_reading(config: Mapping[str, Any]) -> list[str]:
+    """Return the libraries whose adapters read a ``config.json``.
+
+    Args:
+        config: Content of the file.
+
+    Returns:
+        Their names. An adapter that extends another one takes precedence over it.
+
+    Example:
+        >>> libraries_reading({"model_type": "bert"})
+        ['transformers']
+    """
+    kinds = map(registries.adapters.get, registries.adapters)
+    return [kind.library for kind in most_special([kind for kind in kinds if kind.reads(config)])]
+
+
 def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     """Hash the ``state_dict`` of a module: names, dtypes, shapes and bytes, sorted by name.
 
@@ -368,7 +385,7 @@ def _library_of(folder: Path) -> str:
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found or 'nothing'}")
     config = json.loads(path.read_text(encoding="utf-8"))
-    reading = [name for name in registries.adapters if registries.adapters.get(name).reads(config)]
+    reading = libraries_reading(config)
     if len(reading) == 1:
         return reading[0]
     found = ", ".join(sorted(config)) or "nothing"

@@ -294,7 +294,7 @@ def _cut_one_output(adapter: Adapter, asked: dict[str, Any]) -> list[Advice]:
 def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any]) -> list[Advice]:
     survey, kind = adapter._survey(), type(adapter.override)
     calls = survey.trace.calls
-    names = [n for n in calls if n not in survey.blocks and survey._dominates(n)]
+    names = [n for n in calls if n not in survey.blocks and survey.dominates(n)]
     names = [n for n in names if not any(s.given or s.is_output for s in calls[n].seen().values())]
     others = [
         n for n in names[:12] if adapter.verify_cut(n).status == "verified"

@@ -15,7 +15,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
 from hf_stitch.reference import ModelReference
-from hf_stitch.registry import registries
+from hf_stitch.registry import most_special, registries
 
 if TYPE_CHECKING:
     import torch
@@ -130,12 +130,14 @@ def _is_damaged(file: Path) -> bool:
 def _serving(model: Any) -> type[Adapter]:
     """Return the class of adapters that serves a live network; a fallback only if no other class does.
 
+    A class that extends another one that also serves the network takes precedence over it.
+
     Raises:
         TypeError: If no class or more than one serves it.
     """
     kinds = [registries.adapters.get(name) for name in registries.adapters]
     serving = [kind for kind in kinds if kind.serves(model)]
-    chosen = [kind for kind in serving if not kind.fallback] or serving
+    chosen = most_special([kind for kind in serving if not kind.fallback] or serving)
     if len(chosen) != 1:
         what = f"{type(model).__module__}.{type(model).__name__}"
         names = ", ".join(kind.library for kind in (chosen or kinds))

@@ -25,6 +25,9 @@ def decoder_layers(model: Any) -> tuple[int, ...] | None:
     """
     if not takes(model, "past_key_values"):
         return None
+    if hasattr(model, "number_layers"):  # a stitched model, which has one cache for its own halves
+        numbered_anew: tuple[int, ...] | None = model.number_layers()
+        return numbered_anew
     numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
     layers = [module for module in numbered if any(True for _ in module.parameters())]  # removed layers have none
     generates = getattr(model, "can_generate", lambda: False)()

@@ -51,6 +51,10 @@ def cast(model: StitchedModel, dtype: torch.dtype) -> None:
         dtype: A floating-point dtype.
     """
     for side, half in (("source", model.source), ("target", model.target)):
+        network: Any = half.model
+        if isinstance(network, registries.heads.base):  # a stitched model
+            cast(network, dtype)
+            continue
         stays = _stays(getattr(model.config, side)["blueprint"], half, dtype)
         for name, tensor in (*half.model.named_parameters(), *half.model.named_buffers()):
             if tensor.is_floating_point() and not stays(name):

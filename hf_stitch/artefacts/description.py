@@ -7,13 +7,55 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.artefacts.files import CONFIG, STITCHER
-from hf_stitch.artefacts.record import built_from, read_record
+from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_record
 from hf_stitch.artefacts.schema import read_model, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
+
+SIDES = ("source", "target")
+"""The two halves of a stitched model."""
+
+
+def layer_name(module: str, record: Mapping[str, Any]) -> str:
+    """Return the name of a module of a stitched model as a layer: with the name that it has in its own network.
+
+    Args:
+        module: Name in ``named_modules()`` of the model.
+        record: The config of the model.
+
+    Returns:
+        The name of the layer.
+
+    Example:
+        >>> half = {"blueprint": None, "cut": {"layer": "blocks.0"}}
+        >>> layer_name("target.model.blocks.1", {"source": half, "target": half})
+        'target.blocks.1'
+    """
+    side, _, rest = module.partition(".model.")
+    if side not in SIDES or not rest:
+        return module
+    inner, last = chained(record[side]), record[side]["cut"]["layer"]
+    if side == "source" and f"{rest}.".startswith(f"{last}.{KEPT}."):
+        rest = last + rest.removeprefix(f"{last}.{KEPT}")
+    return f"{side}.{rest if inner is None else layer_name(rest, inner)}"
+
+
+def chained(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the config of the stitched model of which a half was cut.
+
+    Args:
+        half: The record of a half.
+
+    Returns:
+        The config; ``None`` if the half was cut from another network, or from user code.
+    """
+    blueprint = half["blueprint"] or {}
+    found: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,10 +153,16 @@ class Description:
         Returns:
             The description.
         """
-        layers = [record[side]["cut"]["layer"] if whole else record[side]["layer"] for side in ("source", "target")]
-        ends = [ModelReference.from_dict(record[side]["reference"]) for side in ("source", "target")]
+        layers = [_layer(record[side]) if whole else record[side]["layer"] for side in SIDES]
+        ends = [ModelReference.from_dict(record[side]["reference"]) for side in SIDES]
         found = {key: record.get(key) or {} for key in ("recipe", "scores")}
         return cls(whole, ends[0], layers[0], ends[1], layers[1], record["stitch"], record.get("task"), **found)
+
+
+def _layer(half: Mapping[str, Any]) -> str:
+    """Return the layer at which a half was cut."""
+    inner, layer = chained(half), str(half["cut"]["layer"])
+    return layer if inner is None else layer_name(layer, inner)
 
 
 def is_stitcher(folder: Path) -> bool:

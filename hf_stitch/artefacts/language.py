@@ -52,23 +52,35 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
         """Build the model as the base class does, and take the settings for generation from both networks."""
         super().__init__(config, *parts, **named)
-        source: Any = self.source.model
         target: Any = self.target.model
-        layers = decoder_layers(source), decoder_layers(target)
-        self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
         if hasattr(target, "config"):
             config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
-        if self._layers is None:
+        if self.number_layers() is None:
             self.generation_config.use_cache = False
-            return
+
+    def number_layers(self) -> tuple[int, ...] | None:
+        """Number the attention layers of both halves for one cache, those of the source first.
+
+        A model of which a half is cut has fewer layers, and numbers them again.
+
+        Returns:
+            The numbers from 0; ``None`` if one of the halves is not a decoder with a cache.
+        """
+        source: Any = self.source.model
+        target: Any = self.target.model
+        layers, config = (decoder_layers(source), decoder_layers(target)), self.config
+        self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
+        if self._layers is None:
+            return None
         config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
         config.num_hidden_layers = len(config.layer_types)
         windows = {sliding_window(half) for half in (source, target)}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
             config.layer_types = ["full_attention"] * config.num_hidden_layers
         config.sliding_window = windows.pop() if len(windows) == 1 else None
+        return tuple(range(config.num_hidden_layers))
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -24,7 +25,7 @@ from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.description import Description
+from hf_stitch.artefacts.description import SIDES, Description, chained
 from hf_stitch.artefacts.files import (
     ANCHORS,
     CONFIG,
@@ -41,7 +42,7 @@ from hf_stitch.artefacts.files import (
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import AGAIN, FEW, built_from, check_counts, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_elements, check_specs
+from hf_stitch.artefacts.schema import Place, check_elements, check_specs, read_model
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
@@ -162,6 +163,17 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """Return the state for copies and pickles, without the parents."""
         return {**self.__dict__, "parents": None}
 
+    @property
+    def interface(self) -> Interface:
+        """How the model takes its input: as its source does, in texts that both halves can take."""
+        own = self.source.interface
+        limits = [own.max_tokens]
+        if self.stitch.pooling == "none":  # every token enters the target
+            limits.append(self.target.interface.max_tokens)
+        most = min((limit for limit in limits if limit is not None), default=None)
+        options = {"use_cache": False} if self.can_generate() else {}
+        return dataclasses.replace(own, max_tokens=most, options=options)
+
     # -- running ----------------------------------------------------------------------------------------------------
     def transfer(self, **inputs: Any) -> Representation:
         """Run the front half and the stitching layer.
@@ -272,7 +284,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         Returns:
             Argument name -> batched tensor, for :meth:`forward`.
         """
-        return preprocess(samples, self.processor, self.source.interface, self.source)
+        return preprocess(samples, self.processor, self.interface, self.source)
 
     # -- training ---------------------------------------------------------------------------------------------------
     def freeze_networks(self) -> Self:
@@ -419,11 +431,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             self.push_to_hub(name, **{"present": written, **options, **kwargs})
 
     def _networks(self) -> Iterable[Method]:
-        for half in (self.config.source, self.config.target):
-            blueprint = half["blueprint"]
-            yield "adapters", blueprint["library"]
-            if blueprint.get("class") in registries.networks:
-                yield "networks", blueprint["class"]
+        yield from _networks(self.config.to_dict())
 
     def _check_savable(self) -> None:
         for half in (self.config.source, self.config.target):
@@ -595,6 +603,29 @@ def read_config(folder: Path) -> StitchConfig:
     return config
 
 
+def _networks(record: Mapping[str, Any]) -> Iterator[Method]:
+    """Yield what is needed to build the networks of a config, and those of the chains inside it."""
+    for half in (record["source"], record["target"]):
+        blueprint, inner = half["blueprint"], chained(half)
+        yield "adapters", blueprint["library"]
+        if blueprint.get("class") in registries.networks:
+            yield "networks", blueprint["class"]
+        if inner is not None:
+            yield from Description.of(inner, whole=True).methods
+            yield from _networks(inner)
+
+
+def _check_sizes(record: Mapping[str, Any], size: int, at: Place) -> None:
+    """Check that the size of the weights explains all tensors of a config, and those of the chains inside it."""
+    for side in SIDES:
+        if half := record.get(side):
+            check_elements(half, size, at / side)
+            if (inner := chained(half)) is not None:
+                _check_sizes(read_model(inner, str(at / side)), size, at / side / "blueprint" / "config")
+    if record.get("stitch"):
+        check_specs(record["stitch"], size, at / "stitch")
+
+
 def _is_checkpointed_across(half: Front | Back) -> bool:
     """Return whether gradient checkpointing wraps a module around the cut, which one half cannot recompute."""
     around = map(half.model.get_submodule, half.cut.around)
@@ -622,11 +653,8 @@ def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]
     """Build the model of a config without weights, if the headers of the files explain what it costs."""
     path = files[0].with_name(CONFIG)
     tensors, size = weigh(files)
-    for side, half in (("source", config.source), ("target", config.target)):
+    for half in (config.source, config.target):
         check_counts(half, str(path), layers=max(FEW, tensors))
-        if half:
-            check_elements(half, size, Place(str(path), side))
-    if config.stitch:
-        check_specs(config.stitch, size, Place(str(path), "stitch"))
+    _check_sizes(config.to_dict(), size, Place(str(path)))
     with built_from(path), weightless(size):
         return kind(config)

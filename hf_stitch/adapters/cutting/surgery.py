@@ -264,6 +264,10 @@ class Stub(_StandIn, _Absent):
         return _build(self._rule, self._slot, tree.arguments(args, kwargs), self._materialise)
 
 
+KEPT = "inner"
+"""Name of the layer of a cut in the module that replaces it."""
+
+
 class _AtCut(_StandIn):
     """Replacement of the layer of a cut; attributes are read from the layer itself if it is kept."""
 

@@ -156,7 +156,7 @@ class Survey:
         """
         if self._named is not None:
             return self._named
-        listed = [name for name in self.trace.calls if name and self._dominates(name)]
+        listed = [name for name in self.trace.calls if name and self.dominates(name)]
         composite = [
             n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())
         ]
@@ -182,10 +182,16 @@ class Survey:
         classes = Counter(map(type, pool))
         return any(classes[type(element)] > 1 for element in elements)
 
-    def _dominates(self, name: str) -> bool:
-        """Return whether a module is a candidate: it runs once, and one of its outputs dominates."""
-        call = self.trace.calls[name]
-        return len(call.outputs) == 1 and any(s.dominates and 2 <= len(s.shape) <= 4 for s in call.seen().values())
+    def dominates(self, name: str) -> bool:
+        """Return whether a module can be a candidate: it runs once, and one of its outputs is on every path.
+
+        Args:
+            name: Name of a module.
+        """
+        call = self.trace.calls.get(name)
+        if call is None or len(call.outputs) != 1:
+            return False
+        return any(seen.dominates and 2 <= len(seen.shape) <= 4 for seen in call.seen().values())
 
     def _is_output(self, name: str) -> bool:
         """Return whether the model returns a tensor that the module returns."""

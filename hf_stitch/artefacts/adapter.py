@@ -1,0 +1,281 @@
+"""Adapter for stitched models: they are networks too, to be compared, cut and stitched again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch import hub
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.surgery import KEPT
+from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.libraries.transformers import TransformersAdapter
+from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.description import SIDES, layer_name
+from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.reference import ModelReference, Settings
+from hf_stitch.registry import registries
+
+UNREAD = ("_name_or_path", "transformers_version")
+"""Keys of a config that describe the machine on which it was written."""
+
+
+class StitchedAdapter(TransformersAdapter):
+    """Adapter for stitched models: live, from a folder, or from the Hub.
+
+    The network takes the inputs of its source. Its layers are those of both halves, under the names that they have in
+    their own networks: ``source.layer1.0``, ``target.blocks.2``. In a chain of several networks the names nest:
+    ``source.target.layer2.0`` is a layer in the target of the source.
+    """
+
+    library: ClassVar[str] = "hf_stitch"
+    trusted_options: ClassVar[frozenset[str]] = frozenset(("dtype", "torch_dtype", "attn_implementation"))
+
+    model: StitchedModel
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Return whether the model is a stitched model.
+
+        Args:
+            model: Object of any type.
+        """
+        return isinstance(model, StitchedModel)
+
+    @classmethod
+    def reads(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether a stitched model wrote this config. See :meth:`hf_stitch.adapters.Adapter.reads`."""
+        return config.get("model_type") == StitchConfig.model_type
+
+    @classmethod
+    def load(
+        cls,
+        reference: ModelReference,
+        *,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+        **options: Any,
+    ) -> StitchedAdapter:
+        """Load a stitched model by its reference: a Hub id or a local folder.
+
+        Args:
+            reference: The model to load.
+            example_inputs: As for :meth:`of`.
+            processor: As for :meth:`of`.
+            content: As for :meth:`of`.
+            **options: Options of :meth:`hf_stitch.StitchedModel.from_pretrained`.
+
+        Returns:
+            The adapter.
+
+        Raises:
+            ValueError: If the reference names another task than that of the model.
+            OSError: If the id, the revision or the folder does not exist.
+        """
+        assert reference.id is not None
+        place = reference.id
+        if not reference.is_local:
+            access: Any = {name: options[name] for name in hub.DownloadOptions.__annotations__ if name in options}
+            commit = hub.commit_of(place, **{**access, "revision": reference.revision})
+            reference = dataclasses.replace(reference, revision=commit or reference.revision)
+            options["revision"] = reference.revision
+        model = StitchedModel.from_pretrained(place, **options)
+        if reference.task not in (None, model.task):
+            raise ValueError(f"{reference} is a model for the task {model.task}, got task={reference.task!r}")
+        return cls.of(model, reference, example_inputs, processor, content)
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        reference: ModelReference,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> StitchedAdapter:
+        """Create the adapter of a live stitched model.
+
+        Args:
+            model: The stitched model.
+            reference: Where it comes from.
+            example_inputs: Batch of inputs of its source: a tensor, a tuple of arguments or a mapping of them. ``None``
+                (default): those with which the source was cut, or random ones of the same size.
+            processor: Turns raw samples into inputs. ``None`` (default): that of the model.
+            content: Name of the argument that carries the content. ``None`` (default): that of the source.
+
+        Returns:
+            The adapter.
+
+        Raises:
+            ExampleError: If ``example_inputs`` do not fit the source, or are missing and cannot be generated, or
+                ``content`` is not the content of the source.
+        """
+        interface = model.interface
+        if content not in (None, *interface.content):
+            raise ExampleError(
+                f"content must be {' or '.join(map(repr, interface.content))}, with which the source was cut, got "
+                f"{content!r}",
+                model,
+            )
+        if isinstance(example_inputs, Mapping):
+            example = dict(model.source_inputs(example_inputs))
+        elif example_inputs is not None:
+            first: nn.Module = model
+            while isinstance(first, StitchedModel):
+                first = first.source.model
+            example = named(first, example_inputs, {}, interface.content[0])
+        else:
+            example = _example(model)
+        device, dtype = place_of(model)
+        example = {
+            n: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+            for n, v in example.items()
+        }
+        return cls(model, interface, example, reference, model.processor if processor is None else processor)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the layers of both halves, and of the layers before and after the stitch.
+
+        See :attr:`hf_stitch.adapters.Adapter.candidates`.
+        """
+        calls = self._survey().trace.calls
+        found = {self.module_name(name): name for name in super().candidates}
+        found |= {name: self.layer_name(name) for name in _ends(self.model) if self._survey().dominates(name)}
+        innermost = [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+        return tuple(found[name] for name in sorted(innermost, key=lambda name: calls[name].exited))
+
+    @property
+    def task(self) -> str | None:
+        """Task of the head of the model; ``None`` for a model without a head."""
+        return self.model.task
+
+    def module_name(self, layer: str) -> str:
+        """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``.
+
+        Args:
+            layer: Name of a layer or of a module.
+        """
+        modules = dict(self.model.named_modules())
+        found = _module(self.model, layer)
+        return layer if layer in modules or found not in modules else found
+
+    def layer_name(self, module: str) -> str:
+        """Return the name of a module as a layer: ``source.layer1.0`` for ``source.model.layer1.0``.
+
+        Args:
+            module: Name in ``model.named_modules()``.
+        """
+        return layer_name(module, self.model.config.to_dict())
+
+    def blueprint(self) -> dict[str, Any]:
+        """Return the config, which contains the blueprints of both halves.
+
+        Returns:
+            JSON values: ``library``, ``config``.
+
+        Raises:
+            ValueError: If a half consists of user code.
+        """
+        for side in SIDES:
+            half = getattr(self.model.config, side)
+            if half["blueprint"] is None:
+                raise ValueError(half["why"])
+        config = {**self.model.config.to_dict(), "task": self.task, "stitch": self.model.stitch.to_dict()}
+        return {"library": self.library, "config": {key: v for key, v in config.items() if key not in UNREAD}}
+
+    def settings(self) -> Settings:
+        """Return the map, the cuts and the settings of both halves. See :meth:`hf_stitch.adapters.Adapter.settings`."""
+        stitch = self.model.stitch.to_dict()
+        maps = {part: {**one, "fitted": None} for part in ("body", "prefix") if (one := stitch.get(part))}
+        found = Settings.of({"task": self.task, "stitch": {**stitch, **maps}})
+        for side in SIDES:
+            half = getattr(self.model, side)
+            found.chosen[f"{side}.layer"] = half.cut.layer
+            blueprint = getattr(self.model.config, side)["blueprint"]
+            if blueprint is not None:
+                below = _adapter_of(half, blueprint).settings()
+                found.chosen.update({f"{side}.{name}": value for name, value in below.chosen.items()})
+                found.defaults.update({f"{side}.{name}": value for name, value in below.defaults.items()})
+        return found
+
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+        """Construct the model that a :meth:`blueprint` describes.
+
+        Args:
+            blueprint: The result of :meth:`blueprint`, possibly from an untrusted source.
+
+        Returns:
+            The model in eval mode, without trained weights.
+
+        Raises:
+            ValueError: If the config describes no stitched model, or one that cannot be built.
+        """
+        config = StitchConfig.from_dict(dict(blueprint["config"]))
+        return class_for(config.task)(config)
+
+    @classmethod
+    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """Load the processor of the source. See :meth:`hf_stitch.adapters.Adapter.processor_of`."""
+        source = blueprint["config"]["source"]["blueprint"]
+        return registries.adapters.get(source["library"]).processor_of(source, folder)
+
+
+def _module(model: nn.Module, layer: str) -> str:
+    """Return the name of the module at a layer of a network, which may be a chain."""
+    side, _, rest = layer.partition(".")
+    if not isinstance(model, StitchedModel) or side not in SIDES or not rest:
+        return layer
+    half: Front | Back = getattr(model, side)
+    name, last = _module(half.model, rest), half.cut.layer
+    if side == "source" and f"{name}.".startswith(f"{last}."):  # inside the module at the end of the half
+        name = f"{last}.{KEPT}{name.removeprefix(last)}"
+    return f"{side}.model.{name}"
+
+
+def _ends(model: nn.Module) -> Iterator[str]:
+    """Yield the names of the modules at the end of the front half and at the begin of the back half, also in chains."""
+    if isinstance(model, StitchedModel):
+        for side, end in (("source", f".{KEPT}"), ("target", "")):
+            half: Front | Back = getattr(model, side)
+            yield from (f"{side}.model.{name}" for name in _ends(half.model))
+            yield f"{side}.model.{half.cut.layer}{end}"
+
+
+def _adapter_of(half: Any, blueprint: Mapping[str, Any]) -> Adapter:
+    """Return an adapter of the network of a half, which must not run: modules outside of the half are missing."""
+    kind, interface = registries.adapters.get(blueprint["library"]), half.interface
+    floats = {
+        name: torch.zeros(2, *shape, dtype=getattr(torch, interface.dtypes[name]))
+        for name, shape in interface.shapes.items()
+    }
+    made: Adapter = kind.of(
+        half.model, ModelReference(None, kind.library), example_inputs=floats or None, content=interface.content[0]
+    )
+    return made
+
+
+def _example(model: StitchedModel) -> dict[str, Any]:
+    """Return inputs with which the cuts of a stitched model can be found: those of its source, or random ones."""
+    if model.parents is not None:
+        return model.parents[0].example
+    interface, blueprint = model.source.interface, model.config.source["blueprint"]
+    if interface.modality != "text" and not interface.given:
+        generator = torch.Generator().manual_seed(0)
+        return {name: torch.randn(2, *shape, generator=generator) for name, shape in interface.shapes.items()}
+    if blueprint is None:
+        raise ExampleError(
+            "the source is user code, whose inputs cannot be generated: pass example_inputs, a batch of "
+            f"{', '.join((*interface.content, *interface.given))}",
+            model,
+        )
+    return _adapter_of(model.source, blueprint).example

@@ -1,0 +1,191 @@
+"""Stitched models are networks: they are cut and stitched again, into chains of several networks and stitches."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch import Adapter, StitchedModel, load
+from hf_stitch.adapters import ExampleError
+from hf_stitch.artefacts import Description
+from hf_stitch.artefacts.joining import join
+from hf_stitch.stitches import StitchingLayer
+
+from records import rewrite  # isort: skip
+from tiny_networks import LAYERS, SIZE, WORDS, network  # isort: skip
+
+FIRST = {"vit": "vit.layers.0", "llama": "model.layers.0", "bert": "bert.encoder.layer.0"}
+"""The layer at which the network in the middle of a chain begins."""
+CHAINS = [("cnn", "vit", "convnext"), ("gpt2", "llama", "gpt2"), ("bert", "bert", "roberta")]
+
+
+def samples(family: str) -> Any:
+    if family in ("cnn", "vit", "convnext"):
+        return torch.randn(40, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    words = random.Random(1)
+    return [" ".join(words.choices(WORDS[:40], k=words.randint(3, 8))) for _ in range(40)]
+
+
+def outputs(model: Any, given: Any) -> Tensor:
+    with torch.no_grad():
+        found = model(**model.preprocess(given))
+    return found if isinstance(found, Tensor) else found.logits
+
+
+def fitted(a: Adapter, la: str, b: Adapter, lb: str, data: Any, pooling: Any = "none") -> StitchingLayer:
+    options: dict[str, Any] = {"pooling": pooling, "task": None, "progress": False, "matcher": "ridge", "ridge": 1.0}
+    return hf_stitch.stitch(a, b, data, source_layer=la, target_layer=lb, **options).stitch
+
+
+@cache
+def chains(families: tuple[str, str, str]) -> tuple[StitchedModel, StitchedModel, StitchedModel]:
+    """Three networks with the same two stitches: A → B, (A → B) → C and A → (B → C)."""
+    a, b, c = (network(family, seed) for seed, family in enumerate(families))
+    la, lb, lc = (LAYERS[family] for family in families)
+    first, data = FIRST[families[1]], samples(families[0])
+    begin = fitted(a, la, b, first, data)
+    ab = join(a, la, begin, b, first, task=b.task)
+    end = fitted(load(ab), f"target.{lb}", c, lc, data, "mean" if "roberta" in families else "none")
+    left = join(load(ab), f"target.{lb}", end, c, lc, task=c.task)
+    right = join(a, la, begin, load(join(b, lb, end, c, lc, task=c.task)), f"source.{first}", task=c.task)
+    return ab, left, right
+
+
+@pytest.mark.parametrize("families", CHAINS, ids="-".join)
+def test_both_ways_to_build_a_chain_of_three_networks_give_the_same_bits(
+    families: tuple[str, str, str], tmp_path: Path
+) -> None:
+    data = samples(families[0])[:7]
+    _, left, right = chains(families)
+    expected = outputs(left, data)
+    assert torch.equal(outputs(right, data), expected)
+    assert type(left) is type(right) and left.task == network(families[2], 2).task
+    for name, model in (("left", left), ("right", right)):
+        model.save_pretrained(tmp_path / name)
+        again = StitchedModel.from_pretrained(tmp_path / name)
+        assert type(again) is type(model) and torch.equal(outputs(again, data), expected)
+        assert load(str(tmp_path / name)).pinned.changes(load(model).pinned) == {}
+
+
+@pytest.mark.parametrize("families", CHAINS, ids="-".join)
+def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(families: tuple[str, str, str]) -> None:
+    ab, left, right = (load(model) for model in chains(families))
+    first, (la, lb, lc) = FIRST[families[1]], (LAYERS[family] for family in families)
+    for adapter, ends in (
+        (ab, (f"source.{la}", f"target.{first}", f"target.{lb}")),
+        (left, (f"source.source.{la}", f"source.target.{first}", f"source.target.{lb}", f"target.{lc}")),
+        (right, (f"source.{la}", f"target.source.{first}", f"target.source.{lb}", f"target.target.{lc}")),
+    ):
+        assert set(ends) <= set(adapter.layers), adapter.candidates
+        assert not any(".model.source" in name or ".model.target" in name for name in adapter.layers)
+        x = adapter.preprocess(samples(families[0])[:3])
+        found = adapter.encode(x, ends)
+        whole = adapter.forward(x).logits
+        for name in ends:
+            assert adapter.layer_name(adapter.module_name(name)) == name
+            assert torch.equal(adapter.decode(found[name], name).logits, whole), name
+    assert Description.of(chains(families)[1].config.to_dict(), whole=True).source_layer == f"target.{lb}"
+
+
+def test_decoding_the_last_network_of_a_chain_skips_the_others() -> None:
+    adapter = load(chains(CHAINS[1])[1])
+    stubs = adapter.cut("target.transformer.h.2")[1].stubs
+    assert {"source.model.source.model.transformer.h.0", "source.model.target.model.model.layers.1.inner"} <= set(stubs)
+
+
+def test_a_chain_of_user_code_equals_plain_torch() -> None:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(3)]
+    data = torch.randn(60, 4)
+    a, b, c = (load(net, example_inputs=data[:2]) for net in nets)
+    ab = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", task=None, progress=False)
+    abc = hf_stitch.stitch(load(ab), c, data, source_layer="target.3", target_layer="1", task=None, progress=False)
+    maps: Any = [ab.stitch.body, abc.stitch.body]
+    with torch.no_grad():
+        hidden = nets[0][:2](data) @ maps[0].weight.T + maps[0].bias
+        hidden = nets[1][2:4](hidden) @ maps[1].weight.T + maps[1].bias
+        expected = nets[2][2:](hidden)
+        torch.testing.assert_close(abc(input=data), expected, rtol=1e-5, atol=1e-6)
+        assert load(abc).interface.content == ("input",)  # the name of the first network, not pixel_values
+        torch.testing.assert_close(load(abc).forward(data), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_saved_chain_of_language_models_generates_the_same_with_and_without_its_cache(tmp_path: Path) -> None:
+    for name, model in zip(("left", "right"), chains(CHAINS[1])[1:], strict=True):
+        model.save_pretrained(tmp_path / name)
+        again: Any = StitchedModel.from_pretrained(tmp_path / name)
+        assert again.config.num_hidden_layers == 2 + 1 + 1  # h.0, h.1 | layers.1 | h.2
+        inputs = again.preprocess(samples("gpt2")[:3])
+        options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+        options["return_dict_in_generate"] = True
+        cached, plain = (again.generate(**inputs, use_cache=use, **options) for use in (True, False))
+        assert torch.equal(cached.sequences, plain.sequences)
+        torch.testing.assert_close(torch.stack(cached.logits), torch.stack(plain.logits))
+
+
+def test_a_chain_keeps_in_float32_what_its_networks_compute_themselves(tmp_path: Path) -> None:
+    left = chains(CHAINS[1])[1]
+    left.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path, dtype="bfloat16")
+    buffers = {name: buffer for name, buffer in again.named_buffers() if "inv_freq" in name}
+    assert buffers and all(buffer.dtype == torch.float32 for buffer in buffers.values())
+    assert all(weight.dtype == torch.bfloat16 for weight in again.parameters())
+
+
+def test_an_image_chain_takes_the_size_for_which_its_source_was_cut_each_time(tmp_path: Path) -> None:
+    ab = chains(CHAINS[0])[0]
+    ab.save_pretrained(tmp_path)
+    for _ in range(2):  # stateless
+        adapter = load(str(tmp_path))
+        assert adapter.interface.content == ("x",) and adapter.example["x"].shape[1:] == (3, SIZE, SIZE)
+        assert "target.vit.layers.1" in adapter.layers
+    with pytest.raises(ValueError, match=r"cut at 'layer2.0' for x of the shape \(3, 32, 32\), got \(3, 64, 64\)"):
+        _ = load(ab, example_inputs=torch.randn(2, 3, 64, 64)).layers
+    with pytest.raises(ExampleError, match="content must be 'x'"):
+        load(ab, content="pixel_values")
+    renamed = load(ab, example_inputs={"pixel_values": torch.randn(2, 3, SIZE, SIZE)})
+    assert list(renamed.example) == ["x"]
+
+
+def test_settings_of_a_chain_name_what_differs(tmp_path: Path) -> None:
+    ab = chains(CHAINS[0])[0]
+    ab.save_pretrained(tmp_path)
+    other = StitchedModel.from_pretrained(tmp_path)
+    config: Any = other.target.model.config
+    config.layer_norm_eps = 0.1
+    assert load(ab).pinned.changes(load(other).pinned) == {"config": ["target.layer_norm_eps 1e-12, now 0.1"]}
+
+
+def test_a_damaged_record_inside_a_chain_is_refused(tmp_path: Path) -> None:
+    left = chains(CHAINS[0])[1]
+    left.save_pretrained(tmp_path)
+
+    def inner(record: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = record["source"]["blueprint"]["config"]
+        return found
+
+    rewrite(
+        tmp_path / "config.json",
+        lambda record: inner(record)["source"]["interface"]["shapes"].update(x=[3, 9000, 9000]),
+    )
+    with pytest.raises(ValueError, match=r"source.blueprint.config.source.interface.shapes.x .*at most"):
+        StitchedModel.from_pretrained(tmp_path, allow_modified=True)
+    left.save_pretrained(tmp_path)
+    rewrite(tmp_path / "config.json", lambda record: inner(record)["target"]["cut"].update(path="x"))
+    with pytest.raises(ValueError, match=r"target.cut.path .*must be a list"):
+        StitchedModel.from_pretrained(tmp_path, allow_modified=True)
+
+
+def test_loading_options_that_a_chain_cannot_serve_are_named(tmp_path: Path) -> None:
+    chains(CHAINS[0])[0].save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="no option 'pretrained'"):
+        load(str(tmp_path), pretrained=False)
+    with pytest.raises(ValueError, match="for the task image-classification, got task='text-generation'"):
+        load(str(tmp_path), task="text-generation")
