@@ -73,6 +73,8 @@ SIZES = {name: size for size, names in {**NAMES, LAYERS: NAMES[LAYERS] + COUNTS}
 """Config field -> its maximum value."""
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+OWN_IDS = ("vocab_size", *SPECIAL)
+"""Fields with which a type keeps the special ids of its config, some of which are ``None``."""
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
@@ -241,8 +243,14 @@ Attempt = Callable[[], tuple[nn.Module, Any]]
 """Creates a model and example inputs (``None``: the adapter invents them). It may raise."""
 
 
-def attempts(suite: str, kind: str) -> Iterator[Attempt]:
-    """Yield attempts to create a model of a type, the smallest first."""
+def attempts(suite: str, kind: str, own: tuple[str, ...] = ()) -> Iterator[Attempt]:
+    """Yield attempts to create a model of a type, the smallest first.
+
+    Args:
+        suite: One of :data:`SUITES`.
+        kind: Model type, e.g. ``bert``.
+        own: Fields that keep their default, e.g. :data:`OWN_IDS`.
+    """
     made: Any = getattr(transformers, types(suite)[kind])
 
     def attempt(keep: tuple[str, ...]) -> tuple[nn.Module, Any]:
@@ -256,7 +264,7 @@ def attempts(suite: str, kind: str) -> Iterator[Attempt]:
         model = shaken(made._from_config(small))
         return model, example(model)
 
-    yield from (functools.partial(attempt, keep) for keep in ((), ("image_size",)))
+    yield from (functools.partial(attempt, (*own, *keep)) for keep in ((), ("image_size",)))
 
 
 def example(model: nn.Module) -> dict[str, torch.Tensor] | None:

@@ -2,7 +2,6 @@
 
 BUILT_INS: dict[str, dict[str, str]] = {
     "adapters": {
-        "hf_stitch": "hf_stitch.artefacts.adapter:StitchedAdapter",
         "timm": "hf_stitch.adapters.libraries.timm:TimmAdapter",
         "torch": "hf_stitch.adapters.libraries.torch:TorchAdapter",
         "transformers": "hf_stitch.adapters.libraries.transformers:TransformersAdapter",
@@ -11,6 +10,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "transformers.ASTPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfSpectrograms",
         "transformers.CLIPTextModel": "hf_stitch.adapters.overrides.clip:OfTexts",
         "transformers.CLIPTextModelWithProjection": "hf_stitch.adapters.overrides.clip:OfTexts",
+        "transformers.CpmAntPreTrainedModel": "hf_stitch.adapters.overrides.cpmant:OfTexts",
         "transformers.Data2VecAudioPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
         "transformers.HubertPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
         "transformers.PerceiverForImageClassificationLearned": "hf_stitch.adapters.overrides.perceiver:OfImages",

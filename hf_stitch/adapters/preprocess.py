@@ -120,8 +120,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         )
     if tokenizer.pad_token is None:
         raise ValueError(
-            "this tokenizer has no padding token, which batches of texts require: set one, for example "
-            "adapter.processor.pad_token = adapter.processor.eos_token"
+            "this tokenizer has no padding token, which batches of texts require: set one "
+            "(tokenizer.pad_token = tokenizer.eos_token) and pass the tokenizer as processor= to hf_stitch.load"
         )
     if offsets and not tokenizer.is_fast:
         raise ValueError(

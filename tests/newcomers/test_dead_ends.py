@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
+from tiny_networks import WORDS, plain_tokenizer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+import hf_stitch
+from benchmarks import tiny
 from hf_stitch import Samples
 
 # -- data as people hold them ------------------------------------------------------------------------------------------
@@ -127,3 +133,87 @@ def test_items_are_read_when_they_are_needed() -> None:
     assert samples.labels == LABELS and items.reads == once
     next(samples.take(2).batches(2))
     assert items.reads == once + 2
+
+
+# -- networks with the special ids of their own configs ----------------------------------------------------------------
+
+OWN_IDS = [
+    *(("text", kind) for kind in ("gpt2", "llama", "bloom", "falcon", "gpt_neox", "perceiver", "qwen3", "bert")),
+    *(("causal", kind) for kind in ("codegen", "cpmant", "rwkv")),
+]
+
+
+def with_own_ids(suite: str, kind: str) -> hf_stitch.Adapter:
+    """A tiny network of a type of transformers, with the special ids that its config has by default."""
+    model, example = next(tiny.attempts(suite, kind, tiny.OWN_IDS))()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return hf_stitch.load(model, example_inputs=example)
+
+
+def check_single_samples(adapter: hf_stitch.Adapter) -> None:
+    """Check that every listed cut is exact for one sample, and that the config is left as it was."""
+    before = adapter.model.config.to_dict()
+    assert len(adapter.layers) > 1
+    one = {name: value[:1] for name, value in adapter.example.items()}
+    with torch.no_grad():
+        expected = adapter.forward(one)[0]
+        for layer, representation in adapter.encode(one, adapter.layers).items():
+            assert torch.equal(adapter.decode(representation, layer)[0], expected), layer
+    assert adapter.model.config.to_dict() == before
+
+
+@pytest.mark.parametrize(("suite", "kind"), OWN_IDS)
+def test_networks_are_cut_with_the_special_ids_of_their_own_configs(suite: str, kind: str) -> None:
+    check_single_samples(with_own_ids(suite, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", tiny.types("text"))
+def test_every_classifier_of_texts_is_cut_with_its_own_special_ids(kind: str) -> None:
+    try:
+        adapter = with_own_ids("text", kind)
+    except ImportError as error:
+        pytest.skip(f"needs another library: {error}")
+    check_single_samples(adapter)
+
+
+@pytest.fixture
+def gpt2() -> transformers.GPT2ForSequenceClassification:
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=100)
+    return transformers.GPT2ForSequenceClassification(config).eval()
+
+
+def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None:
+    with pytest.warns(UserWarning, match="defines no pad_token_id and takes one text at a time.*processor="):
+        adapter = hf_stitch.load(gpt2)
+    with pytest.raises(ValueError, match="GPT2ForSequenceClassification defines no pad_token_id and takes one text"):
+        adapter.forward(adapter.example)
+    with pytest.warns(UserWarning, match="set model.config.pad_token_id = 0, the id of the tokenizer, before"):
+        hf_stitch.load(gpt2, processor=plain_tokenizer())
+    gpt2.config.pad_token_id = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapter = hf_stitch.load(gpt2, processor=plain_tokenizer())
+    assert adapter.interface.pad_id == 0
+
+
+def test_a_saved_classifier_takes_the_padding_id_of_its_tokenizer(gpt2: Any, tmp_path: Path) -> None:
+    gpt2.save_pretrained(tmp_path)
+    plain_tokenizer().save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="no pad_token_id: that of the tokenizer, 0, is used"):
+        adapter = hf_stitch.load(str(tmp_path))
+    texts = [" ".join(WORDS[:3]), WORDS[4]]
+    with torch.no_grad():
+        together = adapter.forward(adapter.preprocess(texts)).logits
+        apart = [gpt2(**plain_tokenizer()(text, return_tensors="pt")).logits for text in texts]
+    assert torch.allclose(together, torch.cat(apart), atol=1e-6)
+
+
+def test_a_tokenizer_without_padding_token_is_told_apart(gpt2: Any) -> None:
+    words = plain_tokenizer()
+    words.pad_token = None
+    with pytest.warns(UserWarning, match="pass a tokenizer whose pad_token is set as processor="):
+        adapter = hf_stitch.load(gpt2, processor=words)
+    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token\) and pass the tokenizer as proc"):
+        adapter.preprocess(list(WORDS[:2]))

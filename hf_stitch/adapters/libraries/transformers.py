@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +16,22 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.libraries.padding import (
+    NO_TOKEN,
+    advice,
+    as_if_padded,
+    lacks_padding,
+    pad_id,
+    set_padding,
+    text_config,
+)
 from hf_stitch.adapters.libraries.rebuilding import own_code_only, uninitialised
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.hub import commit_of
-from hf_stitch.reference import ModelReference, Settings, libraries_reading
+from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import PluginError, registries
 
 AUTO_CLASSES = {
@@ -159,16 +169,9 @@ class TransformersAdapter(Adapter):
             model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
         else:
             model = _untrained(loader, place, hub, options)
-        (library,) = libraries_reading(config.to_dict())
-        if library != cls.library:  # an adapter that extends this one; the id alone does not tell
-            given = {name: hub[name] for name in hub if name != "revision"}
-            found: TransformersAdapter = registries.adapters.get(library).load(
-                dataclasses.replace(reference, library=library),
-                example_inputs=example_inputs, processor=processor, content=content, **given, **options,
-            )  # fmt: skip
-            return found
         if processor is None:
             processor = load_processor(place, model.main_input_name, hub)
+        set_padding(model, processor)
         return cls.of(model.eval(), reference, example_inputs, processor, content)
 
     @classmethod
@@ -243,7 +246,22 @@ class TransformersAdapter(Adapter):
             raise ExampleError(
                 f"example_inputs of {type(model).__name__} must contain a tensor {name!r}, got {got}", model
             )
+        if lacks_padding(model):
+            warnings.warn(advice(model, processor), stacklevel=4)
         return cls(model, _interface(model, name, example, processor), example, reference, processor)
+
+    def _run(self, inputs: Mapping[str, Any]) -> Any:
+        """Run a forward; a batch that lacks a padding id raises an error that names what it needs."""
+        try:
+            return super()._run(inputs)
+        except ValueError as error:
+            if lacks_padding(self.model) and len(inputs[self.interface.content[0]]) > 1:
+                raise ValueError(advice(self.model, self.processor)) from error
+            raise
+
+    def _rehearse(self, inputs: Mapping[str, Any]) -> Any:
+        with as_if_padded(self.model):
+            return super()._rehearse(inputs)
 
     @property
     def task(self) -> str | None:
@@ -342,7 +360,7 @@ def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
     config, arguments = model.config, inspect.signature(model.forward).parameters
     options: dict[str, Any] = {}
-    caching = config if getattr(config, "is_encoder_decoder", False) else _text(config)
+    caching = config if getattr(config, "is_encoder_decoder", False) else text_config(config)
     if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
         options["use_cache"] = False
     if "use_mems" in arguments:  # a cache among the outputs bypasses every cut
@@ -356,8 +374,8 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
         (name,),
         "text",
         options=options,
-        special_ids=_special_ids(config),
-        pad_id=_text(config).pad_token_id,
+        special_ids=(*_special_ids(config), *([NO_TOKEN] if lacks_padding(model) else [])),
+        pad_id=pad_id(config),
         arguments=tuple(n for n in (MASK, "token_type_ids", mask_of("decoder_input_ids")) if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
         given=tuple(other for other in IDS if other != name and "decoder_input_ids" in example and other in example),
@@ -367,7 +385,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
 
 def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
     """Return the maximum number of tokens: the smaller limit of the tokenizer and of the position embeddings."""
-    positions = getattr(_text(config), "max_position_embeddings", None)
+    positions = getattr(text_config(config), "max_position_embeddings", None)
     for table in model.modules():
         if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
             positions -= table.padding_idx + 1  # such embeddings number positions from padding_idx + 1
@@ -385,10 +403,6 @@ def _without(values: Any, keys: tuple[str, ...]) -> Any:
     return [_without(value, keys) for value in values] if isinstance(values, list) else values
 
 
-def _text(config: Any) -> Any:
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
 def _start_id(config: Any) -> int | None:
     """Return the first token id of a decoder; as in ``generate``, ``bos_token_id`` is the fallback."""
     for key in ("decoder_start_token_id", "bos_token_id"):
@@ -401,7 +415,7 @@ def _special_ids(config: Any) -> tuple[int, ...]:
     """Return the ids of padding and end of text, for which heads search."""
     found: set[int] = set()
     for key in ("pad_token_id", "eos_token_id"):
-        value = getattr(_text(config), key, None)
+        value = getattr(text_config(config), key, None)
         found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
     return tuple(sorted(found))
 
@@ -417,8 +431,8 @@ def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, t
     for the end of text, for which heads search.
     """
     config: Any = model.config
-    special, end = _special_ids(config), getattr(_text(config), "eos_token_id", None)
-    vocabulary = getattr(_text(config), "vocab_size", 1000)  # models of characters have no vocabulary
+    special, end = _special_ids(config), getattr(text_config(config), "eos_token_id", None)
+    vocabulary = getattr(text_config(config), "vocab_size", 1000)  # models of characters have no vocabulary
     ordinary = torch.tensor([i for i in range(min(vocabulary, 1000)) if i not in special])
     generator = torch.Generator().manual_seed(0)
 

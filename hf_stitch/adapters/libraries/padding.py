@@ -1,0 +1,111 @@
+"""Padding ids of transformers networks that classify texts.
+
+Decoders look for the last token that is not padding. Without an id for padding in their config, which is the default of
+many types, they take batches of one text only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+NO_TOKEN = -1
+"""An id that no token has."""
+
+
+def text_config(config: Any) -> Any:
+    """Return the config of the text network, which is a part of the config of some networks.
+
+    Args:
+        config: Config of a transformers network.
+
+    Returns:
+        The config of its text network; by default ``config`` itself.
+    """
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def pad_id(config: Any) -> int | None:
+    """Return the token id of padding; ``None`` if the config defines none.
+
+    Args:
+        config: Config of a transformers network.
+    """
+    found: int | None = getattr(text_config(config), "pad_token_id", None)
+    return found
+
+
+def lacks_padding(model: Any) -> bool:
+    """Return whether a network classifies texts and reads a padding id that its config leaves open.
+
+    Args:
+        model: A transformers network.
+    """
+    classifies = type(model).__name__.endswith("ForSequenceClassification")
+    return classifies and hasattr(text_config(model.config), "pad_token_id") and pad_id(model.config) is None
+
+
+def set_padding(model: Any, tokenizer: Any) -> None:
+    """Give a loaded network the padding id of its tokenizer, with a warning, if its config defines none.
+
+    Args:
+        model: A transformers network, whose config is changed.
+        tokenizer: Its tokenizer, or ``None``.
+    """
+    found = getattr(tokenizer, "pad_token_id", None)
+    if found is None or not lacks_padding(model):
+        return
+    for config in _configs(model.config):
+        config.pad_token_id = found
+    warnings.warn(
+        f"the config of {type(model).__name__} defines no pad_token_id: that of the tokenizer, {found}, is used",
+        stacklevel=5,
+    )
+
+
+def advice(model: Any, tokenizer: Any) -> str:
+    """Describe what a network without a padding id needs for batches.
+
+    Args:
+        model: A transformers network.
+        tokenizer: Its tokenizer, or ``None``.
+
+    Returns:
+        A sentence for errors and warnings.
+    """
+    found = getattr(tokenizer, "pad_token_id", None)
+    if found is None:
+        how = (
+            "pass a tokenizer whose pad_token is set as processor= to hf_stitch.load, and before, set "
+            "model.config.pad_token_id of a live model to its id"
+        )
+    else:
+        how = f"set model.config.pad_token_id = {found}, the id of the tokenizer, before hf_stitch.load"
+    return f"{type(model).__name__} defines no pad_token_id and takes one text at a time. For batches, {how}"
+
+
+@contextmanager
+def as_if_padded(model: Any) -> Iterator[None]:
+    """Let a network run on batches of texts without padding, even if its config defines no padding id.
+
+    With an id that no token has, the last token of a text is the last of the batch: what the network takes of a single
+    text.
+
+    Args:
+        model: A transformers network; its config is restored afterwards.
+    """
+    configs = _configs(model.config) if lacks_padding(model) else []
+    for config in configs:
+        config.pad_token_id = NO_TOKEN
+    try:
+        yield
+    finally:
+        for config in configs:
+            config.pad_token_id = None
+
+
+def _configs(config: Any) -> list[Any]:
+    """Return the configs from which a network may read the padding id: its own, and that of its text network."""
+    return [each for each in (config, text_config(config)) if hasattr(each, "pad_token_id")]
