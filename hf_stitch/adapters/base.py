@@ -306,6 +306,28 @@ class Adapter(ABC):
         """The batch of inputs with which cuts are found and verified, as keyword arguments of the forward."""
         return dict(self._example)
 
+    def module_name(self, layer: str) -> str:
+        """Return the name of the module at a layer.
+
+        Args:
+            layer: Name of a layer, as in :attr:`layers`, or of a module.
+
+        Returns:
+            The name in ``model.named_modules()``; by default the same.
+        """
+        return layer
+
+    def layer_name(self, module: str) -> str:
+        """Return the name of a module as a layer, the inverse of :meth:`module_name`.
+
+        Args:
+            module: Name in ``model.named_modules()``.
+
+        Returns:
+            The name of the layer; by default the same.
+        """
+        return module
+
     @property
     @_locked
     def candidates(self) -> tuple[str, ...]:
@@ -314,7 +336,7 @@ class Adapter(ABC):
         Candidates are not verified; :attr:`layers` lists those that are cuts. The first access runs the network a few
         times on the example.
         """
-        return self._survey().blocks
+        return tuple(map(self.layer_name, self._survey().blocks))
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -343,9 +365,9 @@ class Adapter(ABC):
             >>> adapter.verify_cut("0").status, adapter.verify_cut("9").status
             ('verified', 'refused')
         """
-        survey = self._survey()
+        survey, module = self._survey(), self.module_name(layer)
         try:
-            plan, cut = survey.plan(layer), survey.cut(layer)
+            plan, cut = survey.plan(module), survey.cut(module)
         except NotACutError as error:
             return CutInfo(layer, "refused", reason=str(error))
         return CutInfo(layer, "verified", cut.spec, cut.cost, plan.kind)
@@ -372,10 +394,10 @@ class Adapter(ABC):
             >>> info.status, info.spec.width
             ('pending', 8)
         """
-        survey = self._survey()
-        if survey.status(layer) != "pending":
+        survey, module = self._survey(), self.module_name(layer)
+        if survey.status(module) != "pending":
             return self.verify_cut(layer)  # its verification is kept
-        cut = survey.cut(layer)
+        cut = survey.cut(module)
         return CutInfo(layer, "pending", cut.spec, cut.cost)
 
     @_locked
@@ -397,7 +419,7 @@ class Adapter(ABC):
             >>> hf_stitch.load(net, example_inputs=torch.randn(2, 4)).spec("0")
             RepresentationSpec(layout='bd', width=8, grid=None, prefix_tokens=0)
         """
-        return self._survey().cut(layer).spec
+        return self._survey().cut(self.module_name(layer)).spec
 
     @_locked
     def cut(self, layer: str) -> tuple[Cut, CutPlan]:
@@ -419,8 +441,8 @@ class Adapter(ABC):
             >>> cut.layer, plan.kind
             ('1', 'stubs')
         """
-        survey = self._survey()
-        return survey.cut(layer), survey.plan(layer)
+        survey, module = self._survey(), self.module_name(layer)
+        return survey.cut(module), survey.plan(module)
 
     # -- running ------------------------------------------------------------------------------------
     @_locked
@@ -469,7 +491,7 @@ class Adapter(ABC):
             raise ValueError("layers must contain at least one name, got none")
         survey = self._survey(self.inputs(inputs))
         for name in names:
-            survey.plan(name)
+            survey.plan(self.module_name(name))
         found: dict[str, Representation] = {}
 
         def keep(name: str, representation: Representation) -> None:
@@ -508,7 +530,8 @@ class Adapter(ABC):
         """
         arguments = self.inputs(inputs)
         survey = self._survey(arguments)
-        cuts = {name: survey.cut(name) for name in layers}
+        named = {self.module_name(name): name for name in layers}
+        cuts = {name: survey.cut(name) for name in named}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
         to_the_end = self._offloaded
         waiting = set(cuts)
@@ -519,7 +542,7 @@ class Adapter(ABC):
                     raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; choose another layer")
                 waiting.remove(cut.layer)
                 values = tree.get(output, cut.path)
-                callback(cut.layer, cut.represent(values, arguments, self.interface))
+                callback(named[cut.layer], cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not to_the_end:
                     raise CutReached
 
@@ -566,7 +589,7 @@ class Adapter(ABC):
         """
         placed = in_context(representation, self.interface)
         survey = self._survey(placed.context)
-        cut, plan = survey.cut(layer), survey.plan(layer)
+        cut, plan = survey.cut(self.module_name(layer)), survey.plan(self.module_name(layer))
         cut.accept(representation, self.interface)
         if representation.layout != cut.spec.layout or representation.width != cut.spec.width:
             raise ValueError(
@@ -631,7 +654,7 @@ class Adapter(ABC):
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
-            gone[layer] = hollow(self.model.get_submodule(layer))
+            gone[cut.layer] = hollow(self.model.get_submodule(cut.layer))
         return Back(copy_without(self.model, gone), cut, plan, self.interface)
 
     # -- inside ------------------------------------------------------------------------------------

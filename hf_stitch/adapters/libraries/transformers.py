@@ -31,7 +31,7 @@ from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.hub import commit_of
-from hf_stitch.reference import ModelReference, Settings
+from hf_stitch.reference import ModelReference, Settings, libraries_reading
 from hf_stitch.registry import PluginError, registries
 
 AUTO_CLASSES = {
@@ -159,6 +159,14 @@ class TransformersAdapter(Adapter):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
         config = transformers.AutoConfig.from_pretrained(place, **hub)
+        (library,) = libraries_reading(config.to_dict())
+        if library != cls.library:  # an adapter that extends this one; the id alone does not tell
+            given = {name: hub[name] for name in hub if name != "revision"}
+            found: TransformersAdapter = registries.adapters.get(library).load(
+                dataclasses.replace(reference, library=library),
+                example_inputs=example_inputs, processor=processor, content=content, **given, **options,
+            )  # fmt: skip
+            return found
         if reference.task is not None:
             if reference.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {reference.task!r}")
