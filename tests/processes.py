@@ -57,4 +57,5 @@ def _run_rank(place: dict[str, str], port: int, target: Callable[..., None], *ar
     torch.set_num_threads(1)
     os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
     target(*arguments)
+    torch.distributed.barrier()  # with torch 2.7, a process that is left alone hangs in the next line
     torch.distributed.destroy_process_group()
