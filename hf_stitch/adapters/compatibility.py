@@ -22,7 +22,16 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
         raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")
     tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
     if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        if target.task == "text-generation":
+            remedy = (
+                "a stitched language model predicts every token and needs networks of one tokenizer. To compare the "
+                "two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or pooling='mean'"
+            )
+        else:
+            remedy = (
+                "use pooling='mean', 'cls' or 'last', which give one vector per sample; hf_stitch.compare also matches "
+                "pieces of text, with align='offsets'"
+            )
         raise ValueError(
-            "the vocabularies of the two tokenizers differ, so token positions do not correspond: use pooling='mean', "
-            "'cls' or 'last', which give one vector per sample"
+            f"the vocabularies of the two tokenizers differ, so token positions do not correspond: {remedy}"
         )

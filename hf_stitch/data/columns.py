@@ -10,6 +10,9 @@ from PIL.Image import Image
 
 Modality = Literal["image", "text", "tensor"]
 
+LISTED = 12
+"""Number of columns that an error lists; some data sets have a hundred."""
+
 
 def kind_of(value: Any) -> str:
     """A modality, ``integer``, or the name of the value's type."""
@@ -52,8 +55,9 @@ def feature_kind(feature: Any) -> str:
 
 
 def listing(kinds: Mapping[str, str]) -> str:
-    """Return the columns and their kinds, for error messages."""
-    return ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
+    """Return the columns and their kinds, for error messages; of many, the first :data:`LISTED`."""
+    some = ", ".join(f"{name!r} ({kind})" for name, kind in list(kinds.items())[:LISTED])
+    return some if len(kinds) <= LISTED else f"{some} and {len(kinds) - LISTED} more"
 
 
 def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequence[str]) -> None:
@@ -81,7 +85,7 @@ def find_samples(
         return "image", (image,)
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
     if len(candidates) != 1:
-        many = f"several columns could be the samples: {listing(candidates)}; pass one as image= or text="
+        many = f"several columns could be the samples: {listing(candidates)}; choose one with {_choices(candidates)}"
         none = (
             f"no column contains images, texts or tensors; the columns are: {listing(kinds)}. Pass labels as label=, "
             "and leave out missing samples (None)"
@@ -89,6 +93,15 @@ def find_samples(
         raise ValueError(many if candidates else none)
     [(name, kind)] = candidates.items()
     return cast(Modality, kind), (name,)
+
+
+def _choices(candidates: Mapping[str, str]) -> str:
+    """Return the calls that choose one of several columns, in Python and on the command line."""
+    named = [(kind, name) for name, kind in candidates.items() if kind in ("image", "text")]
+    if not named:
+        return "Samples.of([row[name] for row in data])"
+    kind, name = named[0]
+    return f"Samples.of(data, {kind}={name!r}), or --{kind} {name} on the command line"
 
 
 def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
 import transformers
+import typer
 from PIL import Image
-from tiny_networks import WORDS, plain_tokenizer
+from tiny_networks import LAYERS, WORDS, network, plain_tokenizer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import hf_stitch
@@ -217,3 +219,83 @@ def test_a_tokenizer_without_padding_token_is_told_apart(gpt2: Any) -> None:
         adapter = hf_stitch.load(gpt2, processor=words)
     with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token\) and pass the tokenizer as proc"):
         adapter.preprocess(list(WORDS[:2]))
+
+
+# -- columns as data sets on the Hub have them -------------------------------------------------------------------------
+
+
+def as_on_the_hub(features: dict[str, Any], rows: dict[str, list[Any]]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+
+def classes(n: int) -> datasets.ClassLabel:
+    return datasets.ClassLabel(num_classes=n)
+
+
+HUB = {
+    "TREC": (
+        {"text": datasets.Value("string"), "coarse_label": classes(6), "fine_label": classes(50)},
+        {"text": ["How far is it ?", "Who ?"], "coarse_label": [5, 3], "fine_label": [40, 31]},
+    ),
+    "CIFAR-100": (
+        {"img": datasets.Image(), "fine_label": classes(100), "coarse_label": classes(20)},
+        {"img": [Image.new("RGB", (32, 32), n) for n in (1, 2)], "fine_label": [99, 4], "coarse_label": [13, 0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_two_columns_of_labels_stop_only_what_needs_labels(name: str) -> None:
+    samples = Samples.of(as_on_the_hub(*HUB[name]))
+    assert len(next(samples.split(1)[1].batches(2)).samples) == 1 and samples.fingerprint
+    with pytest.raises(
+        ValueError, match=r"choose one with Samples\.of\(data, label='(coarse|fine)_label'\), or --label"
+    ):
+        samples.labels  # noqa: B018
+    assert Samples.of(as_on_the_hub(*HUB[name]), label="coarse_label").labels == HUB[name][1]["coarse_label"]
+
+
+def test_one_of_many_columns_of_texts_is_chosen_by_the_call_that_the_message_names() -> None:
+    languages = {f"{code}_Latn": [f"a sentence in {code}"] for code in ("afr", "deu", "eng", *map(str, range(125)))}
+    ntrex = as_on_the_hub(dict.fromkeys(languages, datasets.Value("string")), languages)
+    with pytest.raises(
+        ValueError, match=r"and 116 more; choose one with .*text='afr_Latn'.*--text afr_Latn on the comm"
+    ):
+        Samples.of(ntrex)
+    assert next(Samples.of(ntrex, text="deu_Latn").batches(1)).samples == ["a sentence in deu"]
+
+
+def test_every_command_that_reads_data_takes_its_columns() -> None:
+    from hf_stitch.cli import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    taken = {name: {option for each in command.params for option in each.opts} for name, command in commands.items()}
+    options = {name: given for name, given in taken.items() if "--data" in given and name != "quickstart"}
+    assert {"compare", "stitch", "swap", "evaluate"} <= options.keys()
+    for name, given in options.items():
+        assert {"--label", "--text", "--text-pair", "--image", "--split", "--data-dir"} <= given, name
+
+
+# -- two tokenizers ----------------------------------------------------------------------------------------------------
+
+
+def test_advice_for_two_tokenizers_runs_as_given() -> None:
+    a, b = network("bert", 0, "float32"), network("roberta", 1, "float32")
+    texts = Samples.of([" ".join(WORDS[i : i + 4]) for i in range(30)])
+    place = {"source_layer": LAYERS["bert"], "target_layer": LAYERS["roberta"], "progress": False}
+    with pytest.raises(ValueError, match=r"use pooling='mean', 'cls' or 'last'.*compare also.*align='offsets'"):
+        hf_stitch.stitch(a, b, texts, pooling="none", **place)
+    for pooling in ("mean", "cls", "last"):
+        hf_stitch.stitch(a, b, texts, matcher="ridge", pooling=pooling, **place)
+    with pytest.raises(ValueError, match="align='offsets'"):
+        hf_stitch.compare(a, b, texts, pooling="none", progress=False)
+    hf_stitch.compare(a, b, texts, pooling="none", align="offsets", progress=False)
+
+
+def test_two_tokenizers_of_language_models_are_not_sent_in_a_circle() -> None:
+    a, b = network("bert", 0, "float32"), network("gpt2", 1, "float32")
+    other = hf_stitch.load(a.model, processor=network("roberta", 0, "float32").processor)
+    texts = Samples.of([" ".join(WORDS[i : i + 4]) for i in range(30)])
+    with pytest.raises(ValueError, match=r"needs networks of one tokenizer\. To compare the two, use align='offsets'"):
+        hf_stitch.stitch(other, b, texts, source_layer=LAYERS["bert"], target_layer=LAYERS["gpt2"], pooling="none")
+    hf_stitch.compare(other, b, texts, pooling="none", align="offsets", progress=False)
