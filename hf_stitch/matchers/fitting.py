@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers import Matcher
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
-from hf_stitch.statistics import Moments
+from hf_stitch.statistics import LayerMoments, Moments
+from hf_stitch.statistics.base import within
 from hf_stitch.stitches import Stitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 
@@ -52,7 +55,7 @@ def collect(
     """
     pairs = list(dict.fromkeys(pairs))
     layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
-    found: dict[tuple[str, str], Statistics] = {pair: {} for pair in pairs}
+    moments = PairMoments(pairs, pooling)
     others = samples if target_samples is None else target_samples
     for batch, other in paired_batches(samples, others, batch_size, progress="fitting" if progress else None):
         x = source.encode(source.preprocess(batch.samples), layers_a)
@@ -60,12 +63,112 @@ def collect(
         for side, representations in (("source", x), ("target", y)):
             for name, representation in representations.items():
                 check_finite(representation, f"layer {name!r} of the {side}", batch)
-        for pair in pairs:
-            for part, (rows_x, rows_y) in paired_rows(x[pair[0]], y[pair[1]], pooling).items():
-                if part not in found[pair]:
-                    found[pair][part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
-                found[pair][part].update(rows_x, rows_y)
-    return found
+        moments.update(x, y)
+    return {pair: moments.of(*pair) for pair in pairs}
+
+
+class PairMoments:
+    """Moments of any number of pairs of layers, updated batch by batch.
+
+    Layers of the target with the same form (grid, prefix tokens) are grouped, so that each layer of the source is
+    resized once for a group, and the second moments of a layer are computed once, not once for each pair.
+
+    Args:
+        pairs: Pairs of layers (of the source, of the target).
+        pooling: The pooling.
+
+    Example:
+        >>> x, y = ({"0": Representation(torch.randn(9, width), "bd")} for width in (4, 3))
+        >>> PairMoments([("0", "0")]).update(x, y).of("0", "0")
+        {'body': Moments(dx=4, dy=3, n=9, device='cpu')}
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]], pooling: Pooling = "none") -> None:
+        self.pooling = pooling
+        self._partners: dict[str, list[str]] = {}
+        for a, b in pairs:
+            self._partners.setdefault(b, []).append(a)
+        self._groups: list[_Group] = []
+
+    def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> Self:
+        """Add a batch.
+
+        Args:
+            x: Layer of the source -> its representation.
+            y: Layer of the target -> its representation of the same samples.
+
+        Returns:
+            This object.
+
+        Raises:
+            ValueError: Rows of a pair do not correspond.
+        """
+        if not self._groups:
+            self._groups = self._grouped(y)
+        for group in self._groups:
+            group.update(x, y, self.pooling)
+        return self
+
+    def of(self, a: str, b: str) -> Statistics:
+        """Return the moments of a pair, by part of the stitching layer.
+
+        Args:
+            a: Layer of the source.
+            b: Layer of the target.
+        """
+        group = next(group for group in self._groups if b in group.layers_b)
+        i, j = group.layers_a.index(a), group.layers_b.index(b)
+        return {part: statistic.moments(i, j) for part, statistic in group.parts.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the sums as tensors by name, for a checkpoint."""
+        return {
+            f"{number}.{part}.{key}": tensor
+            for number, group in enumerate(self._groups)
+            for part, statistic in group.parts.items()
+            for key, tensor in statistic.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], y: Mapping[str, Representation]) -> None:
+        """Restore the sums of :meth:`state_dict`.
+
+        Args:
+            state: Result of :meth:`state_dict`.
+            y: Representations of any batch at the layers of the target.
+        """
+        self._groups = self._grouped(y)
+        for number, group in enumerate(self._groups):
+            of_group = within(f"{number}.", state)
+            for part in dict.fromkeys(key.partition(".")[0] for key in of_group):
+                group.parts[part] = LayerMoments.from_state_dict(within(f"{part}.", of_group))
+
+    def _grouped(self, y: Mapping[str, Representation]) -> list[_Group]:
+        groups: dict[Any, _Group] = {}
+        for b, partners in self._partners.items():
+            form = (y[b].layout == "bd", y[b].grid, bool(y[b].prefix_tokens), tuple(partners))
+            groups.setdefault(form, _Group(partners)).layers_b.append(b)
+        return list(groups.values())
+
+
+class _Group:
+    """Layers of the source, each paired with each of some layers of the target that have the same form."""
+
+    def __init__(self, layers_a: list[str]) -> None:
+        self.layers_a, self.layers_b = layers_a, list[str]()
+        self.parts: dict[str, LayerMoments] = {}
+
+    def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
+        # Rows of a layer do not depend on the partner within a group, so that one partner is enough for each.
+        first = [paired_rows(x[a], y[self.layers_b[0]], pooling) for a in self.layers_a]
+        others = [paired_rows(x[self.layers_a[0]], y[b], pooling) for b in self.layers_b[1:]]
+        for part in first[0]:
+            rows_x = [pairs[part][0] for pairs in first]
+            rows_y = [pairs[part][1] for pairs in (first[0], *others)]
+            rows_x = [rows.to(rows_y[0].device) for rows in rows_x]
+            if part not in self.parts:
+                origins = ([rows.double().mean(0) for rows in side] for side in (rows_x, rows_y))
+                self.parts[part] = LayerMoments(*origins)
+            self.parts[part].update(rows_x, rows_y)
 
 
 def fit_layer(
