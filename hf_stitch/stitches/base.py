@@ -30,6 +30,7 @@ class Stitch(nn.Module, ABC):
         name: Name in the registry of stitches.
         title: Name in text, for example "an affine map".
         papers: Papers that define the stitch.
+        affine: Whether the map is affine, so that positions may be mapped before they are interpolated.
         in_features: Width of the input vectors.
         out_features: Width of the output vectors.
         fitted: Results of the fit (rank, penalty, R², …) as JSON values; empty if nothing was fitted.
@@ -52,6 +53,7 @@ class Stitch(nn.Module, ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
+    affine: ClassVar[bool] = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()

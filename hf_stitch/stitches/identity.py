@@ -28,6 +28,7 @@ class IdentityStitch(Stitch):
 
     name: ClassVar[str] = "identity"
     title: ClassVar[str] = "no map"
+    affine: ClassVar[bool] = True
 
     def transform(self, x: Tensor) -> Tensor:
         """Return the input itself for equal widths, otherwise a sliced or zero-padded copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,7 +111,7 @@ class StitchingLayer(nn.Module):
             self.source.prefix_tokens,
         ):
             raise ValueError(f"the stitching layer needs a representation of spec {self.source}, got {got}")
-        mapped = self._map("body", source_positions(representation, self.source, self.target, self.pooling))
+        mapped = self._map_positions(representation)
         spec = self.target
         if spec.layout == "bd":
             return Representation(mapped, "bd")
@@ -136,6 +137,15 @@ class StitchingLayer(nn.Module):
             prefix_tokens=spec.prefix_tokens if keeps else 0,
             grid=spec.grid if keeps else None,
         )
+
+    def _map_positions(self, representation: Representation) -> Tensor:
+        grid = self.target.grid
+        if self.pooling == "none" and self.body.affine and grid and representation.grid:
+            if math.prod(grid) > math.prod(representation.grid):
+                # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
+                mapped = self._map("body", representation.positions())
+                return Representation(mapped, "bnd", grid=representation.grid).resize(grid).values
+        return self._map("body", source_positions(representation, self.source, self.target, self.pooling))
 
     def _map(self, part: str, values: Tensor) -> Tensor:
         stitch: Stitch = getattr(self, part)

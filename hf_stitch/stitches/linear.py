@@ -40,6 +40,7 @@ class LinearStitch(Stitch):
 
     name: ClassVar[str] = "linear"
     title: ClassVar[str] = "an affine map"
+    affine: ClassVar[bool] = True
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, dtype: torch.dtype | str = torch.float32

@@ -44,6 +44,7 @@ class LowRankStitch(Stitch):
     name: ClassVar[str] = "low_rank"
     title: ClassVar[str] = "an affine map through a bottleneck"
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
+    affine: ClassVar[bool] = True
 
     def __init__(
         self,

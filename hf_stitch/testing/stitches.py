@@ -74,6 +74,10 @@ def _check_vectors(stitch: Stitch, x: Tensor) -> None:
     apart = torch.stack([exact(vector) for vector in x.flatten(0, 1)])
     close = torch.allclose(exact(x).flatten(0, 1), apart, rtol=1e-10, atol=1e-12)
     require(close, "the output for a vector must not depend on the other vectors")
+    if stitch.affine:
+        mixed = torch.lerp(exact(x[:1]), exact(x[1:2]), 0.3)
+        close = torch.allclose(exact(torch.lerp(x[:1], x[1:2], 0.3)), mixed, rtol=1e-10, atol=1e-12)
+        require(close, "the map is not affine: set affine = False")
 
 
 def _check_gradients(stitch: Stitch, x: Tensor) -> None:
