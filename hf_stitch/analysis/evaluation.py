@@ -21,13 +21,14 @@ class Evaluation(Result):
     """Scores of a stitched model compared with baselines, returned by :func:`hf_stitch.evaluate`.
 
     Attributes:
-        task: Task of the head that was scored.
+        task: Task of the head that was scored; ``feature-extraction`` for a model without a head.
         n: Number of held-out samples.
         data: Fingerprint of the held-out samples.
         fitted_share: Share of the samples to which the stitching layer was fitted, found by their content; ``None`` if
             the model does not record them. Scores on these samples are too good.
-        scores: Nested mapping, name of a predictor (``stitched``, ``identity``, ``mean_only``, ``target``, ``chance``)
-            -> name of a figure (``accuracy``, ``relative_accuracy``, …) -> :class:`Score`.
+        scores: Nested mapping, name of a predictor (``stitched``, ``identity``, ``mean_only``, ``source``, ``target``,
+            ``chance``) -> name of a figure (``accuracy``, ``relative_accuracy``, …) -> :class:`Score`.
+        left_out: Name of a predictor without scores -> reason.
 
     Example:
         >>> scores = {
@@ -46,6 +47,7 @@ class Evaluation(Result):
     data: str
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
     fitted_share: float | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, figure: str) -> Score:
         """Return a figure of the stitched model, e.g. ``evaluation["relative_accuracy"]``."""
@@ -78,6 +80,8 @@ class Evaluation(Result):
             *(f.replace("_", " ") for f in figures),
             title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
         )
+        if self.left_out:
+            table.caption = "; ".join(f"no {who}: {why}" for who, why in self.left_out.items())
         for who, row in self.scores.items():
             table.add_row(
                 who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else ""

@@ -46,8 +46,8 @@ class Score:
     high: float
 
     def __str__(self) -> str:
-        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``; a dash if it is undefined."""
+        return "–" if np.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 class Whole(Protocol):
@@ -82,6 +82,7 @@ def answers(
     whole: Whole,
     other: Samples | None = None,
     *,
+    alone: Whole | None = None,
     batch_size: int = 64,
     progress: bool = True,
 ) -> dict[str, Answers]:
@@ -93,15 +94,16 @@ def answers(
 
     Args:
         stitched: The model whose source and target are used; it must have a head.
-        layers: Name (any except ``target``) -> stitching layer at the cuts of the model.
+        layers: Name (any except ``source`` and ``target``) -> stitching layer at the cuts of the model.
         samples: Raw samples.
         whole: The whole target network.
         other: Samples for the target in the same order, if it receives other samples than the source.
+        alone: The whole source network, if its head has the same classes or tokens.
         batch_size: Samples per forward.
         progress: Show a progress bar.
 
     Returns:
-        Name, including ``target``, -> measure -> (n,) float64.
+        Name, including ``target``, and ``source`` if it is given, -> measure -> (n,) float64.
 
     Raises:
         ValueError: If the model has no head, samples do not correspond, labels are not classes of the target,
@@ -122,6 +124,8 @@ def answers(
             representation = stitched.source(**stitched.source_inputs(inputs))
             check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
             logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
+        if alone is not None:
+            logits["source"] = logits_of(alone.forward(alone.preprocess(batch.samples)))
         logits["target"] = logits_of(whole.forward(reference))
         measured = _measure_tokens(logits, reference, twin) if language else _measure_classes(logits, batch)
         for name, found in measured.items():
@@ -203,6 +207,40 @@ def relative_accuracies(
         )
     drawn = figures_of(found, str(stitched.task), resamples=resamples, seed=seed)
     return {name: drawn[name]["relative_accuracy"] for name in layers}
+
+
+def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[Adapter | None, str]:
+    """Return the whole source of a stitched model if its head can be scored like that of the target.
+
+    Args:
+        stitched: The stitched model, with a head.
+        source: The source; ``None`` uses the network that the model was built from, if it is in memory.
+        target: The whole target.
+
+    Returns:
+        The source, or ``None`` and the reason why its score is left out.
+    """
+    if source is None and stitched.parents is None:
+        return None, "it is not in memory; pass source="
+    found = stitched.parent("source") if source is None else load(source)
+    if found.task != stitched.task:
+        return None, f"it has no head for {stitched.task}"
+    if stitched.task == "text-generation" or not isinstance(target, Adapter):
+        return found, ""
+    (count, names), (others, theirs) = _classes(found), _classes(target)
+    same = count == others and (names == theirs or not names or not theirs)
+    return (found, "") if same else (None, "its head has other classes")
+
+
+def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
+    """Return the number of classes, and their names if the network has some."""
+    config: Any = getattr(network.model, "config", None)
+    names = getattr(config, "id2label", None) or {}
+    with torch.no_grad():
+        count = int(logits_of(network.forward(network.example)).shape[-1])
+    known = tuple(str(names.get(i, "")) for i in range(count))
+    generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
+    return count, () if generic else known
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:

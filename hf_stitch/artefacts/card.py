@@ -27,8 +27,11 @@ ON_HUB = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 STITCHING = (LENC_2015, CSISZARIK_2021)
 """Papers that introduced stitching."""
 
-PREDICTORS = ("stitched", "identity", "mean_only", "target", "chance")
-FIGURES = ("accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement")
+PREDICTORS = ("stitched", "identity", "mean_only", "source", "target", "chance")
+FIGURES = (
+    "accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement", "r2", "cosine",
+    "cka", "knn_overlap",
+)  # fmt: skip
 LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
 TASKS = ("image-classification", "text-classification", "text-generation")
 TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
@@ -252,9 +255,12 @@ def _headline(scores: Mapping[str, Any]) -> str:
     figure = next(iter(table["stitched"]))
     own = table["stitched"][figure]
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
-    names = {"identity": "no map", "mean_only": "mean only", "target": "target alone"}
+    names = {"identity": "no map", "mean_only": "mean only", "source": "source alone", "target": "target alone"}
     compared = ", ".join(f"{names.get(who, _plain(who))} {_cell(score, False)}" for who, score in others.items())
-    level = [names.get(who, _plain(who)) for who in others if who != "target" and not _beats(own, others[who], figure)]
+    rivals = [who for who in others if who not in ("source", "target")]
+    level = [names.get(who, _plain(who)) for who in rivals if not _beats(own, others[who], figure)]
+    if {"source", "target"} <= others.keys() and not _beats(own, others["source"], figure):
+        level += [names["source"]] * _beats(own, others["target"], figure)  # it may only show that the source is better
     warning = f" **It is not shown to be better than: {', '.join(level)}.**" if level else ""
     compared = f" (for comparison: {compared})" if compared else ""
     return f"Its {figure.replace('_', ' ')} on {_samples(scores)} is **{_cell(own)}**{compared}.{warning}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +37,7 @@ def evaluate(
     split: Split = None,
     samples: Count = None,
     source: Annotated[
-        str | None, typer.Option(help="Local folder of the source, for a stitcher whose source is not on the Hub.")
+        str | None, typer.Option(help="Folder or Hub id of the source, for a stitcher, or to score the source alone.")
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Local folder of the target, if the target is not on the Hub.")
@@ -67,12 +67,12 @@ def evaluate(
     import hf_stitch
 
     found: Audit | Evaluation
-    whole = None if stitched.parents else target
+    whole: dict[str, Any] = {} if stitched.parents else {"source": source, "target": target}
     if audit:
         train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed, **columns)
-        found = hf_stitch.audit(stitched, read, target=whole, train_data=train, batch_size=batch_size, seed=seed)
+        found = hf_stitch.audit(stitched, read, train_data=train, batch_size=batch_size, seed=seed, **whole)
     else:
-        found = hf_stitch.evaluate(stitched, read, target=whole, batch_size=batch_size, seed=seed)
+        found = hf_stitch.evaluate(stitched, read, batch_size=batch_size, seed=seed, **whole)
     output.show(found)
     output.record(found.to_dict())
 
@@ -86,10 +86,6 @@ def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
         _require("--source", source or stitcher.source.id)
         _require("--target", target or stitcher.target.id)
         return stitcher.attach(source, target)
-    if source is not None:
-        raise typer.BadParameter(
-            f"{name} is a stitched model, which contains its source; remove --source", param_hint="--source"
-        )
     stitched = hf_stitch.StitchedModel.from_pretrained(name)
     _require("--target", target or (stitched.config.target or {})["reference"]["id"])
     return stitched

@@ -52,7 +52,7 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
         >>> round(mutual_knn(x, 3 * x).item(), 6)
         1.0
     """
-    return _shared("mutual_knn", x, y, k, distance).sum((1, 2)).mean() / k
+    return shared_neighbours(x, y, k, distance).mean()
 
 
 class MutualKNN(_OfNeighbours):
@@ -302,6 +302,24 @@ def _check_k(name: str, k: int, rows: int) -> None:
         raise ValueError(
             f"{name}: k must be below the number of rows, got k={k} and {rows} rows; lower k or give more rows"
         )
+
+
+def shared_neighbours(x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
+    """Return for every sample the share of its k nearest neighbours that both sides have in common.
+
+    Args:
+        x: (n, dx) float64 rows.
+        y: (n, dy) float64 rows.
+        k: Number of neighbours, from 1 to n - 1.
+        distance: Distance that ranks the neighbours.
+
+    Returns:
+        (n,) float64, whose mean is :func:`mutual_knn`.
+
+    Raises:
+        ValueError: k is n or more, or a row is 0 (cosine distance).
+    """
+    return _shared("mutual_knn", x, y, k, distance).sum((1, 2)) / k
 
 
 def _shared(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:

@@ -35,6 +35,7 @@ def audit(
     data: Any,
     *,
     target: Any = None,
+    source: Any = None,
     paired_data: Any = None,
     train_data: Any = None,
     pooling: Pooling | None = None,
@@ -70,6 +71,7 @@ def audit(
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
             :meth:`hf_stitch.Samples.of` accepts.
         target: The whole target network. Default: as in :func:`hf_stitch.evaluate`.
+        source: The whole source network, for its score. Default: as in :func:`hf_stitch.evaluate`.
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
             same order as ``data``.
         train_data: Samples on which the target was trained, for the control, in the form that the target takes. As many
@@ -127,7 +129,9 @@ def audit(
     }
     residual = registries.metrics.get("direct_matching").formula
     audited = Audit(
-        evaluate(stitched, samples, target=whole, paired_data=paired_data, resamples=resamples, **options),
+        evaluate(
+            stitched, samples, target=whole, source=source, paired_data=paired_data, resamples=resamples, **options
+        ),
         min_relative_accuracy,
         pooling,
         {part: float(residual(_merged(of_part.moments))) for part, of_part in found.items()},

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.scoring import Answers, Array, answers, as_score, check_place, figures_of, reference
+from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
+from hf_stitch.analysis.scoring import (
+    Answers,
+    Array,
+    answers,
+    as_score,
+    check_place,
+    figures_of,
+    reference,
+    source_alone,
+)
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -21,6 +31,7 @@ def evaluate(
     data: Any,
     *,
     target: Any = None,
+    source: Any = None,
     paired_data: Any = None,
     baselines: Mapping[str, StitchingLayer] | None = None,
     batch_size: int = 64,
@@ -35,6 +46,8 @@ def evaluate(
     - ``identity``: both halves without a map between them. If the widths differ, vectors are padded with zeros or
       truncated.
     - ``mean_only``: the target's mean activations replace the mapped ones, whatever the input is.
+    - ``source``: the whole source network, if its head has the same task and classes. A stitched model that is better
+      than its target may only have a better source.
     - ``target``: the whole target network.
     - ``chance``: a predictor that ignores the input. For classifiers it always predicts the most frequent class, with
       the class frequencies as probabilities; for language models all tokens are equally likely.
@@ -45,13 +58,22 @@ def evaluate(
     ``agreement``. The figures of language models are ``perplexity``, ``relative_perplexity``, ``cross_entropy`` per
     token in nats and ``agreement`` on the next token; tokens without a real token before them are not counted.
 
+    The outputs of a model without a head (features, embeddings, user code) are compared with those of the target, as
+    one vector per sample: an embedding, the mean of ``last_hidden_state`` over positions, or the flattened output. The
+    figures are ``r2`` (explained share of the variation), ``cosine`` (relative to the mean of the target's vectors),
+    ``cka`` (linear CKA) and ``knn_overlap`` (shared ones of the 10 nearest neighbours). ``chance`` are then the
+    stitched vectors of other samples; ``identity`` is left out if the widths differ. CKA and neighbours of constant
+    vectors are undefined (NaN).
+
     Args:
-        stitched: The stitched model. It must have a head.
+        stitched: The stitched model.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
             :meth:`hf_stitch.Samples.of` accepts. Samples that it was fitted to are recognised by their content; a
             warning and the result state their share.
         target: The whole target network. Default: the network from which the model was made, or the one that its config
             names. After :func:`hf_stitch.swap`, this can also be the stitched model with its original encoder.
+        source: The whole source network, for its score. Default: the network from which the model was made, if it is in
+            memory; it is never downloaded for a baseline. What is missing is stated in ``Evaluation.left_out``.
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
             same order as ``data``.
         baselines: Further baselines: name -> stitching layer at the same cuts.
@@ -65,8 +87,8 @@ def evaluate(
         stitched model.
 
     Raises:
-        ValueError: If the model has no head, the target network is neither in memory nor named in the config, a
-            baseline belongs to other cuts, or labels are missing or out of range.
+        ValueError: If an output of a model without a head has no vector per sample, the target network is neither in
+            memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
 
     Example:
         >>> import torch, hf_stitch
@@ -79,9 +101,10 @@ def evaluate(
         >>> evaluation["agreement"].value
         1.0
         >>> sorted(evaluation.scores)
-        ['chance', 'identity', 'mean_only', 'stitched', 'target']
+        ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
     samples = Samples.of(data)
+    others = None if paired_data is None else Samples.of(paired_data)
     for name, layer in (baselines or {}).items():
         check_place(stitched, name, layer)
     layers = {
@@ -90,15 +113,20 @@ def evaluate(
         "mean_only": stitched.stitch.mean_only(),
         **(baselines or {}),
     }
-    found = answers(
-        stitched,
-        layers,
-        samples,
-        reference(stitched, target),
-        None if paired_data is None else Samples.of(paired_data),
-        batch_size=batch_size,
-        progress=progress,
-    )
+    whole, left_out = reference(stitched, target), {}
+    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+    if stitched.task is None:
+        if not _equal_widths(stitched.stitch):
+            left_out["identity"] = "the widths of both layers differ"
+            del layers["identity"]
+        found = vectors(stitched, layers, samples, whole, others, **options)
+        drawn = figures_of_vectors(found, resamples=resamples, seed=seed)
+    else:
+        alone, why = source_alone(stitched, source, whole)
+        if alone is None:
+            left_out["source"] = why
+        predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
+        drawn = figures_of(_with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
     fitted = fitted_share(stitched, samples)
     if fitted:
         warnings.warn(
@@ -106,9 +134,12 @@ def evaluate(
             "samples that it was not fitted to",
             stacklevel=2,
         )
-    drawn = figures_of(_with_chance(found, str(stitched.task)), str(stitched.task), resamples=resamples, seed=seed)
     scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-    return Evaluation(str(stitched.task), len(samples), samples.fingerprint, scores, fitted)
+    return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
+
+
+def _equal_widths(layer: StitchingLayer) -> bool:
+    return all(a == b for a, b in (layer.widths, layer.prefix_widths or (0, 0)))
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def stitch(
     """Stitch two networks: run the source up to a layer, map its activations, and continue in the target.
 
     The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared
-    with baselines: the identity, the target's mean activations, the target alone, and chance
+    with baselines: the identity, the target's mean activations, the source and the target alone, and chance
     (:func:`hf_stitch.evaluate`).
 
     Args:
@@ -72,7 +73,7 @@ def stitch(
         test_size: Held-out samples: a share (float) or a number (int).
         test_data: Separate held-out samples, instead of a split of ``data``.
         task: Task of the stitched model, which determines its class. ``"auto"`` takes the task of the target. ``None``
-            builds a model without a head, which is not scored.
+            builds a model without a head, whose outputs are compared with those of the target.
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
         progress: Whether to show progress bars.
@@ -160,11 +161,16 @@ def stitch(
     stitched.config.stitch = stitched.stitch.to_dict()
     if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
         stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(train).to_dict()}
-    if task is not None:
+    try:
         stitched.evaluation = evaluate(
             stitched, test, target=b, paired_data=other_test, batch_size=batch_size, seed=seed, progress=progress
         )
-        stitched.config.scores = stitched.evaluation.to_dict()
+    except ValueError as error:
+        if task is not None:
+            raise
+        warnings.warn(f"the stitched model has no scores: {error}", stacklevel=2)
+        return stitched
+    stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
 
 

@@ -105,6 +105,7 @@ def test_figures_of_classifiers_match_numpy(
         "stitched": stitched(pixel_values=pixels).logits,
         "identity": b.decode(x, layer).logits,
         "mean_only": b.decode(mean, layer).logits,
+        "source": a.model(pixels).logits,
         "target": target,
     }
     assert list(scored.scores) == [*predictors, "chance"]
@@ -249,7 +250,7 @@ def test_an_evaluation_converts_to_json_pandas_and_text(scored: Evaluation) -> N
     assert Evaluation.from_dict(json.loads(json.dumps(scored.to_dict(), allow_nan=False))) == scored
     frame = scored.to_pandas()
     assert list(frame.columns) == ["predictor", "figure", "value", "low", "high"]
-    assert len(frame) == 5 * 4
+    assert len(frame) == 6 * 4
     row = frame[(frame.predictor == "identity") & (frame.figure == "agreement")].iloc[0]
     assert row.value == scored.scores["identity"]["agreement"].value
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -280,11 +281,14 @@ def test_an_attached_model_needs_no_target(
 
 
 def test_a_loaded_model_needs_the_target_if_it_has_no_name(
-    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any, tmp_path: Any
+    stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any, tmp_path: Any
 ) -> None:
     stitched.save_pretrained(tmp_path)
     again = StitchedModel.from_pretrained(tmp_path)
-    assert evaluate(again, data[:N], target=b.model, progress=False) == scored
+    assert evaluate(again, data[:N], target=b.model, source=a.model, progress=False) == scored
+    without = evaluate(again, data[:N], target=b.model, progress=False)
+    assert without.left_out == {"source": "it is not in memory; pass source="}
+    assert {**without.scores, "source": scored.scores["source"]} == scored.scores
     with pytest.raises(ValueError, match="pass it, as target=…"):
         evaluate(again, data[:N], progress=False)
 
@@ -363,15 +367,7 @@ def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str])
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_models_and_samples_that_cannot_be_scored_are_rejected(
-    stitched: StitchedModel, a: Adapter, b: Adapter, data: Any
-) -> None:
-    headless = hf_stitch.stitch(
-        a, b, data, source_layer="vit.layers.0", target_layer="vit.layers.0", task=None, progress=False
-    )
-    assert headless.evaluation is None
-    with pytest.raises(ValueError, match="StitchedModel has no head to score; pass task= to stitch"):
-        evaluate(headless, data, progress=False)
+def test_models_and_samples_that_cannot_be_scored_are_rejected(stitched: StitchedModel, b: Adapter, data: Any) -> None:
     with pytest.raises(ValueError, match="empty"):
         evaluate(stitched, [], target=b, progress=False)
     with pytest.raises(ValueError, match=r"sample 3 has label 9, and the target predicts classes 0 to 3"):

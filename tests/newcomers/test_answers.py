@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from torch import nn
 
 import hf_stitch
+from hf_stitch import Adapter
 from hf_stitch.analysis import Activations
 
 
@@ -22,3 +26,36 @@ def test_the_best_of_many_pairs_of_unrelated_layers_is_seldom_significant() -> N
         alone += atlas.tests["linear_cka"].unadjusted.min() <= 0.05
         adjusted += atlas.p_values().min() <= 0.05
     assert alone > 0.8 * trials and adjusted < 0.15 * trials
+
+
+# -- a stitch that is better than its target ---------------------------------------------------------------------------
+def test_a_stitch_above_its_target_is_scored_beside_its_source(tmp_path: Path) -> None:
+    """The first layer of the target confuses two classes, that of the source none: 1.33 of the target's accuracy."""
+    torch.manual_seed(0)
+    labels = torch.arange(600) % 4
+    images = torch.eye(4)[labels].reshape(-1, 1, 2, 2).repeat(1, 3, 1, 1) + 0.05 * torch.randn(600, 3, 2, 2)
+
+    def network(mixing: torch.Tensor) -> Adapter:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+        with torch.no_grad():
+            net[1].weight.copy_(mixing @ torch.eye(4).repeat(1, 3) / 3)
+            net[3].weight.copy_(torch.eye(4))
+        return hf_stitch.load(net, example_inputs=images[:2])
+
+    confused = torch.eye(4)
+    confused[:2, :2] = 0.5
+    source, target = network(torch.eye(4)), network(confused)
+    data = hf_stitch.Samples.of(images, label=labels.tolist())
+    stitched = hf_stitch.stitch(source, target, data, source_layer="2", target_layer="2", matcher="identity")
+    scores = {who: row["accuracy"].value for who, row in stitched.evaluation.scores.items()}
+    assert scores["stitched"] == scores["source"] == 1.0 and scores["target"] < 0.85
+    stitched.stitcher.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "source alone 1.000" in card and "not shown to be better than: no map, source alone." in card
+    assert "| source |" in card and "source" in str(stitched.evaluation)
+
+    wider = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 7))
+    of_seven = hf_stitch.load(wider, example_inputs=images[:2])
+    across = hf_stitch.stitch(of_seven, target, data, source_layer="2", target_layer="2").evaluation
+    assert "source" not in across.scores and across.left_out == {"source": "its head has other classes"}
+    assert "no source: its head has other classes" in str(across)

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 import hf_stitch
 from benchmarks import tiny
 from hf_stitch import Samples
+from hf_stitch.training import SimilarityCallback, StitchabilityCallback
 
 # -- data as people hold them ------------------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ def test_every_command_that_reads_data_takes_its_columns() -> None:
 
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     taken = {name: {option for each in command.params for option in each.opts} for name, command in commands.items()}
-    options = {name: given for name, given in taken.items() if "--data" in given and name != "quickstart"}
+    options = {name: given for name, given in taken.items() if "--data" in given}
     assert {"compare", "stitch", "swap", "evaluate"} <= options.keys()
     for name, given in options.items():
         assert {"--label", "--text", "--text-pair", "--image", "--split", "--data-dir"} <= given, name
@@ -299,3 +300,40 @@ def test_two_tokenizers_of_language_models_are_not_sent_in_a_circle() -> None:
     with pytest.raises(ValueError, match=r"needs networks of one tokenizer\. To compare the two, use align='offsets'"):
         hf_stitch.stitch(other, b, texts, source_layer=LAYERS["bert"], target_layer=LAYERS["gpt2"], pooling="none")
     hf_stitch.compare(other, b, texts, pooling="none", align="offsets", progress=False)
+
+
+# -- scores without a head ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["features", "user code"])
+def test_a_stitched_model_without_a_head_has_scores(kind: str) -> None:
+    if kind == "features":
+        networks = [network("bert", seed, "float32") for seed in range(2)]
+        data, layer = Samples.of([" ".join(WORDS[i % 20 : i % 20 + 3 + i % 4]) for i in range(60)]), LAYERS["bert"]
+    else:
+        rows = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)) for _ in range(2)]
+        networks, data, layer = [hf_stitch.load(net, example_inputs=rows[:2]) for net in nets], Samples.of(rows), "1"
+    stitched = hf_stitch.stitch(
+        *networks, data, source_layer=layer, target_layer=layer, matcher="ridge", task=None, progress=False
+    )
+    evaluation = stitched.evaluation
+    assert evaluation is not None and list(evaluation.scores) == ["stitched", "identity", "mean_only", "chance"]
+    for row in evaluation.scores.values():
+        assert list(row) == ["r2", "cosine", "cka", "knn_overlap"]
+    assert all(np.isfinite(score.value) for score in evaluation.scores["stitched"].values())
+    assert evaluation["r2"].value > evaluation.scores["chance"]["r2"].value
+    assert stitched.config.scores == evaluation.to_dict()
+
+
+def test_callbacks_have_curves_and_a_data_frame() -> None:
+    rows = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)) for _ in range(2)]
+    ours, theirs = (hf_stitch.load(net, example_inputs=rows[:2]) for net in nets)
+    labelled = Samples.of(rows, label=theirs.forward(rows).argmax(1).tolist())
+    for callback in (SimilarityCallback(theirs, rows), StitchabilityCallback(theirs, labelled, layers=["1"])):
+        for step in range(2):
+            callback.measure(ours, step=step)
+        frame = callback.to_pandas()
+        assert frame["step"].unique().tolist() == [0, 1] and frame["value"].notna().all()
+        assert set(frame["figure"]) == {line.get_label() for line in callback.plot().axes[0].lines}

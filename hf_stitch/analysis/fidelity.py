@@ -1,0 +1,196 @@
+"""Scores of stitched models without a head: how close their outputs are to those of the target, sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.analysis.scoring import Array, Whole, resampled
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.metrics._neighbours import shared_neighbours
+from hf_stitch.stitches import StitchingLayer
+
+TASK = "feature-extraction"
+"""Task of a stitched model without a head, as on the Hub."""
+
+NEIGHBOURS = 10
+"""Number of nearest neighbours; half of the other samples if there are fewer than 20."""
+
+PARTS = ("sentence_embedding", "text_embeds", "image_embeds", "last_hidden_state", "logits", "pooler_output")
+"""Parts of an output that become vectors, in order of preference; then the first tensor."""
+
+
+@torch.no_grad()
+def vectors(
+    stitched: StitchedModel,
+    layers: Mapping[str, StitchingLayer],
+    samples: Samples,
+    whole: Whole,
+    other: Samples | None = None,
+    *,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> dict[str, Tensor]:
+    """Compute one vector per sample from the outputs of several stitching layers and of the target.
+
+    The vector is an embedding, or the mean over positions of ``last_hidden_state`` (of real tokens) or of another
+    output with three axes, or the output itself, flattened.
+
+    Args:
+        stitched: The model whose source and target are used.
+        layers: Name (any except ``target``) -> stitching layer at the cuts of the model.
+        samples: Raw samples.
+        whole: The whole target network.
+        other: Samples for the target in the same order, if it receives other samples than the source.
+        batch_size: Samples per forward.
+        progress: Show a progress bar.
+
+    Returns:
+        Name, including ``target``, -> (n, d).
+
+    Raises:
+        ValueError: If samples do not correspond, an output has no tensor with a row per sample, its size differs
+            between samples, or activations of the source or outputs of the target are NaN or infinite (the message
+            names the sample).
+    """
+    twins = samples if other is None else other
+    check_same_order(samples, twins)
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*layers, "target")}
+    for batch, twin in paired_batches(samples, twins, batch_size, progress="scoring" if progress else None):
+        inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
+        with evaluating(stitched):
+            representation = stitched.source(**stitched.source_inputs(inputs))
+            check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
+            outputs = {name: stitched.head(layer(representation)) for name, layer in layers.items()}
+        for name, output in outputs.items():
+            parts[name].append(_vectors(output, batch, inputs.get("attention_mask")))
+        own = _vectors(whole.forward(reference), twin, reference.get("attention_mask"))
+        _check_finite(own, twin)
+        parts["target"].append(own)
+    if len(widths := {part.shape[1] for found in parts.values() for part in found}) > 1:
+        raise ValueError(
+            f"the outputs have {', '.join(map(str, sorted(widths)))} numbers for different samples or stitches, so "
+            "that they cannot be compared; pass samples of one size, or a target with one vector per sample"
+        )
+    return {name: torch.cat(found) for name, found in parts.items()}
+
+
+def figures_of_vectors(found: Mapping[str, Tensor], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
+    """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
+
+    - ``r2``: share of the variation of the target's vectors about their mean that the predictor's vectors explain.
+    - ``cosine``: mean cosine of a predicted vector and the target's vector of the sample, both relative to the target's
+      mean vector.
+    - ``cka``: linear CKA. Its resamples are linear in the weights of the samples (with the influence function), because
+      a resample that contains a sample twice would increase it.
+    - ``knn_overlap``: share of the nearest neighbours (by the same cosine) of a sample, among all samples, that both
+      have in common.
+
+    Args:
+        found: Result of :func:`vectors`.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples, and of the partners of ``chance``.
+
+    Returns:
+        Predictor, with ``chance`` (the stitched vectors of other samples), -> figure -> (1 + resamples,) float64, with
+        the figure on all samples first; NaN where a figure is undefined (CKA of constant vectors, a single sample).
+    """
+    target = found["target"].double()
+    weights = np.concatenate(list(resampled(len(target), resamples, seed)))
+    drawn = torch.from_numpy(weights).to(target.device)
+    predictors = {name: values for name, values in found.items() if name != "target"}
+    predictors["chance"] = predictors["stitched"][_partners(len(target), seed).to(target.device)]
+    return {
+        name: {figure: values.cpu().numpy() for figure, values in _figures(own.double(), target, drawn).items()}
+        for name, own in predictors.items()
+    }
+
+
+def _figures(own: Tensor, target: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    count, mean = weights.sum(1), target.mean(0)
+    x, y, about = own - own.mean(0), target - mean, own - mean
+    variation = weights @ y.square().sum(1) - (weights @ y).square().sum(1) / count
+    lengths = about.norm(dim=1) * y.norm(dim=1)
+    cosines = (about * y).sum(1) / lengths
+    undefined = torch.full_like(count, torch.nan)
+    constant = x.norm() <= 1e-6 * own.norm() or y.norm() <= 1e-6 * target.norm()
+    k = min(NEIGHBOURS, (len(own) - 1) // 2)
+    near = k > 0 and not constant and bool((lengths > 0).all())
+    return {
+        "r2": 1 - (weights @ (own - target).square().sum(1)) / variation.where(variation > 0, torch.nan),
+        "cosine": weights @ cosines / count,
+        "cka": undefined if constant else _cka(x, y, weights),
+        "knn_overlap": weights @ shared_neighbours(about, y, k, "cosine") / count if near else undefined,
+    }
+
+
+def _cka(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Linear CKA of centred rows, and of weighted rows to first order.
+
+    HSIC is a mean over the samples of ``Σⱼ ⟨xᵢ, xⱼ⟩ ⟨yᵢ, yⱼ⟩``. Its influence function is twice the deviation of a
+    sample's term from the mean, as a sample is in its own term and in those of all others.
+    """
+    cross, own_x, own_y = (_hsic_terms(a, b) for a, b in ((x, y), (x, x), (y, y)))
+    share = weights / weights.sum(1, keepdim=True)
+    xy, xx, yy = (2 * (share @ terms) - terms.mean() for terms in (cross, own_x, own_y))
+    product = xx * yy
+    return xy / product.where((xx > 0) & (yy > 0), torch.nan).sqrt()
+
+
+def _hsic_terms(x: Tensor, y: Tensor) -> Tensor:
+    """``Σⱼ ⟨xᵢ, xⱼ⟩ ⟨yᵢ, yⱼ⟩`` for every i, from d × d or n × n products, whichever are smaller."""
+    if x.shape[1] * y.shape[1] <= len(x) ** 2:
+        return ((x @ (x.T @ y)) * y).sum(1)
+    return ((x @ x.T) * (y @ y.T)).sum(1)
+
+
+def _partners(n: int, seed: int) -> Tensor:
+    """For each sample another one, drawn at random: the next one on a random cycle."""
+    cycle = torch.from_numpy(np.random.default_rng(seed).permutation(n))
+    found = torch.empty_like(cycle)
+    found[cycle] = cycle.roll(1)
+    return found
+
+
+def _vectors(output: Any, batch: Batch, mask: Tensor | None) -> Tensor:
+    """One vector per sample of an output."""
+    values = _tensor(output, len(batch.samples))
+    if values is None:
+        raise ValueError(
+            f"an output of type {type(output).__name__} has no floating-point tensor with a row for each of "
+            f"{len(batch.samples)} samples, so that the model cannot be scored; wrap the target in a module that "
+            "outputs one vector per sample"
+        )
+    if values.dim() != 3:
+        return values.reshape(len(values), -1)
+    if mask is None or mask.shape != values.shape[:2]:
+        return values.mean(1)
+    weights = mask[..., None].to(values)
+    return (values * weights).sum(1) / weights.sum(1)
+
+
+def _tensor(output: Any, n: int) -> Tensor | None:
+    """The tensor of an output that becomes vectors; None if there is none."""
+    if isinstance(output, Mapping):
+        named = [output[part] for part in PARTS if output.get(part) is not None]
+        return next((found for item in (*named, *output.values()) if (found := _tensor(item, n)) is not None), None)
+    if isinstance(output, Sequence) and not isinstance(output, str):
+        return next((found for item in output if (found := _tensor(item, n)) is not None), None)
+    fits = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0 and len(output) == n
+    return output if fits else None
+
+
+def _check_finite(values: Tensor, batch: Batch) -> None:
+    bad = ~values.isfinite().all(1)
+    if bool(bad.any()):
+        raise ValueError(
+            f"the output of the target is NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it "
+            "out, or run the target in a wider dtype"
+        )
