@@ -21,7 +21,7 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import CutPlan, run_after
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
 from hf_stitch.adapters.discovery.survey import Survey
-from hf_stitch.adapters.info import CutInfo
+from hf_stitch.adapters.info import CutInfo, summary_of
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
@@ -147,6 +147,7 @@ class Adapter(ABC):
             weights_hash=weights_hash(self.model),
             config=self.settings(),
             processor=settings_of_processor(self.processor, self.interface.max_tokens),
+            summary=summary_of(self.model),
         )
 
     # -- to be implemented for each library ------------------------------------------------------
@@ -501,7 +502,9 @@ class Adapter(ABC):
         return {name: found[name] for name in names}
 
     @_locked
-    def run_with_callback(self, inputs: Any, layers: Iterable[str], callback: LayerCallback) -> None:
+    def run_with_callback(
+        self, inputs: Any, layers: Iterable[str], callback: LayerCallback, *, complete: bool = False
+    ) -> Any:
         """Run the network once, up to the deepest of several layers, and call a function with each representation.
 
         Unlike :meth:`encode`, this does not require cuts: any module works that runs once and returns vectors, tokens
@@ -514,6 +517,10 @@ class Adapter(ABC):
                 Later layers may overwrite the values in place, so the callback must copy what it keeps. It must not
                 run another adapter: this thread holds the lock of the network, and two threads that each wait for the
                 network of the other would never go on.
+            complete: Whether to run the network to its end.
+
+        Returns:
+            The output of the network if ``complete``, otherwise None.
 
         Raises:
             NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.
@@ -533,7 +540,8 @@ class Adapter(ABC):
         named = {self.module_name(name): name for name in layers}
         cuts = {name: survey.cut(name) for name in named}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
-        to_the_end = self._offloaded
+        to_the_end = complete or self._offloaded
+        output = None
         waiting = set(cuts)
 
         def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
@@ -551,12 +559,13 @@ class Adapter(ABC):
         handles = [self.model.get_submodule(name).register_forward_hook(hook(cut)) for name, cut in cuts.items()]
         try:
             with suppress(CutReached):
-                self._run(arguments)
+                output = self._run(arguments)
         finally:
             for handle in handles:
                 handle.remove()
         if waiting:
             raise NotACutError(f"layer {min(waiting)!r} does not run for these inputs; choose another layer")
+        return output if complete else None
 
     @_locked
     def decode(self, representation: Representation, layer: str) -> Any:

@@ -140,11 +140,10 @@ class StitchingLayer(nn.Module):
 
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid
-        if self.pooling == "none" and self.body.affine and grid and representation.grid:
-            if math.prod(grid) > math.prod(representation.grid):
-                # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
-                mapped = self._map("body", representation.positions())
-                return Representation(mapped, "bnd", grid=representation.grid).resize(grid).values
+        own = representation.grid
+        if self.pooling == "none" and self.body.affine and grid and own and math.prod(grid) > math.prod(own):
+            # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
+            return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
         return self._map("body", source_positions(representation, self.source, self.target, self.pooling))
 
     def _map(self, part: str, values: Tensor) -> Tensor:
