@@ -127,7 +127,7 @@ def answers(
         if alone is not None:
             logits["source"] = logits_of(alone.forward(alone.preprocess(batch.samples)))
         logits["target"] = logits_of(whole.forward(reference))
-        measured = _measure_tokens(logits, reference, twin) if language else _measure_classes(logits, batch)
+        measured = measure_tokens(logits, reference, twin) if language else measure_classes(logits, batch)
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
     joined: dict[str, Answers] = {
@@ -223,13 +223,25 @@ def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[A
     if source is None and stitched.parents is None:
         return None, "it is not in memory; pass source="
     found = stitched.parent("source") if source is None else load(source)
-    if found.task != stitched.task:
-        return None, f"it has no head for {stitched.task}"
-    if stitched.task == "text-generation" or not isinstance(target, Adapter):
-        return found, ""
-    (count, names), (others, theirs) = _classes(found), _classes(target)
+    why = head_difference(found, target, str(stitched.task))
+    return (None, why) if why else (found, "")
+
+
+def head_difference(source: Adapter, target: Whole, task: str) -> str:
+    """Return why the head of a source cannot be scored like that of the target; empty if it can.
+
+    Args:
+        source: The whole source.
+        target: The whole target.
+        task: The task of the target.
+    """
+    if source.task != task:
+        return f"it has no head for {task}"
+    if task == "text-generation" or not isinstance(target, Adapter):
+        return ""
+    (count, names), (others, theirs) = _classes(source), _classes(target)
     same = count == others and (names == theirs or not names or not theirs)
-    return (found, "") if same else (None, "its head has other classes")
+    return "" if same else "its head has other classes"
 
 
 def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
@@ -346,7 +358,7 @@ def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor
             )
 
 
-def _measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
+def measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
     """Per-sample measures of classifiers: class and agreement; with labels also correctness and cross-entropy."""
     _check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
     predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
@@ -363,7 +375,7 @@ def _measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, An
     return measured
 
 
-def _measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
+def measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:
     """Per-sample measures of language models: number of tokens, summed cross-entropy, tokens that agree."""
     labels = inputs["input_ids"][:, 1:]
     mask = (
