@@ -3,6 +3,7 @@
 BUILT_INS: dict[str, dict[str, str]] = {
     "adapters": {
         "hf_stitch": "hf_stitch.artefacts.adapter:StitchedAdapter",
+        "sentence_transformers": "hf_stitch.adapters.libraries.sentence_transformers:SentenceTransformersAdapter",
         "timm": "hf_stitch.adapters.libraries.timm:TimmAdapter",
         "torch": "hf_stitch.adapters.libraries.torch:TorchAdapter",
         "transformers": "hf_stitch.adapters.libraries.transformers:TransformersAdapter",

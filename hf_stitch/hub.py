@@ -58,12 +58,13 @@ class UploadOptions(TypedDict, total=False):
     create_pr: bool
 
 
-def download(repo_id: str, *, files: list[str], **options: Unpack[DownloadOptions]) -> Path:
+def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: Unpack[DownloadOptions]) -> Path:
     """Download files of a model on the Hub that are not in the cache.
 
     Args:
         repo_id: Id of the model.
         files: Glob patterns of file names; files in subfolders are ignored.
+        subfolder: Folder of the model that contains the files. Default: its main folder.
         **options: See :class:`DownloadOptions`.
 
     Returns:
@@ -84,8 +85,10 @@ def download(repo_id: str, *, files: list[str], **options: Unpack[DownloadOption
     revision = options.get("revision")
     place = f"{repo_id}@{revision}" if revision else repo_id
     with _readable_errors(f"{place} could not be downloaded"):
-        folder = snapshot_download(repo_id, allow_patterns=files, ignore_patterns=["*/*"], **options)
-    return Path(folder)
+        below = f"{subfolder}/" if subfolder else ""
+        wanted, deeper = [f"{below}{pattern}" for pattern in files], [f"{below}*/*"]
+        folder = snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=deeper, **options)
+    return Path(folder, subfolder)
 
 
 def commit_of(repo_id: str, **options: Unpack[DownloadOptions]) -> str | None:

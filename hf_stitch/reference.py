@@ -107,6 +107,8 @@ class ModelReference:
             code, which has none.
         processor: What decides the outputs of its tokenizer or image processor; of a function of user code only that it
             is one. ``None`` (default) if unknown, or if there is no processor.
+        summary: Class and size of the network, by which people recognise one that has no id; not compared. ``None``
+            (default) if unknown.
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.
@@ -130,6 +132,7 @@ class ModelReference:
     weights_hash: str | None = None
     config: Settings | None = field(default=None, hash=False, repr=False)
     processor: Settings | None = field(default=None, hash=False, repr=False)
+    summary: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the library and convert the loading options to JSON values."""
@@ -269,7 +272,8 @@ class ModelReference:
     def __str__(self) -> str:
         """Return the id in the syntax of :meth:`parse`, or a description of a module of user code."""
         if self.id is None:
-            return f"live {self.library} module" + (f" {self.weights_hash[:15]}" if self.weights_hash else "")
+            known = f"{self.summary}," if self.summary else f"live {self.library} module"
+            return f"{known} {(self.weights_hash or '')[:15]}".strip(", ")
         return self.id + (f"@{self.revision}" if self.revision else "")
 
 
@@ -330,6 +334,22 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
         digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def summary_of(module: nn.Module) -> str:
+    """Return class and size of a network, by which people recognise it.
+
+    Args:
+        module: The network.
+
+    Example:
+        >>> import torch
+        >>> summary_of(torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10)))
+        'Sequential, 2 layers with weights, 33,310 parameters'
+    """
+    layers = sum(any(True for _ in each.parameters(recurse=False)) for each in module.modules())
+    count = sum(weight.numel() for weight in module.parameters())
+    return f"{type(module).__name__}, {layers} layers with weights, {count:,} parameters"
 
 
 def _settings_from(record: Any, where: str) -> Settings:

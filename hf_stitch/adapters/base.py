@@ -21,11 +21,11 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import CutPlan, run_after
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
 from hf_stitch.adapters.discovery.survey import Survey
-from hf_stitch.adapters.info import CutInfo, summary_of
+from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.reference import ModelReference, Settings, weights_hash
+from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
 MOST_KINDS = 8

@@ -54,9 +54,10 @@ def load(
         The adapter.
 
     Raises:
-        ValueError: If timm has no such architecture, weights are damaged (the message names the file), or the model
-            does not run on the inputs.
-        TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one.
+        ValueError: If timm has no such architecture, weights are damaged (the message names the file), the path is
+            that of a file, or the model does not run on the inputs.
+        TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one. If
+            any option is given with an adapter.
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
             cached and the Hub may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
@@ -69,6 +70,7 @@ def load(
         ('layer1.0', 'layer2.0', 'layer3.0', 'layer4.0')
     """
     if isinstance(model, Adapter):
+        _check_kept({"example_inputs": example_inputs, "processor": processor, "content": content}, options)
         return model
     chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
     given = {name: value for name, value in chosen.items() if value is not None}
@@ -91,6 +93,15 @@ def load(
     kind = _serving(module)
     with alone(module):
         return kind.of(module, ModelReference(id=kind.origin(module), library=kind.library, task=task), **given)
+
+
+def _check_kept(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise an error if options are given with an adapter, which keeps its own."""
+    if given := [*(name for name, value in chosen.items() if value is not None), *options]:
+        raise TypeError(
+            f"an adapter keeps what it was loaded with, got {', '.join(given)}: load the network itself, adapter.model, "
+            "with them"
+        )
 
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")

@@ -115,12 +115,15 @@ class Artefact:
             )
 
 
-def folder_of(place: str | Path, files: list[str], **download: Unpack[hub.DownloadOptions]) -> Path:
+def folder_of(
+    place: str | Path, files: list[str], *, subfolder: str = "", **download: Unpack[hub.DownloadOptions]
+) -> Path:
     """Return the folder of an artefact, downloaded if it is not local.
 
     Args:
         place: Local folder or Hub id.
         files: Name patterns of the files to download.
+        subfolder: Folder inside the place that contains the artefact. Default: the place itself.
         **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`).
 
     Returns:
@@ -131,4 +134,8 @@ def folder_of(place: str | Path, files: list[str], **download: Unpack[hub.Downlo
         OSError: If the Hub cannot be reached or denies access.
     """
     folder = Path(place)
-    return folder if folder.is_dir() else hub.download(str(place), files=files, **download)
+    if not folder.is_dir():
+        return hub.download(str(place), files=files, subfolder=subfolder, **download)
+    if not (folder / subfolder).is_dir():
+        raise FileNotFoundError(f"{folder} has no subfolder {subfolder!r}")
+    return folder / subfolder

@@ -364,14 +364,15 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
     )
     imports, default = ("import torch\n", sample) if sample else SAMPLES[kind]
     place = name or "path/to/this/folder"
-    given = ", ".join(f"{side}=your_{side}" for side in _unnamed(described))
+    given = ", ".join(f"{side}={_given(described, side)}" for side in _unnamed(described))
     load = (
         f'StitchedModel.from_pretrained("{place}")'
         if described.whole
         else f'Stitcher.from_pretrained("{place}").attach({given})'
     )
+    registered = "import hf_stitch.auto  # Auto classes and pipelines of transformers then load the model too\n"
     lines = [
-        f"{imports}import hf_stitch\n",
+        f"{registered if described.whole else ''}{imports}import hf_stitch\n",
         f"model = hf_stitch.{load}",
         f"sample = {default}",
         "inputs = model.preprocess([sample])",
@@ -391,7 +392,8 @@ def _needs(described: Description) -> str:
     checked = "The weights of both are checked against the recorded hashes."
     if unnamed := _unnamed(described):
         which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
-        return f"Pass {which} to `attach`, because no public name is recorded. {checked}"
+        named = "; ".join(f"the {side} is {_plain(getattr(described, side))}" for side in unnamed)
+        return f"Pass {which} to `attach`, because no public name is recorded: {named}. {checked}"
     return f"Both networks are downloaded at the revisions below. {checked}"
 
 
@@ -400,13 +402,22 @@ def _unnamed(described: Description) -> list[str]:
     return [side for side in ("source", "target") if getattr(described, side).public.id is None]
 
 
+def _given(described: Description, side: str) -> str:
+    """Return a Python expression for a network without a public name."""
+    if getattr(described, side).library != "torch":
+        return f"your_{side}"
+    return f"hf_stitch.load(your_{side}, example_inputs=your_batch, processor=your_transform)"
+
+
 def _on_hub(end: ModelReference) -> bool:
     return end.public.id is not None and bool(ON_HUB.fullmatch(end.public.id))
 
 
 def _linked(end: ModelReference) -> str:
     if not _on_hub(end):
-        return "a network that is not on the Hub" if end.public.id is None else f"`{_plain(end.id)}`"
+        if end.public.id is not None:
+            return f"`{_plain(end.id)}`"
+        return "a network that is not on the Hub" + (f" ({_plain(end.summary)})" if end.summary else "")
     at = f"/tree/{_plain(end.revision)}" if end.revision else ""
     revision = f" at `{_plain(end.revision)[:12]}`" if end.revision else ""
     return f"[{end.id}](https://huggingface.co/{end.id}{at}){revision}"

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, damaged, known
+from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known
 from hf_stitch.artefacts.schema import read_model
 
 BESIDES = (
@@ -22,6 +22,7 @@ BESIDES = (
     "eos_token_id",
     "pad_token_id",
     "sep_token_id",
+    "tokenizer_class",
 )
 """Further keys of a saved config, set by transformers or its users."""
 
@@ -41,7 +42,11 @@ class StitchConfig(PreTrainedConfig):
         stitch: The stitching layer, as returned by :meth:`hf_stitch.stitches.StitchingLayer.to_dict`.
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
-        vocab_size: For language models: vocabulary size of the target.
+        hidden_size: Width of the hidden states of the target, as in its own config; ``None`` if it has no config.
+        max_position_embeddings: For texts: number of tokens of the longest text that both halves can take; ``None`` if
+            there is no limit.
+        vocab_size: For texts: vocabulary size of the source, or for language models of the target, whose tokens they
+            generate.
         num_hidden_layers: For language models: number of attention layers of both halves.
         layer_types: For language models: the type of each of these layers in the terms of transformers, source first.
         sliding_window: For language models: window of the sliding attention of both networks, in tokens.
@@ -64,6 +69,8 @@ class StitchConfig(PreTrainedConfig):
     stitch: dict[str, Any] | None = None
     recipe: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None
+    hidden_size: int | None = None
+    max_position_embeddings: int | None = None
     vocab_size: int | None = None
     num_hidden_layers: int | None = None
     layer_types: list[str] | None = None
@@ -94,7 +101,7 @@ class StitchConfig(PreTrainedConfig):
         values = {
             key: value
             for key, value in config_dict.items()
-            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype")
+            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype", USAGE)
         }
         try:
             values = read_model(values, where)

@@ -53,7 +53,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """Build the model as the base class does, and take the settings for generation from both networks."""
         super().__init__(config, *parts, **named)
         target: Any = self.target.model
-        if hasattr(target, "config"):
+        if hasattr(target, "config"):  # that of the outputs, which generation reads
             config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)

@@ -41,7 +41,7 @@ from hf_stitch.artefacts.files import (
 )
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import AGAIN, FEW, built_from, check_counts, damaged, read_record
+from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_elements, check_specs, read_model
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
@@ -150,6 +150,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             getattr(half.model, "supports_gradient_checkpointing", False) and not _is_checkpointed_across(half)
             for half in (self.source, self.target)
         )
+        self._describe_in_config()
         # Set here because post_init of transformers, which collects them, would also initialise the weights again.
         self.all_tied_weights_keys: dict[str, str] = {}
         self._no_split_modules = set()
@@ -158,6 +159,16 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         for module in self.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]
         self.eval()
+
+    def _describe_in_config(self) -> None:
+        """Set in the config what libraries read there of any text or image encoder."""
+        config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
+        if network is not None:
+            config.hidden_size = getattr(network.get_text_config(), "hidden_size", None)
+        if interface.modality == "text":
+            config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
+            first = getattr(self.source.model, "config", None)
+            config.vocab_size = None if first is None else getattr(first.get_text_config(), "vocab_size", None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the parents."""
@@ -450,7 +461,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self.config.save_pretrained(folder)
         record = read_record(folder / CONFIG)
         (folder / CONFIG).unlink()
-        return record
+        return {
+            USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
+            **record,
+        }
 
     def _sample_code(self) -> str | None:
         interface = self.source.interface
@@ -469,6 +483,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         device_map: Any = None,
         attn_implementation: str | None = None,
         allow_modified: bool = False,
+        subfolder: str = "",
         **kwargs: Any,
     ) -> Self:
         """Load a stitched model from a folder or the Hub.
@@ -488,6 +503,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 Default: not changed.
             allow_modified: Whether to load files that were changed by hand since they were saved, and files that were
                 added: nothing is verified then.
+            subfolder: Folder inside the folder or the Hub's model that contains the stitched model. Default: none.
             **kwargs: Options of the download (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``), and options of Auto classes and pipelines
                 that have no effect here.
@@ -517,7 +533,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
         wanted, device = dtype_of(dtype), _device(device_map)
         place = str(pretrained_model_name_or_path)
-        folder = folder_of(place, MODEL_FILES, **download)
+        folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
         model = load_whole(folder, CONFIG, lambda: cls._load(folder, config, attn_implementation, allow_modified))
         if wanted is not None:
             cast(model, wanted)

@@ -28,6 +28,7 @@ def load_parent(
     given: str | nn.Module | Adapter | None = None,
     options: Mapping[str, Any] | None = None,
     allow_changed: Collection[Changeable] = (),
+    other: ModelReference | None = None,
 ) -> tuple[Adapter, list[str]]:
     """Load a network of an artefact and check that it is the recorded one: weights, config and processor.
 
@@ -35,8 +36,10 @@ def load_parent(
         side: ``source`` or ``target``, for messages.
         reference: The recorded reference.
         given: The network: an adapter, a module, or another name. Default: the recorded network at its revision.
-        options: Options of :func:`hf_stitch.load`, if the network is loaded by name.
+        options: Options of :func:`hf_stitch.load`. A module takes only ``example_inputs``, the others are for networks
+            that are loaded by name.
         allow_changed: What may differ from the record.
+        other: The recorded reference of the other side, to recognise networks that are swapped.
 
     Returns:
         The adapter of the network, and the differences that were allowed.
@@ -53,16 +56,25 @@ def load_parent(
             "network with other weights, fit a new stitch"
         )
     if given is None and reference.public.id is None:
-        raise ValueError(f"the {side} was a module in memory or in a local folder: pass it, as {side}=…")
+        raise ValueError(f"the {side}, {reference}, was a module in memory or in a local folder: pass it, as {side}=…")
+    options = dict(options or {})
     if isinstance(given, str):
         named = dataclasses.replace(ModelReference.parse(given, task=reference.task), kwargs=reference.kwargs)
-        adapter = _named(side, named, options or {})
+        adapter = _named(side, named, options)
+    elif given is None or isinstance(given, Adapter):
+        adapter = _named(side, reference, options) if given is None else given
     else:
-        adapter = _named(side, reference, options or {}) if given is None else load(given, task=reference.task)
+        adapter = load(given, task=reference.task, example_inputs=options.get("example_inputs"))
     found = adapter.pinned
     changes = reference.changes(found)
     moved = adapter.reference.revision not in (None, reference.revision)
     now = f"; it is now at revision {adapter.reference.revision}" if moved else ""
+    if "weights" in changes and other is not None and found.weights_hash == other.weights_hash:
+        sides = ("source", "target") if side == "target" else ("target", "source")
+        raise ValueError(
+            f"source and target are swapped: the network given as the {side}, {found.public}, is the recorded "
+            f"{sides[0]}; the recorded {side} is {reference}. Pass them as attach(source=…, target=…)"
+        )
     if "weights" in changes:
         raise ValueError(
             f"the {side} {reference} has other weights than the stitch was fitted to (hash {found.weights_hash}, "

@@ -21,6 +21,9 @@ FORMAT = 2
 MODEL_TYPE = "hf_stitch"
 """Value of ``model_type`` in the config of a stitched model."""
 
+USAGE = "usage"
+"""First key of the config of a stitched model: how to load it, for those who open the file."""
+
 AGAIN = "save or download it again"
 
 LARGEST = 2**24

@@ -193,7 +193,7 @@ DTYPE = value(
 SHARE = value("a number from 0 to 1", lambda found: type(found) in (int, float) and 0 <= found <= 1)
 SPEC = fields(layout=one_of(*LAYOUTS), width=whole(1), grid=maybe(several(whole(1), 2)), prefix_tokens=whole(0))
 REFERENCE = fields(
-    ("revision", "task", "kwargs", "weights_hash"),
+    ("revision", "task", "kwargs", "weights_hash", "summary"),
     others=True,  # ModelReference.from_dict checks and names them
     id=maybe(TEXT),
     library=TEXT,
@@ -201,6 +201,7 @@ REFERENCE = fields(
     task=maybe(TEXT),
     kwargs=table(ANYTHING),
     weights_hash=maybe(TEXT),
+    summary=maybe(TEXT),
 )
 LONGEST = 1000
 """Longest list among the options of a map."""
@@ -340,7 +341,8 @@ def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
 _MODEL = fields(
     (
         *("task", "source", "target", "stitch", "recipe", "scores", "requires"),
-        *("vocab_size", "num_hidden_layers", "layer_types", "sliding_window"),
+        *("hidden_size", "max_position_embeddings", "vocab_size"),
+        *("num_hidden_layers", "layer_types", "sliding_window"),
         *("architectures", "id2label", "label2id", "num_labels", "problem_type", "use_cache"),
         *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"),
     ),
@@ -353,6 +355,8 @@ _MODEL = fields(
     recipe=maybe(table(ANYTHING)),
     scores=maybe(table(ANYTHING)),
     requires=maybe(several(REQUIREMENT)),
+    hidden_size=maybe(whole(1)),
+    max_position_embeddings=maybe(whole(1)),
     vocab_size=maybe(whole(1)),
     num_hidden_layers=maybe(whole(0)),
     layer_types=maybe(several(TEXT)),

@@ -141,7 +141,12 @@ class Stitcher(Artefact):
 
     @classmethod
     def from_pretrained(
-        cls, id_or_folder: str | Path, *, allow_modified: bool = False, **download: Unpack[DownloadOptions]
+        cls,
+        id_or_folder: str | Path,
+        *,
+        allow_modified: bool = False,
+        subfolder: str = "",
+        **download: Unpack[DownloadOptions],
     ) -> Self:
         """Load a stitcher from a folder or the Hub.
 
@@ -151,6 +156,7 @@ class Stitcher(Artefact):
             id_or_folder: Local folder or Hub id.
             allow_modified: Whether to load files that were changed by hand since they were saved: nothing is verified
                 then.
+            subfolder: Folder inside the folder or the Hub's model that contains the stitcher. Default: none.
             **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``.
 
@@ -162,7 +168,7 @@ class Stitcher(Artefact):
             ValueError: If a file is damaged or was changed after saving, or record and weights do not match.
             OSError: If the Hub cannot be reached or denies access.
         """
-        folder = folder_of(id_or_folder, STITCHER_FILES, **download)
+        folder = folder_of(id_or_folder, STITCHER_FILES, subfolder=subfolder, **download)
         return load_whole(folder, STITCHER, lambda: cls._load(folder, allow_modified))
 
     @classmethod
@@ -214,6 +220,7 @@ class Stitcher(Artefact):
         source: str | nn.Module | Adapter | None = None,
         target: str | nn.Module | Adapter | None = None,
         *,
+        example_inputs: Any = None,
         dtype: torch.dtype | str | None = None,
         allow_changed: Collection[Changeable] = (),
         **options: Any,
@@ -227,6 +234,8 @@ class Stitcher(Artefact):
         Args:
             source: The source network: an adapter, a module, or a name. Default: the recorded network at its revision.
             target: The target network, given in the same way.
+            example_inputs: Batch of inputs of both networks, for modules of user code. If they need different ones, or
+                a processor, load each: ``attach(hf_stitch.load(net, example_inputs=…, processor=…), …)``.
             dtype: Floating-point dtype to which all weights are cast after the check. Default: no cast.
             allow_changed: What may differ from the record, ``"config"`` or ``"processor"`` or both; outputs then differ
                 too. If something does, the recipe of the stitched model lists it as ``changed_since_fit``, and the
@@ -240,12 +249,20 @@ class Stitcher(Artefact):
 
         Raises:
             ValueError: If a network has other weights, settings or layers than those for which the stitching layer was
-                fitted, or has no public name and is not given.
+                fitted (the message says if source and target are swapped), or has no public name and is not given.
+            TypeError: If options are given that no network takes.
             OSError: If a network or its revision does not exist, or the Hub cannot be reached.
         """
         wanted = dtype_of(dtype)
-        front, front_changes = load_parent("source", self.source, source, options, allow_changed)
-        back, back_changes = load_parent("target", self.target, target, options, allow_changed)
+        given = (source, target)
+        if options and not any(each is None or isinstance(each, str) for each in given):
+            raise TypeError(f"{', '.join(options)}: options of loading, but no network is loaded by name")
+        if example_inputs is not None:
+            if all(isinstance(each, Adapter) for each in given):
+                raise TypeError("adapters have example inputs of their own: leave out example_inputs")
+            options["example_inputs"] = example_inputs
+        front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
+        back, back_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
         warn_if_only_weights_are_pinned(self.source, self.target)
         changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
         stitched = join(

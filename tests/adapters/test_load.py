@@ -16,7 +16,7 @@ from hf_stitch.testing import check_adapter
 
 
 def test_user_code_requires_example_inputs() -> None:
-    with pytest.raises(ValueError, match="pass example_inputs"):
+    with pytest.raises(ValueError, match=r"hf_stitch.load\(net, example_inputs=…, processor=…\)"):
         hf_stitch.load(make("user-code"))
 
 

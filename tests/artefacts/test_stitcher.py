@@ -97,7 +97,8 @@ def test_networks_of_user_code_are_attached_as_modules(tmp_path: Path) -> None:
     assert torch.equal(stitcher.attach(a, b)(input=x), model(input=x))
     for side, given in (("source", {"target": b}), ("target", {"source": a})):
         with pytest.raises(
-            ValueError, match=f"the {side} was a module in memory or in a local folder: pass it, as {side}=…"
+            ValueError,
+            match=f"the {side}, .* parameters, .*, was a module in memory or in a local folder: pass it, as {side}=…",
         ):
             stitcher.attach(**given)
 
@@ -141,7 +142,7 @@ def test_a_single_changed_weight_is_rejected(saved: Path, net: Any) -> None:
 
 
 def test_size_and_repr(saved: Path) -> None:
-    assert sum(path.stat().st_size for path in saved.iterdir()) < 20_000
+    assert sum(path.stat().st_size for path in saved.iterdir()) < 22_000
     assert repr(Stitcher.from_pretrained(saved)).endswith(f"{LAYERS['vit']})")
 
 

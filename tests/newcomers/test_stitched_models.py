@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import nn
 
 import hf_stitch
+import hf_stitch.auto
+from hf_stitch.adapters import ExampleError
 from hf_stitch.adapters.doctor import diagnose
 
 from server import turned_to_a_hub  # isort: skip
-from tiny_networks import LAYERS, network  # isort: skip
+from tiny_networks import LAYERS, TEXT, network, plain_tokenizer  # isort: skip
 
 LIKE = {"cnn": "images", "bert": "texts", "gpt2": "texts"}
 """Family of both networks -> the fixture with their samples."""
@@ -49,3 +56,196 @@ def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_netw
         assert torch.equal(again(**inputs).logits, chain(**inputs).logits)
         scores = hf_stitch.evaluate(again, data, progress=False)  # its parents come from the Hub
         assert scores.to_dict()["scores"]["stitched"]
+
+
+# -- text encoders -----------------------------------------------------------------------------------------------------
+def encoder(seed: int, width: int) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(**{**TEXT, "hidden_size": width}, max_position_embeddings=40 + width)
+    return hf_stitch.load(transformers.BertModel(config).eval(), processor=plain_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def encoders(texts: Any) -> tuple[hf_stitch.Adapter, hf_stitch.Adapter, hf_stitch.StitchedModel, list[str]]:
+    """Two encoders, the stitched model of both, and texts."""
+    a, b, words = encoder(0, 32), encoder(1, 48), [row["text"] for row in texts]
+    layers = {"source_layer": "encoder.layer.1", "target_layer": "encoder.layer.0"}
+    return a, b, hf_stitch.stitch(a, b, words, **layers, progress=False), words
+
+
+def mean_pooled(model: Any, texts: list[str]) -> torch.Tensor:
+    """Return the mean over the tokens of the last hidden state, of a stitched model or of an adapter."""
+    inputs = model.preprocess(texts)
+    with torch.no_grad():
+        hidden, mask = (
+            (model.model if isinstance(model, hf_stitch.Adapter) else model)(**inputs).last_hidden_state,
+            inputs["attention_mask"][..., None],
+        )
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+def test_the_config_of_a_stitched_encoder_describes_it_as_those_of_other_encoders_do(
+    encoders: Any, tmp_path: Path
+) -> None:
+    a, b, made, _ = encoders
+    made.save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert config.hidden_size == b.model.config.hidden_size == 48
+    assert config.max_position_embeddings == a.model.config.max_position_embeddings == 72  # the shorter of both
+    assert (config.vocab_size, config.pad_token_id) == (80, 0)
+    with pytest.warns(UserWarning, match="longer than the 72 tokens"):
+        assert made.preprocess(["w1 " * 80])["input_ids"].shape == (1, 72)
+
+
+@pytest.mark.parametrize("inside", ["", "deep", "deep/er"])
+def test_a_stitched_model_is_loaded_from_a_subfolder(inside: str, encoders: Any, tmp_path: Path) -> None:
+    _, _, made, words = encoders
+    expected = mean_pooled(made, words[:3])
+    made.save_pretrained(tmp_path / "ab" / inside)
+    made.stitcher.save_pretrained(tmp_path / "stitcher" / inside)
+    again = [transformers.AutoModel.from_pretrained(tmp_path / "ab", subfolder=inside)]
+    hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher", subfolder=inside)
+    with turned_to_a_hub(tmp_path / "cache") as server:
+        below = f"{inside}/" if inside else ""
+        server.put("alice/ab", {f"{below}{f.name}": f.read_bytes() for f in (tmp_path / "ab" / inside).iterdir()})
+        again += [hf_stitch.StitchedModel.from_pretrained("alice/ab", subfolder=inside)]
+        again += [hf_stitch.load("alice/ab", subfolder=inside).model]
+    assert all(torch.equal(mean_pooled(model, words[:3]), expected) for model in again)
+    with pytest.raises(FileNotFoundError, match="has no subfolder 'else'"):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path / "ab", subfolder="else")
+
+
+def test_sentence_transformers_loads_a_stitched_encoder(encoders: Any, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    _, _, made, words = encoders
+    made.save_pretrained(tmp_path / "ab")
+    model = library.SentenceTransformer(str(tmp_path / "ab"), device="cpu")
+    found = model.encode(words[:5], convert_to_tensor=True)
+    torch.testing.assert_close(found, mean_pooled(made, words[:5]))
+    model.save(str(tmp_path / "sentences"))  # with files of its tokenizer that this library did not write
+    again = library.SentenceTransformer(
+        str(tmp_path / "sentences"), device="cpu", model_kwargs={"allow_modified": True}
+    )
+    assert torch.equal(again.encode(words[:5], convert_to_tensor=True), found)
+
+
+def test_a_whole_sentence_transformer_is_a_network(encoders: Any, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    a, b, _, words = encoders
+    a.model.save_pretrained(tmp_path)
+    a.processor.save_pretrained(tmp_path)
+    whole = library.SentenceTransformer(str(tmp_path), device="cpu")
+    modules = pytest.importorskip("sentence_transformers.models")
+    whole.append(modules.Dense(32, 16))
+    whole.append(modules.Normalize())
+    adapter = hf_stitch.load(whole)
+    assert adapter.layers == (*(f"0.model.encoder.layer.{i}" for i in range(3)), "pooled", "embedding")
+    expected = whole.encode(words[:5], convert_to_tensor=True)
+    whole.train()
+    inputs = adapter.preprocess(words[:5])
+    with torch.no_grad():
+        found = adapter.encode(inputs, adapter.layers)
+        torch.testing.assert_close(found["embedding"].values, expected)
+        torch.testing.assert_close(found["pooled"].values, mean_pooled(a, words[:5]))
+        assert all(torch.equal(adapter.decode(found[name], name), adapter.forward(inputs)) for name in found)
+    assert whole[0].training
+    made = hf_stitch.stitch(
+        b, whole, words, source_layer="encoder.layer.1", target_layer="0.model.encoder.layer.1", progress=False
+    )
+    norms = made(**made.preprocess(words[:5])).norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones(5))  # its pooling and normalisation are part of the target
+    again = made.stitcher
+    again.save_pretrained(tmp_path / "stitcher")
+    attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(b, whole)
+    assert torch.equal(attached(**inputs), made(**inputs))
+    with pytest.raises(ValueError, match=r"or stitch its transformer alone, model\[0\].auto_model"):
+        made.save_pretrained(tmp_path / "whole")
+
+
+# -- networks of user code ---------------------------------------------------------------------------------------------
+class Small(nn.Module):
+    """A network of user code."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).relu()
+        return self.head(self.second(hidden).relu())
+
+
+@pytest.fixture(scope="module")
+def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, nn.Module, torch.Tensor, Path]:
+    """Two modules, their data and the folder of their stitcher."""
+    torch.manual_seed(0)
+    data, nets = torch.randn(60, 4), (Small(20), Small(32))
+    a, b = (hf_stitch.load(net, example_inputs=data[:2]) for net in nets)
+    made = hf_stitch.stitch(a, b, data, source_layer="first", target_layer="first", task=None, progress=False)
+    folder = tmp_path_factory.mktemp("user_code")
+    made.stitcher.save_pretrained(folder)
+    return *nets, data, folder
+
+
+def test_modules_are_attached_with_their_example_inputs(of_user_code: Any) -> None:
+    a, b, data, folder = of_user_code
+    stitcher = hf_stitch.Stitcher.from_pretrained(folder)
+    made = stitcher.attach(a, b, example_inputs=data[:2])
+    maps: Any = made.stitch.body
+    with torch.no_grad():
+        expected = b.head(b.second((a.first(data) @ maps.weight.T + maps.bias).relu()).relu())
+        torch.testing.assert_close(made(x=data), expected, rtol=1e-5, atol=1e-6)
+    how = r"load it with hf_stitch.load\(net, example_inputs=…, processor=…\) and pass the result"
+    for job in (
+        lambda: stitcher.attach(a, b),
+        lambda: hf_stitch.stitch(a, b, data, source_layer="first", target_layer="first"),
+        lambda: hf_stitch.compare(a, b, data),
+    ):
+        with pytest.raises(ExampleError, match=how):
+            job()
+    adapters = [hf_stitch.load(net, example_inputs=data[:2]) for net in (a, b)]
+    with pytest.raises(TypeError, match="adapters have example inputs of their own"):
+        stitcher.attach(*adapters, example_inputs=data[:2])
+    with pytest.raises(TypeError, match="token: options of loading, but no network is loaded by name"):
+        stitcher.attach(*adapters, token="secret")
+    with pytest.raises(TypeError, match="an adapter keeps what it was loaded with, got processor"):
+        hf_stitch.load(adapters[0], processor=len)
+
+
+def test_a_stitcher_of_user_code_describes_its_networks_and_recognises_swapped_ones(of_user_code: Any) -> None:
+    a, b, data, folder = of_user_code
+    stitcher = hf_stitch.Stitcher.from_pretrained(folder)
+    names = [f"Small, 3 layers with weights, {count} parameters" for count in ("583", "1,315")]
+    for name, end in zip(names, (stitcher.source, stitcher.target), strict=True):
+        assert str(end) == f"{name}, {(end.weights_hash or '')[:15]}"
+        assert name in (folder / "README.md").read_text() and name in repr(stitcher)
+    with pytest.raises(ValueError, match=rf"the source, {names[0]}, sha256:\w+, was a module in memory"):
+        stitcher.attach()
+    with pytest.raises(
+        ValueError, match=rf"source and target are swapped: the network given as the source, {names[1]}.* is the"
+    ):
+        stitcher.attach(b, a, example_inputs=data[:2])
+    with pytest.raises(ValueError, match="source and target are swapped: the network given as the target"):
+        stitcher.attach(a, a, example_inputs=data[:2])
+    with pytest.raises(ValueError, match=rf"the source {names[0]}.* has other weights than the stitch was fitted to"):
+        stitcher.attach(Small(20), b, example_inputs=data[:2])
+
+
+def test_the_snippet_of_a_card_of_user_code_runs(of_user_code: Any) -> None:
+    a, b, data, folder = of_user_code
+    card = (folder / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("path/to/this/folder", str(folder))  # type: ignore[index]
+    given = {"your_source": a, "your_target": b, "your_batch": data[:2], "your_transform": None, "your_sample": data[0]}
+    exec(code, given)
+    assert given["output"].shape == (1, 3)  # type: ignore[attr-defined]
+
+
+def test_files_of_a_stitched_model_begin_with_the_import_that_they_need(encoders: Any, tmp_path: Path) -> None:
+    encoders[2].save_pretrained(tmp_path)
+    assert "import hf_stitch.auto" in (tmp_path / "config.json").read_text().splitlines()[1]
+    snippet = (tmp_path / "README.md").read_text().partition("```python\n")[2]
+    assert snippet.startswith("import hf_stitch.auto ")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = hf_stitch.StitchedModel.from_pretrained(tmp_path).config
+    assert "usage" not in config.to_dict()

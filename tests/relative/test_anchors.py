@@ -220,7 +220,7 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
     for layer, rows in (("3", "mean"), ("1", "flatten")):
         with pytest.raises(ValueError, match=rf"not encoded .* '{layer}' \({rows}\); there is this encoder at another"):
             anchors.values(a, layer, rows)
-    with pytest.raises(ValueError, match=r"weights and settings: live torch module sha256:\w+ 1 \(mean\)"):
+    with pytest.raises(ValueError, match=r"weights and settings: Sequential, .* parameters, sha256:\w+ 1 \(mean\)"):
         anchors.values(b, "1")
     assert anchors.encode(a, "1", chosen) is anchors
     with pytest.raises(ValueError, match="is already in this set"):
@@ -239,7 +239,7 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other
     if other == "preprocessing":
         last.register_forward_pre_hook(lambda _, args, named: (args, {"input": named["input"] * 1.5}), with_kwargs=True)
     assert anchors.has(b, "1")
-    with pytest.raises(ValueError, match=r"has the weights of live torch module .*, but gives other representations"):
+    with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but gives other representations"):
         anchors.encode(b, "1", chosen, progress=False)
 
 

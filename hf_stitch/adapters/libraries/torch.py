@@ -68,8 +68,9 @@ class TorchAdapter(Adapter):
             example_inputs = override.example(model)
         if example_inputs is None:
             raise ExampleError(
-                f"{type(model).__name__} is a class of user code: pass example_inputs, a batch of its inputs "
-                "(a tensor or a dict of arguments), so that its cuts can be found and verified",
+                f"{type(model).__name__} is a class of user code, whose inputs cannot be generated: load it with "
+                "hf_stitch.load(net, example_inputs=…, processor=…) and pass the result. example_inputs is a batch of "
+                "its inputs (a tensor or a dict of arguments), with which its cuts are found and verified",
                 model,
             )
         example = named(model, example_inputs, override.options)

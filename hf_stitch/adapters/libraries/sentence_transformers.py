@@ -1,0 +1,152 @@
+"""Adapter for a whole ``SentenceTransformer``: its transformer with pooling, projections and normalisation.
+
+The library is not a dependency: this module never imports it, and works on the modules of a model that exists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.libraries.transformers import TransformersAdapter
+from hf_stitch.reference import ModelReference
+
+LIBRARY = "sentence_transformers"
+
+EMBEDDING = "sentence_embedding"
+"""Key of the embeddings in what the modules pass on."""
+
+VECTORS = ("pooled", "embedding")
+"""Names of the layers with one vector for each text."""
+
+
+class SentenceEncoder(nn.Module):
+    """The modules of a ``SentenceTransformer`` as a network from token ids to the embeddings of texts.
+
+    Two further modules name what the others keep among other values: ``pooled``, the output of the pooling, and
+    ``embedding``, the output of the whole model.
+
+    Args:
+        model: The ``SentenceTransformer``. Its modules are shared, under the same names.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._steps = tuple(name for name, _ in model.named_children())
+        for name, module in model.named_children():
+            self.add_module(name, module)
+        self.pooled, self.embedding = nn.Identity(), nn.Identity()
+
+    def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """Compute the embeddings of a batch of texts.
+
+        Args:
+            input_ids: Token ids (batch, tokens).
+            **inputs: Further outputs of the tokenizer (``attention_mask``).
+
+        Returns:
+            The embeddings (batch, width).
+        """
+        features: dict[str, Any] = {"input_ids": input_ids, **inputs}
+        for name in self._steps:
+            before, features = features, self.get_submodule(name)(dict(features))
+            if EMBEDDING in features and EMBEDDING not in before:  # later modules read nothing else
+                features = {EMBEDDING: self.pooled(features[EMBEDDING])}
+        embeddings: Tensor = self.embedding(features[EMBEDDING])
+        return embeddings
+
+
+class SentenceTransformersAdapter(Adapter):
+    """Adapter for a live ``SentenceTransformer``, which preprocesses raw texts with its tokenizer.
+
+    The output is the embedding that ``encode`` returns, without prompts. Pass ``model[0].auto_model`` to leave out
+    pooling and normalisation.
+    """
+
+    library: ClassVar[str] = LIBRARY
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Return whether the model is a ``SentenceTransformer``.
+
+        Args:
+            model: Object of any type.
+        """
+        return any(
+            kind.__name__ == "SentenceTransformer" and kind.__module__.partition(".")[0] == LIBRARY
+            for kind in type(model).__mro__
+        )
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        reference: ModelReference,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> SentenceTransformersAdapter:
+        """Create the adapter of a live ``SentenceTransformer``.
+
+        Args:
+            model: The model.
+            reference: Where it comes from.
+            example_inputs: Batch of token ids, or mapping of arguments. ``None`` (default): random texts.
+            processor: Tokenizer. ``None`` (default): that of the model.
+            content: Name of the argument that carries the content; the only one is ``input_ids``.
+
+        Returns:
+            The adapter.
+
+        Raises:
+            ExampleError: If the first module is not one transformer for texts, or ``content`` is not ``input_ids``.
+        """
+        network, tokenizer = getattr(model[0], "auto_model", None), processor or getattr(model, "tokenizer", None)
+        if network is None or tokenizer is None or content not in (None, "input_ids"):
+            raise ExampleError(
+                "a SentenceTransformer must begin with a transformer for texts, whose content is input_ids, got "
+                f"{type(model[0]).__name__} and content={content!r}: load the network inside it",
+                model,
+            )
+        if prompt := (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None)):
+            warnings.warn(
+                f"encode puts the prompt {prompt!r} before each text, this adapter does not: put it there",
+                stacklevel=4,
+            )
+        inner = TransformersAdapter.of(network, reference, None, tokenizer)
+        encoder = SentenceEncoder(model)
+        example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
+        limit = getattr(model, "max_seq_length", None)
+        limits = [each for each in (limit, inner.interface.max_tokens) if each]
+        interface = dataclasses.replace(inner.interface, options={}, max_tokens=min(limits, default=None))
+        return cls(encoder, interface, example, reference, tokenizer)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the blocks, and of the vectors after pooling and after all modules.
+
+        See :attr:`hf_stitch.adapters.Adapter.candidates`.
+        """
+        return (*super().candidates, *VECTORS)
+
+    @property
+    def task(self) -> str | None:
+        """``None``: embeddings have no head for a task."""
+        return None
+
+    def blueprint(self) -> dict[str, Any]:
+        """Raise an error, because the modules of sentence-transformers are not rebuilt from a config.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "a SentenceTransformer cannot be rebuilt from a config. Save the Stitcher "
+            "(stitched.stitcher.save_pretrained) and attach it to the live model, Stitcher.attach(source=…, target=…); "
+            "or stitch its transformer alone, model[0].auto_model"
+        )
