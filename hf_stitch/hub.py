@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -68,7 +69,7 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
         **options: See :class:`DownloadOptions`.
 
     Returns:
-        Folder that contains the files; its name is the hash of the commit.
+        Folder that contains the files. The name of the main folder is the hash of the commit.
 
     Raises:
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if files are not
@@ -279,6 +280,65 @@ def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[
     return FileNotFoundError(
         f"{failure}: it has neither {' nor '.join(files)}, and files in other formats are not loaded"
     )
+
+
+@contextmanager
+def without_waiting(failure: str) -> Iterator[None]:
+    """Let libraries use the cache only if the Hub cannot be reached, which they would try for most of a minute.
+
+    The Hub is asked once. If nothing answers, the client is in offline mode inside the context, in all threads.
+
+    Args:
+        failure: What failed, for the message.
+
+    Raises:
+        ConnectionError: If the Hub cannot be reached, and what the context needs is not in the cache.
+
+    Example:
+        >>> with without_waiting("org/name could not be loaded"):  # doctest: +SKIP
+        ...     model = AutoModel.from_pretrained("org/name")
+    """
+    if (offline := _unreachable(failure)) is None:
+        yield
+        return
+    from huggingface_hub import constants
+
+    with _as(constants, "HF_HUB_OFFLINE", True), ExitStack() as more:
+        if (config := sys.modules.get("datasets.config")) is not None:  # a copy, made at its import
+            more.enter_context(_as(config, "HF_HUB_OFFLINE", True))
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, OSError) or explained(failure, error):
+                raise offline from error
+            raise
+
+
+def _unreachable(failure: str) -> OSError | None:
+    """Return why the Hub does not answer at all; ``None`` if it does, or may not be contacted."""
+    from huggingface_hub import constants, errors, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except errors.HTTPError as error:
+        return ConnectionError(
+            f"{failure}: the Hub cannot be reached{_reason(error)}, and it is not in the cache; connect to the network "
+            "and try again, or pass the path of a local folder"
+        )
+    return None
+
+
+@contextmanager
+def _as(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute inside the context."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,8 @@ def load(
 
     Args:
         model: A Hub id (``"org/name"``, ``"org/name@revision"``; ``"timm/…"`` loads with timm), a timm architecture
-            (``"timm:name"``), the path of a local folder, or a live network: an ``nn.Module``, or an object that the
-            adapter of a plugin serves. An adapter is returned unchanged.
+            (``"timm:name"``), the path of a local folder (text or ``Path``), or a live network: an ``nn.Module``, or an
+            object that the adapter of a plugin serves. An adapter is returned unchanged.
         task: For transformers, the head to load: ``image-classification``, ``text-classification``,
             ``text-generation``, ``fill-mask``, ``text-encoding`` or ``feature-extraction``. Default: the class that
             the config of the model names.
@@ -61,7 +62,8 @@ def load(
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
             cached and the Hub may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
-        ConnectionError: If the Hub is not available, or the connection broke.
+        ConnectionError: If the Hub is not available, or the connection broke. Where it cannot be reached at all, a
+            model is taken from the cache, or this is raised at once.
 
     Example:
         >>> import hf_stitch
@@ -72,17 +74,23 @@ def load(
     if isinstance(model, Adapter):
         _check_kept({"example_inputs": example_inputs, "processor": processor, "content": content}, options)
         return model
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
     given = {name: value for name, value in chosen.items() if value is not None}
     if isinstance(model, str):
+        _check_no_file(model)
         reference = ModelReference.parse(model, task=task, **options)
         kind = registries.adapters.get(reference.library)
-        try:
-            loaded: Adapter = kind.load(reference, **given, **options)
-        except Exception as error:
-            if (found := _explained(reference, options, error)) is None:
-                raise
-            raise found from error
+        untrained = reference.library == "timm" and options.get("pretrained") is False
+        here = reference.is_local or untrained or options.get("local_files_only")
+        with nullcontext() if here else hub.without_waiting(f"{reference} could not be loaded"):
+            try:
+                loaded: Adapter = kind.load(reference, **given, **options)
+            except Exception as error:
+                if (found := _explained(reference, options, error)) is None:
+                    raise
+                raise found from error
         return loaded
     if options:
         raise TypeError(
@@ -130,6 +138,35 @@ def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exc
     return found
 
 
+FILES_OF_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5")
+"""Ends of the names of files that contain weights, or a whole network of another library."""
+
+
+def _check_no_file(name: str) -> None:
+    """Raise an error for the path of a file: networks are loaded from folders."""
+    path = Path(name).expanduser()
+    if path.is_file() or name.endswith(FILES_OF_WEIGHTS):
+        raise ValueError(
+            f"{name} is a file, and a network is loaded from a folder (with config.json and its weights) or from the "
+            "Hub. For a file of weights, create the network and pass it: net.load_state_dict(torch.load(path, "
+            "weights_only=True)); hf_stitch.load(net, example_inputs=…)"
+        )
+
+
+def _mistaken(model: Any) -> str | None:
+    """Return a message for what is often passed in place of a network; ``None`` for other objects."""
+    from torch import Tensor
+
+    if isinstance(model, type):
+        return f"model must be a network, got the class {model.__name__}: pass an instance, with its weights"
+    if isinstance(model, Mapping) and model and all(isinstance(value, Tensor) for value in model.values()):
+        return (
+            f"model must be a network, got a state dict of {len(model)} tensors: load it into its network, "
+            "net.load_state_dict(state), and pass that"
+        )
+    return None
+
+
 def _is_damaged(file: Path) -> bool:
     try:
         with safe_open(file, "np"):
@@ -152,6 +189,8 @@ def _serving(model: Any) -> type[Adapter]:
     if len(chosen) != 1:
         what = f"{type(model).__module__}.{type(model).__name__}"
         names = ", ".join(kind.library for kind in (chosen or kinds))
+        if not chosen and (mistaken := _mistaken(model)):
+            raise TypeError(mistaken)
         raise TypeError(
             f"several adapters serve objects of type {what}: {names}; uninstall all but one"
             if chosen

@@ -79,7 +79,7 @@ def preprocess(
         images = converted(samples, interface.shapes[name][0])
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
-        inputs = {interface.content[0]: _stack(samples, processor)}
+        inputs = {interface.content[0]: _stack(samples, processor, interface)}
     if interface.modality == "image":
         (pixels,) = inputs.values()
         finite = pixels.isfinite().flatten(1).all(1)
@@ -176,9 +176,10 @@ def _decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[
     return later
 
 
-def _stack(samples: Sequence[Any], processor: Any) -> Tensor:
+def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> Tensor:
     tensors = []
-    for sample in samples:
+    native = interface.shapes.get(interface.content[0])
+    for id_, sample in zip(ids_of(samples), samples, strict=True):
         if isinstance(sample, Tensor):
             tensors.append(sample)
         elif processor is not None:
@@ -190,12 +191,29 @@ def _stack(samples: Sequence[Any], processor: Any) -> Tensor:
                 f"this model has no processor for samples of type {type(sample).__name__}: pass processor=, a "
                 "function from one sample to one tensor, to hf_stitch.load, or pass tensors"
             )
+        what = f"sample {id_!r}" if tensors[-1] is sample or processor is None else f"the processor= of sample {id_!r}"
+        _check_sample(tensors[-1], what, native)
     if len({t.shape for t in tensors}) > 1:
         raise ValueError(
             f"samples of one batch must have one shape, got {sorted({tuple(t.shape) for t in tensors})}: resize or pad "
             "them"
         )
     return torch.stack(tensors)
+
+
+def _check_sample(value: Any, what: str, native: tuple[int, ...] | None) -> None:
+    """Check that a preprocessed sample is one tensor with as many axes as a sample of the example inputs."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{what} gives {type(value).__name__}, and one tensor is expected: return torch.as_tensor(values), with "
+            "the channels first"
+        )
+    if native is not None and value.dim() != len(native):
+        batched = value.dim() == len(native) + 1 and len(value) == 1
+        raise ValueError(
+            f"{what} gives a tensor of the shape {tuple(value.shape)}, and one of {len(native)} axes is expected, as "
+            f"{native}{': leave out the batch axis (tensor[0])' if batched else ''}"
+        )
 
 
 def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:

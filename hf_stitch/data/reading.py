@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL.Image import fromarray
 
 from hf_stitch.data.samples import Samples
-from hf_stitch.hub import explained
+from hf_stitch.hub import explained, without_waiting
 
 if TYPE_CHECKING:
     import datasets
@@ -42,7 +43,7 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         >>> Samples.of(digits)
         Samples(359 x image, 10 classes)
     """
-    from datasets import Dataset, load_dataset
+    from datasets import Dataset
 
     if source == "sklearn:digits":
         return _pick_split(_digits(), source, split)
@@ -53,8 +54,18 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
     else:
         owner, name, config = (*source.split("/", 2), None, None)[:3]
         arguments = [part for part in (f"{owner}/{name}" if name else owner, config) if part]
+    here = data_dir is not None or Path(arguments[0]).is_dir()
+    with nullcontext() if here else without_waiting(f"cannot read the data set {'/'.join(arguments)}"):
+        found = _load(source, arguments, split)
+    return found if isinstance(found, Dataset) else _pick_split(found, source, split)
+
+
+def _load(source: str, arguments: Sequence[str], split: str | None) -> Any:
+    """Call ``load_dataset``, with errors that say what to do."""
+    from datasets import load_dataset
+
     try:
-        found = load_dataset(*arguments, split=split)
+        return load_dataset(*arguments, split=split)
     except OSError as error:
         failure = f"cannot read the data set {'/'.join(arguments)}"
         found = explained(failure, error)
@@ -64,7 +75,6 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
             f"{failure}: {error}. Check its name, or set data_dir (--data-dir) to a folder that contains "
             f"{source.split('/')[-1]}/<split>.parquet"
         ) from error
-    return found if isinstance(found, Dataset) else _pick_split(found, source, split)
 
 
 def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str | None) -> datasets.Dataset:

@@ -26,6 +26,7 @@ from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
+from hf_stitch.workflows._networks import check_runs
 
 CLASSIFIES = ("image-classification", "text-classification")
 
@@ -89,6 +90,7 @@ def stitch(
             pooling, the samples of both do not correspond, there are too few samples for the matcher, or labels are not
             classes of the target. Except for too few samples, a run of a single sample finds this before the data are
             read.
+        TypeError: If a network is saved activations.
 
     Example:
         >>> import torch, hf_stitch
@@ -98,6 +100,7 @@ def stitch(
         >>> hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1").stitch.body.fitted["n"]
         160
     """
+    check_runs(source=source, target=target)
     a, b = load(source), load(target)
     fitted_by = registries.matchers.build(matcher, **options)
     check_meet(a, b, pooling)

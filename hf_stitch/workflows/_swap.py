@@ -31,6 +31,7 @@ from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
 from hf_stitch.workflows._evaluate import evaluate
+from hf_stitch.workflows._networks import check_runs
 
 MATCHER, OPTIONS = "procrustes", {"scale": True}
 BASELINES = ("inverse_relative",)
@@ -124,6 +125,7 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
+    check_runs(model=model, encoder=encoder)
     if isinstance(encoder, StitchedModel):
         if any(
             each is not None

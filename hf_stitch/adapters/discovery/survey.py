@@ -20,6 +20,7 @@ from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
 from hf_stitch.adapters.discovery.trace import Reads, Trace, TracedTensor, readers, trace
 from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
+from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.registry import did_you_mean
 
 INSTEAD = "Cut instead at"
@@ -64,11 +65,12 @@ class Survey:
         """The trace of a forward of two samples.
 
         Raises:
+            ExampleError: If the model does not run on the example inputs.
             ValueError: If the output of the model cannot be compared, if it is random in eval mode, or if autograd
                 finds no dependence on the content of the input.
         """
         with unchanged(self.model):
-            watched = self._trace(2)
+            watched = self._first_trace()
             with torch.no_grad():
                 output = self.run(self._probes.vary(2))
                 self._check_comparable(output)
@@ -89,6 +91,28 @@ class Survey:
                 "its forward runs under torch.no_grad, detaches, or returns only integers"
             )
         return watched
+
+    def _first_trace(self) -> Trace:
+        """Trace two samples; if the network does not run on them, the example is named."""
+        try:
+            return self._trace(2)
+        except Exception as error:
+            batch = self._probes.vary(2)
+            try:
+                with torch.no_grad():
+                    self.run(batch)
+            except Exception as failure:
+                shapes = [
+                    ", ".join(f"{n} {tuple(v.shape)}" for n, v in inputs.items() if isinstance(v, Tensor))
+                    for inputs in (self._probes.example, batch)
+                ]
+                raise ExampleError(
+                    f"{type(self.model).__name__} does not run on its example inputs, {shapes[0]}, or not on a batch "
+                    f"of two of them, {shapes[1]}: {failure}. example_inputs= must be a batch: the samples on the "
+                    "first axis, then the channels and sizes that the network takes",
+                    self.model,
+                ) from failure
+            raise error
 
     def _check_comparable(self, output: Any) -> None:
         what = type(self.model).__name__
