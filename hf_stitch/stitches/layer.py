@@ -165,6 +165,11 @@ class StitchingLayer(nn.Module):
         means = {part: getattr(self, f"{part}_mean") for part in self.parts}
         return StitchingLayer(self.source, self.target, self.pooling, body, prefix, means)
 
+    @property
+    def equal_widths(self) -> bool:
+        """Whether the source and the target have the same widths, so that :meth:`identity` changes no vector."""
+        return all(a == b for a, b in (self.widths, self.prefix_widths or (0, 0)))
+
     def identity(self) -> StitchingLayer:
         """Return the identity baseline: for unequal widths, features are cut or padded with zeros."""
         return self.with_maps(

@@ -168,6 +168,9 @@ class ProbingCallback(TrainerCallback, ABC):
     def plot(self, figures: Iterable[str] | None = None) -> Figure:
         """Draw the measured values over the course of training, one curve for each.
 
+        Values of one layer have one colour, and values of one kind (metric, baseline) the same dashes, if there are at
+        most 4 kinds.
+
         Args:
             figures: Names of values, as in :meth:`to_pandas`. Default: all.
 
@@ -178,6 +181,7 @@ class ProbingCallback(TrainerCallback, ABC):
             ValueError: If nothing was measured, or a name is unknown.
         """
         from hf_stitch.plots import curves
+        from hf_stitch.plots.curves import MOST_KINDS
 
         known = list(dict.fromkeys(name for measured in self.history for name in measured.figures))
         chosen = known if figures is None else list(figures)
@@ -192,7 +196,11 @@ class ProbingCallback(TrainerCallback, ABC):
             }
             for name in chosen
         }
-        return curves(series, axis=unit, label="value", title=self.name)
+        split = {
+            name: (name.rpartition("/")[2], name.removeprefix(f"{self.name}/").rpartition("/")[0]) for name in chosen
+        }
+        few = len({kind for _, kind in split.values()}) <= MOST_KINDS
+        return curves(series, axis=unit, label="value", title=self.name, split=split if few else None)
 
     # -- in a Trainer -----------------------------------------------------------------------------------------------
     def attach(self, trainer: Trainer, adapter: Adapter | None = None) -> Self:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -23,8 +25,16 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
+from hf_stitch.training.untrained import untrained_copy
+
+logger = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
+Kind = Literal["relative_accuracy", "identity", "mean_only", "untrained"]
+Place = tuple[Kind, Pair]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""What is measured for each pair of layers, in the order of the values."""
 
 
 class StitchabilityCallback(ProbingCallback):
@@ -33,11 +43,16 @@ class StitchabilityCallback(ProbingCallback):
     For each pair of layers, a stitching layer is fitted in closed form on one part of the samples. It connects the
     network in training up to its layer with the reference from its layer on. On the other part, the callback computes
     the accuracy divided by the accuracy of the reference (Csiszárik et al. 2021, section 4). Unlike
-    :func:`hf_stitch.stitch`, it makes no model, confidence intervals or baselines. The activations of the reference are
+    :func:`hf_stitch.stitch`, it makes no model and no confidence intervals. The activations of the reference are
     computed once, and its back halves are copied once.
 
     Values are named ``<name>/relative_accuracy/<layer>``, or ``<name>/relative_accuracy/<layer>-><layer of the
-    reference>`` if the names differ.
+    reference>`` if the names differ. Beside each are its baselines, also relative to the reference, without which it
+    means little: an early layer of an untrained network can score .7.
+
+    - ``<name>/untrained/<layer>``: the same for an untrained copy of the network, measured once.
+    - ``<name>/mean_only/<layer>``: the mean activations of the reference replace the mapped ones, measured once.
+    - ``<name>/identity/<layer>``: no map; only between layers of the same width.
 
     Args:
         reference: A frozen classifier: an adapter, a module, or a name for :func:`hf_stitch.load`.
@@ -49,7 +64,9 @@ class StitchabilityCallback(ProbingCallback):
         pooling: Pooling, which determines the vectors to map (:meth:`hf_stitch.Representation.rows`).
         test_size: Share (float) or number (int) of held-out samples for the accuracy; the map is fitted on the others.
         batch_size: Number of samples per forward pass.
-        seed: Seed of the split.
+        untrained: Whether to measure an untrained copy of the network when the callback is attached. This takes the
+            memory of a second network for that time.
+        seed: Seed of the split, and of the weights of the untrained copy.
         name: First part of the name of every value.
         **options: Options of the matcher if it is given by name, for example ``ridge=1.0``.
 
@@ -66,8 +83,12 @@ class StitchabilityCallback(ProbingCallback):
         >>> ours, theirs = (hf_stitch.load(net, example_inputs=images[:2]) for net in nets)
         >>> labels = theirs.forward(images).argmax(1).tolist()
         >>> data = hf_stitch.Samples.of(images, label=labels)
-        >>> list(StitchabilityCallback(theirs, data, layers=["1"]).measure(ours, step=0))
-        ['stitchability/relative_accuracy/1']
+        >>> for name in StitchabilityCallback(theirs, data, layers=["1"]).measure(ours, step=0):
+        ...     print(name)
+        stitchability/relative_accuracy/1
+        stitchability/identity/1
+        stitchability/mean_only/1
+        stitchability/untrained/1
     """
 
     def __init__(
@@ -81,6 +102,7 @@ class StitchabilityCallback(ProbingCallback):
         pooling: Pooling = "none",
         test_size: float | int = 0.5,
         batch_size: int = 64,
+        untrained: bool = True,
         seed: int = 0,
         name: str = "stitchability",
         **options: Any,
@@ -103,6 +125,8 @@ class StitchabilityCallback(ProbingCallback):
         self._backs: dict[str, Back] = {}
         self._targets: list[dict[str, Representation]] = []
         self._right = 0
+        self._untrained, self._seed = untrained, seed
+        self._constant: dict[Place, float] = {}
 
     # -- preparation ------------------------------------------------------------------------------------------------
     def _prepare(self, adapter: Adapter, processes: Processes) -> None:
@@ -113,7 +137,7 @@ class StitchabilityCallback(ProbingCallback):
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}
-        self._probe.rehearse(adapter, [source for source, _ in self._pairs])
+        self._probe.rehearse(adapter, self._sources)
         self._targets, right = [], 0
         for batch in self._share(self._fit, processes):
             found = reference.encode(reference.preprocess(batch.samples), targets)
@@ -138,6 +162,9 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError(
                 f"relative accuracy is undefined: the reference classifies none of {len(self._test)} samples correctly"
             )
+        self._constant = {}
+        if self._untrained:
+            self._constant = self._measured(untrained_copy(adapter, self._seed), processes, "untrained")
 
     def _paired(self, adapter: Adapter, reference: Adapter) -> list[Pair]:
         if self._layers is not None:
@@ -156,33 +183,64 @@ class StitchabilityCallback(ProbingCallback):
 
     # -- measurement ------------------------------------------------------------------------------------------------
     def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        sources = list(dict.fromkeys(source for source, _ in self._pairs))
-        layers = self._fitted(adapter, sources, processes)
-        right = dict.fromkeys(layers, 0)
-        for batch in self._share(self._test, processes):
-            activations = representations(adapter, batch, sources)
-            for (source, target), layer in layers.items():
-                if isinstance(layer, StitchingLayer):
-                    right[source, target] += _right(self._finished(layer(activations[source]), target), batch)
-        totals = processes.gather(right)
-        found = {}
-        for (source, target), layer in layers.items():
-            figure = f"relative_accuracy/{source if source == target else f'{source}->{target}'}"
-            if isinstance(layer, StitchingLayer):
-                found[figure] = sum(part[source, target] for part in totals) / self._right
+        found = self._measured(adapter, processes, "relative_accuracy", "identity", "mean_only")
+        self._constant |= {place: value for place, value in found.items() if place[0] == "mean_only"}
+        return {
+            f"{kind}/{source if source == target else f'{source}->{target}'}": value
+            for kind in KINDS
+            for (kind_of_it, (source, target)), value in {**found, **self._constant}.items()
+            if kind_of_it == kind
+        }
+
+    def _measured(self, adapter: Adapter, processes: Processes, fitted: Kind, *beside: Kind) -> dict[Place, float]:
+        """Fit the stitching layers of a network; return their relative accuracies and those of baselines."""
+        fits = self._fitted(adapter, processes)
+        layers: dict[Place, StitchingLayer] = {}
+        undefined: dict[Place, ValueError] = {}
+        for pair, layer in fits.items():
+            if isinstance(layer, ValueError):
+                undefined[fitted, pair] = layer
+                continue
+            layers[fitted, pair] = layer
+            if "identity" in beside and layer.equal_widths:
+                layers["identity", pair] = layer.identity()
+            if "mean_only" in beside and ("mean_only", pair) not in self._constant:
+                layers["mean_only", pair] = layer.mean_only()
+        found = self._accuracies(adapter, layers, processes)
+        for (kind, (source, target)), error in undefined.items():
+            what = f"the stitch from {source!r} to {target!r}"
+            if kind == "untrained":  # not the network in training, which goes on without it
+                logger.warning("%s: %s of an untrained copy is undefined: %s", self.name, what, error)
+                found[kind, (source, target)] = math.nan
             else:
-                found[figure] = self._undefined(f"the stitch from {source!r} to {target!r}", layer)
+                found[kind, (source, target)] = self._undefined(what, error)
         return found
 
-    def _fitted(
-        self, adapter: Adapter, sources: list[str], processes: Processes
-    ) -> dict[Pair, StitchingLayer | ValueError]:
+    def _accuracies(
+        self, adapter: Adapter, layers: Mapping[Place, StitchingLayer], processes: Processes
+    ) -> dict[Place, float]:
+        """Return the accuracy of each stitching layer on the held-out samples, relative to the reference."""
+        right = dict.fromkeys(layers, 0)
+        for batch in self._share(self._test, processes):
+            activations = representations(adapter, batch, self._sources)
+            for place, layer in layers.items():
+                _, (source, target) = place
+                right[place] += _right(self._finished(layer(activations[source]), target), batch)
+        totals = processes.gather(right)
+        return {place: sum(part[place] for part in totals) / self._right for place in layers}
+
+    @property
+    def _sources(self) -> list[str]:
+        """Layers of the network in training."""
+        return list(dict.fromkeys(source for source, _ in self._pairs))
+
+    def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | ValueError]:
         """Fit the stitching layer of each pair; the error where this fails."""
         statistics: dict[Pair, Statistics] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
         specs: dict[str, Any] = {}
         for batch, targets in zip(self._share(self._fit, processes), self._targets, strict=True):
-            activations = representations(adapter, batch, sources)
+            activations = representations(adapter, batch, self._sources)
             specs = {name: representation.spec for name, representation in activations.items()}
             for pair in self._pairs:
                 source = activations[pair[0]]

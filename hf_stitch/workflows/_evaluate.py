@@ -116,7 +116,7 @@ def evaluate(
     whole, left_out = reference(stitched, target), {}
     options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
     if stitched.task is None:
-        if not _equal_widths(stitched.stitch):
+        if not stitched.stitch.equal_widths:
             left_out["identity"] = "the widths of both layers differ"
             del layers["identity"]
         found = vectors(stitched, layers, samples, whole, others, **options)
@@ -136,10 +136,6 @@ def evaluate(
         )
     scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
     return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
-
-
-def _equal_widths(layer: StitchingLayer) -> bool:
-    return all(a == b for a, b in (layer.widths, layer.prefix_widths or (0, 0)))
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:

@@ -10,6 +10,7 @@ from torch import nn
 import hf_stitch
 from hf_stitch import Adapter
 from hf_stitch.analysis import Activations
+from hf_stitch.training import StitchabilityCallback
 
 
 # -- the best of many pairs of layers --------------------------------------------------------------------------------
@@ -59,3 +60,20 @@ def test_a_stitch_above_its_target_is_scored_beside_its_source(tmp_path: Path) -
     across = hf_stitch.stitch(of_seven, target, data, source_layer="2", target_layer="2").evaluation
     assert "source" not in across.scores and across.left_out == {"source": "its head has other classes"}
     assert "no source: its head has other classes" in str(across)
+
+
+# -- what a score during training means --------------------------------------------------------------------------------
+def test_the_first_layer_of_an_untrained_network_is_scored_beside_another_untrained_one() -> None:
+    """An untrained network scores well above chance at its first layer: no sign of what it has learned."""
+    torch.manual_seed(1)
+    images = torch.randn(300, 1, 4, 4)
+    nets = [
+        nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+        for _ in range(2)
+    ]
+    untrained, reference = (hf_stitch.load(net, example_inputs=images[:2]) for net in nets)
+    data = hf_stitch.Samples.of(images, label=reference.forward(images).argmax(1).tolist())
+    found = StitchabilityCallback(reference, data, layers=["1"]).measure(untrained, step=0)
+    own, twin, mean = (found[f"stitchability/{kind}/1"] for kind in ("relative_accuracy", "untrained", "mean_only"))
+    assert own > 0.7 > mean
+    assert abs(own - twin) < 0.2

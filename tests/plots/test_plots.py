@@ -139,3 +139,26 @@ def test_matrices_share_a_scale() -> None:
     for bad in ([1.0], [[np.nan]], np.zeros((0, 2))):
         with pytest.raises(ValueError, match="'a' must be a matrix of finite numbers"):
             matrices({"a": bad})
+
+
+def test_curves_can_be_told_apart_without_colours() -> None:
+    series = {f"{kind}/{layer}": {0: (1, 1, 1), 1: (2, 2, 2)} for kind in "abcd" for layer in range(8)}
+    figure = curves(series, axis="step", label="x", split={name: (name[2:], name[0]) for name in series})
+    axes = figure.axes[0]
+    styles = {(line.get_marker(), line.get_linestyle()) for line in axes.lines}
+    assert len(styles) == 32 and len({line.get_color() for line in axes.lines}) == 8
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*map(str, range(8)), *"abcd"]
+    with pytest.raises(ValueError, match="at most 4 kinds of dashes can be distinguished, got a, b, c, d, e"):
+        curves({k: {0: (1, 1, 1)} for k in "abcde"}, axis="x", label="", split={k: ("one", k) for k in "abcde"})
+
+
+def test_frames_and_numbers_of_heatmaps_are_visible_in_black_and_white() -> None:
+    """A black frame with a white edge stands out from every grey."""
+    values = np.linspace(0, 1, 12).reshape(1, 12)
+    figure = heatmap(values, ["row"], labels(12), marked=np.ones((1, 12)), marks="best", low=0, high=1)
+    greys = [np.dot(figure.axes[0].images[0].to_rgba(v)[:3], [0.299, 0.587, 0.114]) for v in values[0]]
+    assert (np.diff(greys) > 0).all()
+    (frame, *_) = figure.axes[0].patches
+    assert to_rgb(frame.get_edgecolor()) == (0, 0, 0)
+    assert to_rgb(frame.get_path_effects()[0]._gc["foreground"]) == (1, 1, 1)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["best"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+import transformers
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 from watched_networks import Net, Other, adapter, balanced, images, net, trainer
@@ -17,6 +19,7 @@ from watched_networks import Net, Other, adapter, balanced, images, net, trainer
 import hf_stitch
 from hf_stitch.analysis import extract_activations
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
+from hf_stitch.training.untrained import untrained_copy
 
 PROBE = images(40, seed=5)
 BLOCK = "similarity_to_start/linear_cka/blocks.1"
@@ -190,10 +193,70 @@ def test_stitchability_agrees_with_stitch(reference: hf_stitch.Adapter) -> None:
         assert found[f"stitchability/relative_accuracy/{figure}"] == pytest.approx(float(right.float().mean()))
 
 
+def test_baselines_of_stitchability_agree_with_evaluate(reference: hf_stitch.Adapter) -> None:
+    data, own = labelled(reference, 120), adapter(net(2))
+    callback = StitchabilityCallback(reference, data, ["blocks.0"], matcher="ridge", ridge=0.1, seed=5)
+    found = {name.split("/")[1]: value for name, value in callback.measure(own, step=0).items()}
+    train, test = data.split(0.5, 5)
+    expected = {}
+    for kind, network in (("trained", own), ("untrained", untrained_copy(own, 5))):
+        stitched = hf_stitch.stitch(
+            network, reference, train, source_layer="blocks.0", target_layer="blocks.0", matcher="ridge", ridge=0.1,
+            test_data=test, task="image-classification", progress=False,
+        )  # fmt: skip
+        expected[kind] = {who: row["relative_accuracy"].value for who, row in stitched.evaluation.scores.items()}
+    assert found == pytest.approx(
+        {
+            "relative_accuracy": expected["trained"]["stitched"], "identity": expected["trained"]["identity"],
+            "mean_only": expected["trained"]["mean_only"], "untrained": expected["untrained"]["stitched"],
+        }
+    )  # fmt: skip
+    with torch.no_grad():
+        own.model.blocks[0][0].weight.mul_(-1)
+    later = {name.split("/")[1]: value for name, value in callback.measure(own, step=1).items()}
+    assert {kind for kind in found if later[kind] == found[kind]} >= {"mean_only", "untrained"}
+    assert later["relative_accuracy"] != found["relative_accuracy"]
+    without = StitchabilityCallback(reference, data, ["blocks.0"], untrained=False).measure(own, step=0)
+    assert {name.split("/")[1] for name in without} == {"relative_accuracy", "identity", "mean_only"}
+
+
+@pytest.mark.parametrize("kind", ["user code", "timm", "transformers"])
+def test_an_untrained_copy_has_learned_nothing(kind: str) -> None:
+    if kind == "user code":
+        own = adapter(net(2))
+    elif kind == "timm":
+        own = hf_stitch.load(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3).eval())
+    else:
+        config = transformers.BertConfig(
+            hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=200
+        )
+        own = hf_stitch.load(transformers.BertModel(config).eval())
+    with torch.no_grad():
+        for number, weight in enumerate(own.model.parameters()):
+            weight.copy_(5 + torch.linspace(0, 0.1 + number, weight.numel()).view_as(weight))
+        for module in own.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.fill_(3), module.running_var.fill_(3)
+    before = {name: value.clone() for name, value in own.model.state_dict().items()}
+    torch.manual_seed(11)
+    copies = [untrained_copy(own, seed).model.state_dict() for seed in (0, 0, 1)]
+    assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(11))
+    for name, value in before.items():
+        assert torch.equal(value, own.model.state_dict()[name]) and torch.equal(copies[0][name], copies[1][name])
+        if value.is_floating_point():
+            assert not torch.equal(value, copies[0][name]), name
+    assert any(not torch.equal(copies[0][name], copies[2][name]) for name in before)
+    weights = [value for name, value in copies[0].items() if name.endswith("weight") and value.dim() > 1]
+    assert all(abs(float(weight.mean())) < 0.5 for weight in weights)
+
+
 def test_stitching_a_copy_has_relative_accuracy_one(reference: hf_stitch.Adapter) -> None:
     twin = copy.deepcopy(reference.model)
     figures = StitchabilityCallback(reference, labelled(reference)).measure(adapter(twin), step=0)
-    assert figures == {f"stitchability/relative_accuracy/blocks.{i}": 1.0 for i in range(2)}
+    for i in range(2):
+        assert figures[f"stitchability/relative_accuracy/blocks.{i}"] == 1.0
+        assert figures[f"stitchability/identity/blocks.{i}"] == 1.0
+        assert figures[f"stitchability/mean_only/blocks.{i}"] < 1.0
 
 
 def test_changed_weights_are_measured_again() -> None:
@@ -251,7 +314,7 @@ def test_stitching_nan_activations_gives_nan(reference: hf_stitch.Adapter) -> No
     with torch.no_grad():
         model.blocks[1][0].weight.fill_(float("nan"))
     found = callback.measure(own, step=1)
-    assert [np.isnan(value) for value in found.values()] == [False, True]
+    assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
 
 
 # -- logging and metrics ----------------------------------------------------------------------------------------------
