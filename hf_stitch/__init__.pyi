@@ -36,6 +36,7 @@ from .workflows import compare as compare
 from .workflows import evaluate as evaluate
 from .workflows import relative_model as relative_model
 from .workflows import stitch as stitch
+from .workflows import stitch_grid as stitch_grid
 from .workflows import swap as swap
 
 __version__: str

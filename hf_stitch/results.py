@@ -30,7 +30,8 @@ class Result(ABC):
 
     A subclass defines its fields, a table (``__rich__``) and a data frame (:meth:`to_pandas`); most subclasses also
     have a ``plot()`` method. Text, HTML and JSON output are derived from these. In JSON, NaN and infinite numbers
-    become strings, and a mapping with keys that are not strings becomes a list of pairs.
+    become strings, and a mapping with keys that are not strings becomes a list of pairs. A field with the metadata
+    ``{"saved": False}`` (weights, networks) is left out, and needs a default.
 
     Attributes:
         derived: Names of properties that :meth:`to_dict` adds for readers of the JSON and :meth:`from_dict` ignores.
@@ -156,7 +157,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return encode(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: encode(getattr(value, field.name)) for field in _saved(value)}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: encode(item) for key, item in value.items()}
@@ -207,8 +208,13 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
     return float(value) if kind is float else value
 
 
+def _saved(kind: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass, without those with the metadata ``{"saved": False}``."""
+    return [field for field in dataclasses.fields(kind) if field.metadata.get("saved", True)]
+
+
 def _dataclass(kind: Any, record: Mapping[str, Any], where: str) -> Any:
-    known = {field.name: field for field in dataclasses.fields(kind)}
+    known = {field.name: field for field in _saved(kind)}
     optional = (dataclasses.MISSING, dataclasses.MISSING)
     missing = [n for n, f in known.items() if n not in record and (f.default, f.default_factory) == optional]
     unknown = [name for name in record if name not in known]

@@ -42,6 +42,18 @@ class Matcher:
         """Return the name and all options as JSON values, for ``registries.matchers.build``."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
+    @property
+    def label(self) -> str:
+        """The name with all options that differ from their defaults: ``ridge(ridge=0.5)``."""
+        changed = []
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            shown = value.label if isinstance(value, Matcher) else value
+            usual = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+            if shown != usual:
+                changed.append(f"{option.name}={shown}")
+        return self.name + (f"({', '.join(changed)})" if changed else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class ClosedFormMatcher(Matcher, ABC):
@@ -119,17 +131,25 @@ class TrainedMatcher(Matcher, ABC):
 
     @abstractmethod
     def fit(
-        self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None, progress: bool = True
+        self,
+        stitched: Any,
+        data: Any,
+        *,
+        target: Any = None,
+        paired_data: Any = None,
+        checkpoint_dir: Any = None,
+        progress: bool = True,
     ) -> Any:
         """Train the stitching layer of a ``StitchedModel``, starting from its current weights.
 
         Args:
-            stitched: The model; it is not changed.
+            stitched: The model, or a list of models that end in the same cut of the same target; they are not changed.
             data: Raw samples.
             target: The complete target network.
             paired_data: Samples for the target, if they differ from ``data``.
+            checkpoint_dir: Folder for the training state, from which interrupted training resumes; None for no state.
             progress: Whether to show a progress bar.
 
         Returns:
-            The trained ``StitchingLayer``.
+            The trained ``StitchingLayer``, or a list of them.
         """

@@ -1,0 +1,277 @@
+"""The two passes of a grid of stitches: moments of all pairs of layers, and measures of all stitches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
+from hf_stitch.artefacts.outputs import logits_of
+from hf_stitch.data import Batch, Samples
+from hf_stitch.matchers.fitting import PairMoments, check_finite
+from hf_stitch.representation import Pooling, Representation
+from hf_stitch.statistics.base import within
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.storage.checkpoint import Checkpoint
+
+Cell = tuple[str, str, str]
+"""Label of a matcher, layer of the source, layer of the target."""
+KEPT = {"classes": ("right", "agreement"), "tokens": ("tokens", "cross_entropy", "agreement")}
+"""Measures that are kept for each sample and each stitch."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both networks with the layers between which stitches run.
+
+    Attributes:
+        source: The network of the front halves.
+        target: The network of the back halves.
+        layers_a: Layers of the source.
+        layers_b: Layers of the target.
+        pooling: The pooling of all stitches.
+        task: Task of the stitched models.
+    """
+
+    source: Adapter
+    target: Adapter
+    layers_a: tuple[str, ...]
+    layers_b: tuple[str, ...]
+    pooling: Pooling
+    task: str
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """All pairs of layers."""
+        return [(a, b) for b in self.layers_b for a in self.layers_a]
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether next tokens are predicted."""
+        return self.task == "text-generation"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What both networks output for a batch, each run once."""
+
+    inputs: Mapping[str, Any]
+    x: Mapping[str, Representation]
+    y: Mapping[str, Representation]
+    source: Any
+    target: Any
+
+
+def run(sides: Sides, batch: Batch, *, complete: bool) -> Outputs:
+    """Run both networks once.
+
+    Args:
+        sides: The networks.
+        batch: Raw samples.
+        complete: Whether to run the networks to their ends, or only to their deepest layers.
+
+    Raises:
+        ValueError: Activations are NaN or infinite; the message names layer and sample.
+    """
+    found, outputs, inputs = [], [], {}
+    for side, adapter, layers in (
+        ("source", sides.source, sides.layers_a),
+        ("target", sides.target, sides.layers_b),
+    ):
+        inputs = adapter.preprocess(batch.samples)
+        kept: dict[str, Representation] = {}
+
+        def keep(name: str, representation: Representation, kept: dict[str, Representation] = kept) -> None:
+            kept[name] = representation.replace(values=representation.values.clone())
+
+        outputs.append(adapter.run_with_callback(inputs, layers, keep, complete=complete))
+        for name, representation in kept.items():
+            check_finite(representation, f"layer {name!r} of the {side}", batch)
+        found.append(kept)
+    return Outputs(inputs, found[0], found[1], outputs[0], outputs[1])
+
+
+@torch.no_grad()
+def collect_moments(
+    sides: Sides, samples: Samples, first: Outputs, state: Checkpoint, batch_size: int, progress: bool
+) -> PairMoments:
+    """Collect the moments of all pairs of layers.
+
+    Args:
+        sides: The networks.
+        samples: Raw samples.
+        first: Outputs for any batch.
+        state: Checkpoint, from which interrupted work continues.
+        batch_size: Number of samples per forward pass.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The moments.
+    """
+    moments, done = PairMoments(sides.pairs, sides.pooling), 0
+    if (saved := state.load(torch.device("cpu"))) is not None:
+        done = min(saved[0], len(samples))
+        moments.load_state_dict(within("moments.", saved[1]), first.y)
+    for count, batch in _remaining(samples, done, batch_size, "fitting", progress):
+        found = run(sides, batch, complete=False)
+        moments.update(found.x, found.y)
+        if state.due(count == len(samples)):
+            state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
+    return moments
+
+
+class Measures:
+    """Measures of every sample for every stitch, target cut and parent.
+
+    Attributes:
+        arrays: Name of the measure -> ``(n, …)`` float64. ``stitched.*`` have one entry per cell, ``mean_only.*`` and
+            ``norm`` one per layer of the target; ``source.*`` and ``target.*`` have one per sample.
+
+    Args:
+        sides: The networks.
+        stitches: Cell -> stitching layer.
+        samples: Labelled raw samples.
+        with_source: Whether to measure the whole source, which needs the classes of the target.
+    """
+
+    def __init__(
+        self, sides: Sides, stitches: Mapping[Cell, StitchingLayer], samples: Samples, *, with_source: bool
+    ) -> None:
+        self.sides, self.stitches, self.samples, self.with_source = sides, stitches, samples, with_source
+        self.kept = KEPT["tokens" if sides.is_language_model else "classes"]
+        if not sides.is_language_model and samples.labels is None:
+            self.kept = ("agreement",)
+        self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The measures of all samples so far."""
+        return {name: np.concatenate(parts) for name, parts in self._parts.items()}
+
+    @torch.no_grad()
+    def collect(
+        self, state: Checkpoint, offset: int, kept: Mapping[str, Tensor], batch_size: int, progress: bool
+    ) -> None:
+        """Measure all samples that the checkpoint does not contain yet.
+
+        Args:
+            state: Checkpoint, from which interrupted work continues.
+            offset: Position of the first sample in the checkpoint.
+            kept: Further tensors that each checkpoint contains.
+            batch_size: Number of samples per forward pass.
+            progress: Whether to show a progress bar.
+        """
+        done = 0
+        if (saved := state.load(torch.device("cpu"))) is not None and saved[0] > offset:
+            done = saved[0] - offset
+            self._parts = {name: [tensor.numpy()] for name, tensor in within("measures.", saved[1]).items()}
+        for count, batch in _remaining(self.samples, done, batch_size, "scoring", progress):
+            for name, values in self._measure(batch).items():
+                self._parts.setdefault(name, []).append(values)
+            if state.due(count == len(self.samples)):
+                self._parts = {name: [values] for name, values in self.arrays.items()}
+                arrays = {f"measures.{name}": torch.from_numpy(values) for name, values in self.arrays.items()}
+                state.save(offset + count, {**kept, **arrays})
+
+    def _measure(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
+        sides = self.sides
+        found = run(sides, batch, complete=True)
+        resized = _Resized(found.x)
+        logits = {"target": logits_of(found.target)}
+        if self.with_source:
+            logits["source"] = logits_of(found.source)
+        parents = self._answers(logits, found, batch)
+        measured = {f"{who}.{key}": row[key] for who, row in parents.items() for key in self.kept}
+        if not sides.is_language_model:
+            measured["target.class"] = parents["target"]["class"]
+        norms, means, errors, cells = [], [], [], []
+        for b in sides.layers_b:
+            norms.append(_squares(found.y[b].values, found.y[b]))
+            constant = self._decode(_constant(self.stitches, sides, b, found.x), b, found.y[b])
+            means.append({"mean": constant.expand(len(batch.samples), *constant.shape[1:])})
+        for (_, a, b), layer in self.stitches.items():
+            mapped = layer(resized.to(a, layer))
+            errors.append(_error(mapped, found.x[a], found.y[b], sides.pooling))
+            own = {"own": self._decode(mapped, b, found.y[b]), "target": logits["target"]}
+            cells.append(self._answers(own, found, batch)["own"])
+        rows = [self._answers({**mean, "target": logits["target"]}, found, batch)["mean"] for mean in means]
+        measured |= {f"stitched.{key}": np.stack([row[key] for row in cells], 1) for key in self.kept}
+        measured |= {f"mean_only.{key}": np.stack([row[key] for row in rows], 1) for key in self.kept}
+        return measured | {"norm": np.stack(norms, 1), "error": np.stack(errors, 1)}
+
+    def _decode(self, mapped: Representation, layer: str, like: Representation) -> Tensor:
+        values = mapped.values.to(like.values.dtype)
+        return logits_of(self.sides.target.decode(mapped.replace(values=values), layer))
+
+    def _answers(self, logits: Mapping[str, Tensor], found: Outputs, batch: Batch) -> dict[str, Answers]:
+        if self.sides.is_language_model:
+            return measure_tokens(logits, found.inputs, batch)
+        return measure_classes(logits, batch)
+
+
+class _Resized:
+    """Representations of the source, shrunk once for all stitches to the same grid."""
+
+    def __init__(self, x: Mapping[str, Representation]) -> None:
+        self._x = x
+        self._kept: dict[tuple[str, tuple[int, int]], Representation] = {}
+
+    def to(self, layer: str, stitch: StitchingLayer) -> Representation:
+        own, grid = self._x[layer], stitch.target.grid
+        if (
+            stitch.pooling != "none"
+            or own.grid is None
+            or grid is None
+            or grid[0] * grid[1] >= own.grid[0] * own.grid[1]
+        ):
+            return own
+        if (layer, grid) not in self._kept:
+            self._kept[layer, grid] = own.resize(grid)
+        return self._kept[layer, grid]
+
+
+def _constant(
+    stitches: Mapping[Cell, StitchingLayer], sides: Sides, b: str, x: Mapping[str, Representation]
+) -> Representation:
+    """Return the mean of the target's rows as a representation: of one sample, or of all where texts differ."""
+    a, layer = next((a, layer) for (_, a, of), layer in stitches.items() if of == b)
+    own = x[a]
+    if own.mask is None:
+        own = own.replace(values=own.values[:1])
+    return layer.mean_only()(own)
+
+
+def _error(mapped: Representation, x: Representation, y: Representation, pooling: Pooling) -> np.ndarray[Any, Any]:
+    """Squared distance of the mapped activations from the target's, summed over each sample."""
+    if mapped.values.shape == y.values.shape:
+        return _squares(mapped.values - y.values, y)
+    rows = paired_rows(x, y, pooling)["body"][1]  # one vector per sample
+    return _squares(mapped.positions()[:, 0] - rows, None)
+
+
+def _squares(values: Tensor, of: Representation | None) -> np.ndarray[Any, Any]:
+    if of is not None and of.mask is not None:
+        values = torch.where(of.mask[..., None], values, 0)
+    return torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64).square().cpu().numpy()
+
+
+def _remaining(samples: Samples, done: int, batch_size: int, label: str, progress: bool) -> Iterator[tuple[int, Batch]]:
+    """Iterate over the batches after the first samples, with the number of samples including the batch."""
+    rest: Sequence[int] = range(done, len(samples))
+    with tqdm(
+        total=len(samples), initial=done, desc=label, unit="sample", delay=3, disable=None if progress else True
+    ) as bar:
+        if not rest:
+            return
+        for batch in samples.select(rest).batches(batch_size):
+            done += len(batch.samples)
+            yield done, batch
+            bar.update(len(batch.samples))

@@ -1,0 +1,265 @@
+"""Result of :func:`hf_stitch.stitch_grid`: scores of every matcher for every pair of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.scoring import Score
+from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.representation import Pooling
+from hf_stitch.results import Result
+from hf_stitch.stitches import StitchingLayer
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Array = NDArray[np.float64]
+FIGURES = {
+    "relative_accuracy": "higher",
+    "accuracy": "higher",
+    "relative_perplexity": "lower",
+    "perplexity": "lower",
+    "agreement": "higher",
+    "structural_error": "lower",
+}
+"""Figures of a grid, and which direction is better."""
+
+
+@dataclass(frozen=True, eq=False)
+class StitchGrid(Result):
+    """Every layer of one network stitched into every layer of another, returned by :func:`hf_stitch.stitch_grid`.
+
+    The figures of classifiers are ``relative_accuracy`` (divided by the accuracy of the target; direct matching,
+    functional, of Balogh and Jelasity 2025), ``accuracy`` and ``agreement`` (share of samples with the same prediction
+    as the target); those of language models are ``relative_perplexity``, ``perplexity`` and ``agreement``.
+    ``structural_error`` is ``‖T f − g‖² / ‖g‖²`` over all samples, for the activations f of the source and g of the
+    target (direct matching, structural; squared and relative as in their code).
+
+    Attributes:
+        scores: Matcher -> figure -> (layers of a, layers of b, 3) float64: the value and both ends of its 95% interval
+            (bootstrap over samples). NaN where a stitch is undefined.
+        baselines: ``mean_only`` (the target's mean activations) -> figure -> (layers of b, 3); ``source``, ``target``
+            (the whole networks) and ``chance`` (a predictor that ignores the input) -> figure -> (3,).
+        p_values: Matcher -> figure -> (2, layers of a, layers of b) float64. First, the p-value of the difference from
+            the best stitch of the same layer of a (bootstrap over samples); second, of the same layer of b. 1 for the
+            best one itself.
+        layers_a: Layers of the source, the rows.
+        layers_b: Layers of the target, the columns.
+        task: Task of the stitched models.
+        pooling: The pooling.
+        n: Number of test samples.
+        undefined: Stitch (``"matcher: layer of a -> layer of b"``) -> why it is undefined.
+        recipe: Record for reproducing the grid.
+        stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
+        networks: Source and target; not saved.
+
+    Example:
+        >>> cells = np.array([[[0.9, 0.8, 1.0], [0.4, 0.3, 0.5]]])
+        >>> scores = {"lstsq": {"agreement": cells}}
+        >>> grid = StitchGrid(scores, {}, {}, ("a0",), ("b0", "b1"), "text-generation", "none", 9)
+        >>> print(grid.score("a0", "b0", "agreement"))
+        0.900 [0.800, 1.000]
+        >>> grid["lstsq"].shape
+        (1, 2)
+    """
+
+    scores: Mapping[str, Mapping[str, Array]]
+    baselines: Mapping[str, Mapping[str, Array]]
+    p_values: Mapping[str, Mapping[str, Array]]
+    layers_a: tuple[str, ...]
+    layers_b: tuple[str, ...]
+    task: str
+    pooling: Pooling
+    n: int
+    undefined: Mapping[str, str] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    stitches: Mapping[tuple[str, str, str], StitchingLayer] | None = field(
+        default=None, repr=False, metadata={"saved": False}
+    )
+    networks: tuple[Adapter, Adapter] | None = field(default=None, repr=False, metadata={"saved": False})
+
+    def __post_init__(self) -> None:
+        """Check the shapes of the scores."""
+        shape = (len(self.layers_a), len(self.layers_b), 3)
+        for matcher, row in self.scores.items():
+            for figure, values in row.items():
+                if values.shape != shape:
+                    raise ValueError(f"{figure} of {matcher} must have the shape {shape}, got {values.shape}")
+
+    @property
+    def matchers(self) -> tuple[str, ...]:
+        """Labels of the matchers."""
+        return tuple(self.scores)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Names of the figures."""
+        return tuple(next(iter(self.scores.values())))
+
+    def __getitem__(self, matcher: str) -> Array:
+        """Return the first figure of a matcher, (layers of a, layers of b) float64: e.g. the relative accuracy."""
+        return self.values(matcher)
+
+    def values(self, matcher: str | None = None, figure: str | None = None) -> Array:
+        """Return a figure of all stitches of a matcher, without intervals.
+
+        Args:
+            matcher: Label of the matcher; ``None`` uses the first.
+            figure: The figure; ``None`` uses the first.
+
+        Returns:
+            (layers of a, layers of b) float64.
+
+        Raises:
+            KeyError: If the grid has no such matcher or figure.
+        """
+        return self._cells(matcher, figure)[..., 0]
+
+    def score(self, layer_a: str, layer_b: str, figure: str | None = None, matcher: str | None = None) -> Score:
+        """Return a figure of one stitch with its interval.
+
+        Args:
+            layer_a: Layer of the source.
+            layer_b: Layer of the target.
+            figure: The figure; ``None`` uses the first.
+            matcher: Label of the matcher; ``None`` uses the first.
+
+        Returns:
+            The figure.
+
+        Raises:
+            KeyError: If the grid has no such layer, matcher or figure.
+        """
+        for layer, own, side in ((layer_a, self.layers_a, "a"), (layer_b, self.layers_b, "b")):
+            if layer not in own:
+                raise KeyError(f"the grid has no layer {layer!r} of {side}; it has {', '.join(own)}")
+        place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
+        return Score(*map(float, self._cells(matcher, figure)[place]))
+
+    def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
+        """Build the stitched model of one cell.
+
+        Args:
+            layer_a: Layer of the source.
+            layer_b: Layer of the target.
+            matcher: Label of the matcher; ``None`` uses the first.
+
+        Returns:
+            The stitched model, which can be evaluated, audited and saved.
+
+        Raises:
+            KeyError: If the grid has no such cell.
+            ValueError: If the stitch is undefined, or the grid was loaded from a file, which has no weights.
+        """
+        label = matcher or self.matchers[0]
+        self.score(layer_a, layer_b, matcher=label)
+        if (why := self.undefined.get(cell_name(label, layer_a, layer_b))) is not None:
+            raise ValueError(f"the stitch {cell_name(label, layer_a, layer_b)} is undefined: {why}")
+        if self.stitches is None or self.networks is None:
+            raise ValueError("a grid that was loaded from a file contains scores, not weights: run stitch_grid again")
+        layer = self.stitches[label, layer_a, layer_b]
+        source, target = self.networks
+        recipe = {key: value for key, value in self.recipe.items() if key not in ("layers_a", "layers_b", "matchers")}
+        recipe["matcher"] = self.recipe["matchers"][label]
+        return join(source, layer_a, layer, target, layer_b, task=self.task, recipe=recipe)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the scores in long format.
+
+        Returns:
+            One row per matcher, figure and pair of layers, with the columns ``matcher``, ``figure``, ``layer_a``,
+            ``layer_b``, ``value``, ``low`` and ``high``.
+        """
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {
+                    "matcher": matcher, "figure": figure, "layer_a": a, "layer_b": b,
+                    **dict(zip(("value", "low", "high"), map(float, values[i, j]), strict=True)),
+                }
+                for matcher, row in self.scores.items()
+                for figure, values in row.items()
+                for i, a in enumerate(self.layers_a)
+                for j, b in enumerate(self.layers_b)
+            ]
+        )  # fmt: skip
+
+    def plot(self, figure: str | None = None, *, matcher: str | None = None) -> Figure:
+        """Plot a figure of all pairs of layers as a heat map, with a frame around the best of each row.
+
+        Args:
+            figure: The figure; ``None`` uses the first.
+            matcher: Label of the matcher; ``None`` uses the first.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            KeyError: If the grid has no such matcher or figure.
+        """
+        from hf_stitch.plots import heatmap
+
+        label, name = matcher or self.matchers[0], figure or self.figures[0]
+        values = self.values(label, name)
+        marked = np.zeros(values.shape, bool)
+        better = values if FIGURES[name] == "higher" else -values
+        known = ~np.isnan(values).all(1)
+        marked[known, np.nanargmax(better[known], 1)] = True
+        return heatmap(
+            values, self.layers_a, self.layers_b,
+            row_title="layers of the source", column_title="layers of the target",
+            title=f"{label}, {self.n} samples", label=f"{name.replace('_', ' ')}\n{FIGURES[name]} = better",
+            low=0.0, high=1.0 if FIGURES[name] == "higher" else None,
+            marked=marked, marks="best of each layer of the source",
+        )  # fmt: skip
+
+    def __rich__(self) -> Table:
+        """Return the table that ``rich`` prints: the best layer of the target for each layer of the source."""
+        from rich.table import Table
+        from rich.text import Text
+
+        figure = self.figures[0]
+        table = Table(
+            "layer of the source", title=f"best of {len(self.layers_b)} layers of the target, by "
+            f"{figure.replace('_', ' ')}", title_justify="left",
+        )  # fmt: skip
+        beside = ", ".join(
+            f"{name} {row[figure].reshape(-1, 3)[:, 0].max():.3f}" for name, row in self.baselines.items()
+        )
+        table.caption = f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else "")
+        for matcher in self.matchers:
+            table.add_column(Text(matcher))
+        for i, layer in enumerate(self.layers_a):
+            table.add_row(Text(layer), *(Text(self._best(matcher, figure, i)) for matcher in self.matchers))
+        return table
+
+    def _best(self, matcher: str, figure: str, row: int) -> str:
+        cells = self._cells(matcher, figure)[row]
+        if np.isnan(cells[:, 0]).all():
+            return "undefined"
+        place = int(np.nanargmax(cells[:, 0] if FIGURES[figure] == "higher" else -cells[:, 0]))
+        return f"{self.layers_b[place]}  {Score(*map(float, cells[place]))}"
+
+    def _cells(self, matcher: str | None, figure: str | None) -> Array:
+        label = self.matchers[0] if matcher is None else matcher
+        if label not in self.scores:
+            raise KeyError(f"the grid has no matcher {label!r}; it has {', '.join(self.matchers)}")
+        name = self.figures[0] if figure is None else figure
+        if name not in self.scores[label]:
+            raise KeyError(f"the grid has no figure {name!r}; it has {', '.join(self.figures)}")
+        return self.scores[label][name]
+
+
+def cell_name(matcher: str, layer_a: str, layer_b: str) -> str:
+    """Return the key of a stitch in ``StitchGrid.undefined``."""
+    return f"{matcher}: {layer_a} -> {layer_b}"

@@ -1,0 +1,289 @@
+"""Every layer of one network stitched into every layer of another: :func:`stitch_grid`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
+from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, collect_moments, run
+from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.scoring import check_labels, head_difference
+from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.outputs import logits_of
+from hf_stitch.data import Samples
+from hf_stitch.data.overlap import FITTED, ContentSketch
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher
+from hf_stitch.matchers.fitting import PairMoments, fit_layer
+from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
+from hf_stitch.representation import Pooling
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.stitches.layer import paired_rows, part_widths
+from hf_stitch.storage.checkpoint import Checkpoint
+
+
+def stitch_grid(
+    a: str | nn.Module | Adapter,
+    b: str | nn.Module | Adapter,
+    data: Any,
+    *,
+    test_data: Any = None,
+    layers_a: Iterable[str] | None = None,
+    layers_b: Iterable[str] | None = None,
+    matchers: Iterable[str | Matcher] = ("lstsq",),
+    pooling: Pooling = "none",
+    test_size: float | int = 0.2,
+    task: str = "auto",
+    batch_size: int = 64,
+    seed: int = 0,
+    resamples: int = 1000,
+    checkpoint_dir: str | Path | None = None,
+    progress: bool = True,
+) -> StitchGrid:
+    """Stitch every layer of one network into every layer of another, and score all stitches.
+
+    Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
+    addition (Balogh and Jelasity 2025, sections 2 and 3).
+
+    Args:
+        a: The source: an adapter, a module, or a name for :func:`hf_stitch.load`.
+        b: The target, given in the same way.
+        data: Raw samples to which stitches are fitted, in any form that :meth:`hf_stitch.Samples.of` accepts.
+        test_data: Separate held-out samples for the scores, instead of a split of ``data``.
+        layers_a: Layers of the source. Default: all its verified cuts (:attr:`hf_stitch.Adapter.layers`).
+        layers_b: Layers of the target. Default: all its verified cuts.
+        matchers: Names in ``hf_stitch.registries.matchers``, or matcher objects, closed-form or trained. Where one is
+            undefined for a pair of layers (too few samples for the width), its scores are NaN and
+            ``StitchGrid.undefined`` has the reason.
+        pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
+        test_size: Held-out samples: a share (float) or a number (int).
+        task: Task of the stitched models. ``"auto"`` takes the task of the target.
+        batch_size: Number of samples per forward pass.
+        seed: Seed of the split and of the bootstrap.
+        resamples: Number of bootstrap resamples. Samples are resampled jointly for all stitches.
+        checkpoint_dir: Folder for the state of the grid. A repeated call resumes an interrupted one from there, with
+            bitwise identical results. Use one folder per grid. Default: no state is kept.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The scores of all stitches and of baselines, with intervals. ``grid.stitched(a, b)`` builds one of the stitched
+        models.
+
+    Raises:
+        NotACutError: If a network cannot be cut at one of the layers.
+        TypeError: If ``matchers`` is a single matcher.
+        ValueError: If the networks take different kinds of samples, the task has no logits, activations cannot be
+            joined under the pooling, a matcher is undefined for all pairs of layers, labels are not classes of the
+            target, or the folder contains the state of another grid.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+        >>> points = hf_stitch.Samples.of(torch.randn(200, 4), label=[0, 1] * 100)
+        >>> grid = stitch_grid(a, b, points, layers_a=["1", "3"], layers_b=["1", "3"], task="image-classification")
+        >>> grid["lstsq"].shape, grid.n
+        ((2, 2), 40)
+    """
+    source, target = load(a), load(b)
+    chosen = _labelled(matchers)
+    check_meet(source, target, pooling)
+    task = str(target.task) if task == "auto" else task
+    if class_for(task).task is None:
+        raise ValueError(f"a grid scores the logits of the target, but its task is {task!r}; pass task=")
+    samples = Samples.of(data)
+    train, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(test_size, seed)
+    for matcher in chosen.values():
+        if isinstance(matcher, TrainedMatcher):
+            matcher.check(train, task)
+    sides = Sides(source, target, tuple(layers_a or source.layers), tuple(layers_b or target.layers), pooling, task)
+    first = _rehearse(sides, train, test)
+    recipe = _recipe(sides, chosen, train, test, batch_size, seed)
+    with ExitStack() as stack:
+        folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
+        state = Checkpoint(folder, 0, lasting=checkpoint_dir is not None)
+        state.begin(recipe, dict)
+        moments = collect_moments(sides, train, first, state, batch_size, progress)
+        fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}
+        for number, (label, matcher) in enumerate(chosen.items()):
+            if isinstance(matcher, TrainedMatcher):
+                place = folder / f"trained-{number}"
+                fitted[label] = _train(
+                    sides, matcher, fitted[label], train, place if checkpoint_dir else None, progress
+                )
+        stitches: dict[Cell, StitchingLayer] = {}
+        undefined: dict[str, str] = {}
+        for label, found in fitted.items():
+            for (la, lb), layer in found.items():
+                if isinstance(layer, str):
+                    undefined[cell_name(label, la, lb)] = layer
+                else:
+                    stitches[label, la, lb] = layer
+        alone = head_difference(source, target, task) == ""
+        measures = Measures(sides, stitches, test, with_source=alone)
+        kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
+        measures.collect(state, len(train), kept, batch_size, progress)
+    return _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
+
+
+def _labelled(matchers: Iterable[str | Matcher]) -> dict[str, Matcher]:
+    """Return the matchers by label: the name with all options that differ from their defaults."""
+    if isinstance(matchers, str | Matcher):
+        raise TypeError(f"matchers must be a list of names or matchers, got {matchers!r}; write [{matchers!r}]")
+    built = [registries.matchers.build(matcher) for matcher in matchers]
+    found = {matcher.label: matcher for matcher in built}
+    if not built or len(found) < len(built):
+        raise ValueError(f"matchers must name at least one matcher, and each once, got {[m.label for m in built]}")
+    return found
+
+
+def _recipe(
+    sides: Sides, matchers: Mapping[str, Matcher], train: Samples, test: Samples, batch_size: int, seed: int
+) -> dict[str, Any]:
+    """Return what determines the scores, as JSON values."""
+    described = {
+        "a": sides.source.pinned.public.to_dict(), "b": sides.target.pinned.public.to_dict(),
+        "layers_a": sides.layers_a, "layers_b": sides.layers_b, "pooling": sides.pooling, "task": sides.task,
+        "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
+        "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
+        "seed": seed, "versions": versions([("matchers", matcher.name) for matcher in matchers.values()]),
+        FITTED: ContentSketch.of(train).to_dict(),
+    }  # fmt: skip
+    recipe: dict[str, Any] = json.loads(json.dumps(described))
+    return recipe
+
+
+@torch.no_grad()
+def _rehearse(sides: Sides, train: Samples, test: Samples) -> Outputs:
+    """Run one sample through both networks and every cut of the target, so that errors occur before all data are read.
+
+    Raises:
+        ValueError: If the sample has another size than the one for which a network is cut, rows do not correspond, the
+            target cannot run on what the pooling leaves, or labels are not classes of the target.
+    """
+    found = run(sides, next(iter(train.batches(1))), complete=True)
+    for name, adapter, representations in (
+        ("source", sides.source, found.x),
+        ("target", sides.target, found.y),
+    ):
+        for layer, representation in representations.items():
+            if representation.spec != adapter.spec(layer):
+                raise ValueError(
+                    f"on these samples layer {layer!r} of the {name} outputs {representation.spec}, but the network is "
+                    f"cut for {adapter.spec(layer)}: load it with example_inputs of the size of the samples"
+                )
+    for la, lb in sides.pairs:
+        paired_rows(found.x[la], found.y[lb], sides.pooling)
+    la = sides.layers_a[0]
+    for lb in sides.layers_b:
+        mapped = _identity(sides, la, lb)(found.x[la])
+        try:
+            sides.target.decode(mapped.replace(values=mapped.values.to(found.y[lb].values.dtype)), lb)
+        except Exception as error:
+            raise ValueError(
+                f"the target cannot run from layer {lb!r} on the activations that pooling={sides.pooling!r} leaves "
+                f"({type(error).__name__}: {error}); use another pooling, or other layers_b"
+            ) from error
+    if not sides.is_language_model:
+        check_labels(test, logits_of(found.target).shape[-1])
+    return found
+
+
+def _identity(sides: Sides, la: str, lb: str) -> StitchingLayer:
+    specs = sides.source.spec(la), sides.target.spec(lb)
+    maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, sides.pooling).items()}
+    return StitchingLayer(*specs, sides.pooling, maps["body"], maps.get("prefix"))
+
+
+def _fit(sides: Sides, matcher: Matcher, moments: PairMoments) -> dict[tuple[str, str], StitchingLayer | str]:
+    """Fit all pairs of layers in closed form: (layer of a, layer of b) -> stitching layer, or why it is undefined."""
+    first = matcher.initial if isinstance(matcher, TrainedMatcher) else matcher
+    assert isinstance(first, ClosedFormMatcher)
+    found: dict[tuple[str, str], StitchingLayer | str] = {}
+    for la, lb in sides.pairs:
+        specs = sides.source.spec(la), sides.target.spec(lb)
+        try:
+            found[la, lb] = fit_layer(first, moments.of(la, lb), *specs, sides.pooling)
+        except (ValueError, torch.linalg.LinAlgError) as error:
+            found[la, lb] = str(error)
+    if all(isinstance(layer, str) for layer in found.values()):
+        raise ValueError(f"matcher {matcher.label} is undefined for all pairs of layers: {next(iter(found.values()))}")
+    return found
+
+
+def _train(
+    sides: Sides,
+    matcher: TrainedMatcher,
+    initial: Mapping[tuple[str, str], StitchingLayer | str],
+    samples: Samples,
+    folder: Path | None,
+    progress: bool,
+) -> dict[tuple[str, str], StitchingLayer | str]:
+    """Train the stitches, those into the same layer of the target together."""
+    found = dict(initial)
+    for number, lb in enumerate(sides.layers_b):
+        defined = [(la, layer) for (la, of), layer in initial.items() if of == lb and isinstance(layer, StitchingLayer)]
+        models = [join(sides.source, la, layer, sides.target, lb, task=sides.task) for la, layer in defined]
+        place = None if folder is None else folder / str(number)
+        trained = matcher.fit(models, samples, target=sides.target, checkpoint_dir=place, progress=progress)
+        found |= {(la, lb): layer for (la, _), layer in zip(defined, trained, strict=True)}
+    return found
+
+
+def _scored(
+    measures: Measures,
+    matchers: Sequence[str],
+    undefined: Mapping[str, str],
+    recipe: Mapping[str, Any],
+    resamples: int,
+    seed: int,
+) -> StitchGrid:
+    sides, arrays = measures.sides, measures.arrays
+    arrays |= _chance(measures)
+    columns = [sides.layers_b.index(lb) for _, _, lb in measures.stitches]
+    baselines = tuple(name for name in ("mean_only", "source", "target", "chance") if f"{name}.agreement" in arrays)
+    drawn = drawn_figures(arrays, arrays["norm"][:, columns], ("stitched", *baselines), resamples=resamples, seed=seed)
+    shape = (len(sides.layers_a), len(sides.layers_b))
+    scores: dict[str, dict[str, Any]] = {}
+    p_values: dict[str, dict[str, Any]] = {}
+    for label in matchers:
+        scores[label], p_values[label] = {}, {}
+        for figure, values in drawn["stitched"].items():
+            cells = np.full((len(values), *shape), np.nan)
+            for place, (matcher, la, lb) in enumerate(measures.stitches):
+                if matcher == label:
+                    cells[:, sides.layers_a.index(la), sides.layers_b.index(lb)] = values[:, place]
+            scores[label][figure] = with_interval(cells)
+            p_values[label][figure] = differences_from_best(cells, figure)
+    return StitchGrid(
+        scores,
+        {name: {figure: with_interval(values) for figure, values in drawn[name].items()} for name in baselines},
+        p_values, sides.layers_a, sides.layers_b, sides.task, sides.pooling, len(measures.samples), undefined, recipe,
+        measures.stitches, (sides.source, sides.target),
+    )  # fmt: skip
+
+
+def _chance(measures: Measures) -> dict[str, Any]:
+    """Measures of the predictor that ignores the input: it always predicts the most frequent class."""
+    labels = measures.samples.labels
+    if measures.sides.is_language_model or labels is None:
+        return {}
+    frequent = np.bincount(labels).argmax()
+    predicted = measures.arrays["target.class"]
+    return {
+        "chance.right": (np.asarray(labels) == frequent).astype(float),
+        "chance.agreement": (predicted == frequent).astype(float),
+    }
