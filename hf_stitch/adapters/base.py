@@ -304,8 +304,11 @@ class Adapter(ABC):
     # -- cuts ------------------------------------------------------------------------------------
     @property
     def example(self) -> dict[str, Any]:
-        """The batch of inputs with which cuts are found and verified, as keyword arguments of the forward."""
-        return dict(self._example)
+        """The batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
+
+        It is on the device on which the model takes its input.
+        """
+        return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in self._example.items()}
 
     def module_name(self, layer: str) -> str:
         """Return the name of the module at a layer.
@@ -733,7 +736,7 @@ class Adapter(ABC):
         else:
             if len(self._surveys) > MOST_KINDS:
                 del self._surveys[next(known for known in self._surveys if known != native)]
-            example = self._example if inputs is None or kind == native else self._few(inputs)
+            example = self.example if inputs is None or kind == native else self._few(inputs)
             blocks = self.override.blocks(self.model)
             self._surveys[kind] = Survey(self.model, self._rehearse, self.interface, example, blocks)
         return self._surveys[kind]

@@ -123,13 +123,14 @@ class Diagnosis(Result):
         return Group(*parts, Text(f"\n{self.snippet}", no_wrap=True, overflow="ignore"))
 
 
-def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
+def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = None, **options: Any) -> Diagnosis:
     """Report where a network can be cut and, if it cannot, what to do.
 
     Errors of the network are part of the report and are not raised.
 
     Args:
         model: As for :func:`hf_stitch.load`.
+        device: Device to which the network is moved. Default: it stays where it is.
         **options: As for :func:`hf_stitch.load`.
 
     Returns:
@@ -145,16 +146,18 @@ def diagnose(model: str | nn.Module | Adapter, **options: Any) -> Diagnosis:
     asked = {"model": model} | {name: value for name, value in options.items() if value is not None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        found = _examine(asked)
+        found = _examine(asked, device)
     return replace(found, notes=tuple(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning)))
 
 
-def _examine(asked: dict[str, Any]) -> Diagnosis:
+def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
     """Load a network, run it and verify its candidates, until a stage fails."""
     found = Diagnosis(asked["model"] if isinstance(asked["model"], str) else "")
     stage, network, adapter = "loading", None, None
     try:
         adapter = load(**asked)
+        if device is not None:
+            adapter.model.to(device)
         stage, network, override = "forward", adapter.model, type(adapter.override)
         tried_by = "made up" if adapter.override.example(network) is None else f"the override {override.__name__}"
         if "example_inputs" in asked:

@@ -13,6 +13,8 @@ from hf_stitch.cli.options import (
     Count,
     Data,
     DataDir,
+    Device,
+    Dtype,
     Image,
     Label,
     Seed,
@@ -20,6 +22,7 @@ from hf_stitch.cli.options import (
     Task,
     Text,
     TextPair,
+    load_network,
     read_samples,
 )
 from hf_stitch.cli.output import Output
@@ -61,6 +64,8 @@ def compare(
     text_pair: TextPair = None,
     image: Image = None,
     batch_size: BatchSize = 64,
+    device: Device = None,
+    dtype: Dtype = None,
     plan: Annotated[bool, typer.Option("--plan", help="Estimate memory, files and time, then stop.")] = False,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
@@ -77,12 +82,12 @@ def compare(
     metrics = [_metric(text) for text in metric or ["linear_cka"]]
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
-    import hf_stitch.plots  # without matplotlib it fails here, before any work
+    import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
     from hf_stitch.processes import Processes
     from hf_stitch.workflows._compare import compare as compare_networks
 
-    first = hf_stitch.load(a, task=task)
-    second = first if b == a else hf_stitch.load(b, task=task)
+    first = load_network(a, device, dtype, task)
+    second = first if b == a else load_network(b, device, dtype, task)
     read = read_samples(data, data_dir, split, samples, seed, **columns)
     options: dict[str, Any] = {
         "metrics": metrics,

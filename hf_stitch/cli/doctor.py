@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Task
+from hf_stitch.cli.options import AsJson, Device, Dtype, Task, check_place
 from hf_stitch.cli.output import Output
 
 
@@ -26,6 +26,8 @@ def doctor(
         ),
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="Use random weights, without a download.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
     json: AsJson = False,
 ) -> None:
     """Report which layers of a network can be cut, which cannot and why, and how to make it work.
@@ -35,8 +37,11 @@ def doctor(
     from hf_stitch.adapters.doctor import diagnose
 
     output = Output(json)
+    place, options = check_place(device, dtype)
+    if random:
+        options["pretrained"] = False
     with _quiet():
-        found = diagnose(model, task=task, content=content, **({"pretrained": False} if random else {}))
+        found = diagnose(model, task=task, content=content, device=place, **options)
     output.show(found)
     output.record(found.to_dict())
     if not found.cuts:

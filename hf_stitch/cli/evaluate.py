@@ -13,12 +13,15 @@ from hf_stitch.cli.options import (
     Count,
     Data,
     DataDir,
+    Device,
+    Dtype,
     Image,
     Label,
     Seed,
     Split,
     Text,
     TextPair,
+    check_place,
     read_samples,
 )
 from hf_stitch.cli.output import Output
@@ -53,6 +56,8 @@ def evaluate(
     text_pair: TextPair = None,
     image: Image = None,
     batch_size: BatchSize = 64,
+    device: Device = None,
+    dtype: Dtype = None,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
@@ -61,7 +66,7 @@ def evaluate(
         raise typer.BadParameter("requires --audit", param_hint="--train-split")
     output = Output(json)
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
-    stitched = _load(model, source, target)
+    stitched = _load(model, source, target, device, dtype)
     read = read_samples(data, data_dir, split, samples, seed, **columns)
 
     import hf_stitch
@@ -77,18 +82,20 @@ def evaluate(
     output.record(found.to_dict())
 
 
-def _load(name: str, source: str | None, target: str | None) -> StitchedModel:
+def _load(name: str, source: str | None, target: str | None, device: str | None, dtype: str | None) -> StitchedModel:
     """Load the stitched model, with the parents that the artefact does not name from local folders."""
     import hf_stitch
 
+    place, options = check_place(device, dtype)
     if (Path(name) / "stitcher.json").is_file():
         stitcher = hf_stitch.Stitcher.from_pretrained(name)
         _require("--source", source or stitcher.source.id)
         _require("--target", target or stitcher.target.id)
-        return stitcher.attach(source, target)
-    stitched = hf_stitch.StitchedModel.from_pretrained(name)
-    _require("--target", target or (stitched.config.target or {})["reference"]["id"])
-    return stitched
+        stitched = stitcher.attach(source, target, **options)
+    else:
+        stitched = hf_stitch.StitchedModel.from_pretrained(name, **options)
+        _require("--target", target or (stitched.config.target or {})["reference"]["id"])
+    return stitched if place is None else stitched.to(place)  # type: ignore[arg-type]
 
 
 def _require(option: str, network: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from hf_stitch.cli.options import AsJson, Task
+from hf_stitch.cli.options import AsJson, Device, Dtype, Task, load_network
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ def layers(
         typer.Argument(help="Network: a Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder."),
     ],
     task: Task = None,
+    device: Device = None,
+    dtype: Dtype = None,
     json: AsJson = False,
 ) -> None:
     """List the layers at which a network can be cut, with the layout and width of the activations."""
-    import hf_stitch
-
     output = Output(json)
-    adapter = hf_stitch.load(model, task=task)
+    adapter = load_network(model, device, dtype, task)
     found = [adapter.cut_info(layer) for layer in adapter.layers]
     if not found:
         raise ValueError(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
+    from hf_stitch.adapters import Adapter
     from hf_stitch.data import Samples
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
@@ -24,10 +27,70 @@ Text = Annotated[str | None, typer.Option(help="Column of the texts. [default: f
 TextPair = Annotated[str | None, typer.Option(help="Column of the second texts, for pairs. Requires --text.")]
 Image = Annotated[str | None, typer.Option(help="Column of the images. [default: found by its type]")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples per forward pass.")]
+Device = Annotated[str | None, typer.Option(help="Device of the networks: cpu, cuda, cuda:1, mps. [default: cpu]")]
+Dtype = Annotated[
+    str | None, typer.Option(help="dtype of the weights: float32, float64, bfloat16 or float16. [default: as saved]")
+]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 Task = Annotated[
     str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")
 ]
+
+
+def load_network(name: str, device: str | None = None, dtype: str | None = None, task: str | None = None) -> Adapter:
+    """Load a network onto a device.
+
+    Args:
+        name: As for :func:`hf_stitch.load`.
+        device: Name of the device. ``None``: the one that the library chooses.
+        dtype: Name of the dtype of the weights, which the record of the network contains. ``None``: as saved.
+        task: Head of the network. ``None``: the one that its config names.
+
+    Returns:
+        The adapter.
+
+    Raises:
+        typer.BadParameter: If the machine has no such device, or torch no such floating-point dtype.
+    """
+    import hf_stitch
+
+    place, options = check_place(device, dtype)
+    adapter = hf_stitch.load(name, task=task, **options)
+    if place is not None:
+        adapter.model.to(place)
+    return adapter
+
+
+def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | None, dict[str, Any]]:
+    """Check the values of ``--device`` and ``--dtype``.
+
+    Args:
+        device: Name of a device, or ``None``.
+        dtype: Name of a dtype, or ``None``.
+
+    Returns:
+        The device, and the loading option ``dtype`` if one was given.
+
+    Raises:
+        typer.BadParameter: If the machine has no such device, or torch no such floating-point dtype.
+    """
+    import torch
+
+    place = None
+    if device is not None:
+        try:
+            place = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # by the build of torch
+            reason = str(error).splitlines()[0]
+            raise typer.BadParameter(
+                f"this machine has no device {device!r} that torch can use: {reason}", param_hint="--device"
+            ) from error
+    if dtype is not None and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
+        raise typer.BadParameter(
+            f"must be a floating-point dtype of torch (float32, float64, bfloat16, float16), got {dtype!r}",
+            param_hint="--dtype",
+        )
+    return place, {} if dtype is None else {"dtype": dtype}
 
 
 def read_samples(

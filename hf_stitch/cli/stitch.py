@@ -15,6 +15,8 @@ from hf_stitch.cli.options import (
     Count,
     Data,
     DataDir,
+    Device,
+    Dtype,
     Image,
     Label,
     Seed,
@@ -22,6 +24,7 @@ from hf_stitch.cli.options import (
     Task,
     Text,
     TextPair,
+    load_network,
     read_samples,
 )
 from hf_stitch.cli.output import Output, as_json
@@ -63,6 +66,8 @@ def stitch(
     text_pair: TextPair = None,
     image: Image = None,
     batch_size: BatchSize = 64,
+    device: Device = None,
+    dtype: Dtype = None,
     test_size: Annotated[
         float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
     ] = 0.2,
@@ -80,7 +85,7 @@ def stitch(
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
-    networks = [hf_stitch.load(name, task=task) for name in (source, target)]
+    networks = [load_network(name, device, dtype, task) for name in (source, target)]
     read = read_samples(data, data_dir, split, samples, seed, **columns)
     stitched = hf_stitch.stitch(
         networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,

@@ -12,6 +12,8 @@ from hf_stitch.cli.options import (
     BatchSize,
     Data,
     DataDir,
+    Device,
+    Dtype,
     Image,
     Label,
     Seed,
@@ -19,7 +21,9 @@ from hf_stitch.cli.options import (
     Task,
     Text,
     TextPair,
+    check_place,
     draw,
+    load_network,
     read_samples,
 )
 from hf_stitch.cli.output import Output
@@ -73,6 +77,8 @@ def swap(
     text_pair: TextPair = None,
     image: Image = None,
     batch_size: BatchSize = 64,
+    device: Device = None,
+    dtype: Dtype = None,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -92,19 +98,19 @@ def swap(
     found_by = None if matcher is None else matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
-    read = read_samples(data, data_dir, split, None, seed, **columns)
-    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed, **columns)
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
+    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.relative import AnchorSet, select_anchors
 
-    new = hf_stitch.load(encoder)
     whole: StitchedModel | Adapter
-    if target_layer is None:
-        whole = _stitched(model)
+    whole = _stitched(model, device, dtype) if target_layer is None else load_network(model, device, dtype, task)
+    new = load_network(encoder, device, dtype)
+    read = read_samples(data, data_dir, split, None, seed, **columns)
+    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed, **columns)
+    if isinstance(whole, StitchedModel):
         known, chosen = _kept(whole, pool, new, encoder_layer, pooling)
     else:
-        whole = hf_stitch.load(model, task=task)
         chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
         known = AnchorSet.of(chosen)
     read = _without(read, known)
@@ -122,13 +128,16 @@ def swap(
     })  # fmt: skip
 
 
-def _stitched(name: str) -> StitchedModel:
+def _stitched(name: str, device: str | None, dtype: str | None) -> StitchedModel:
     """Load a stitched model, or attach a stitcher to the networks that it names."""
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
+    place, options = check_place(device, dtype)
     if (Path(name) / "stitcher.json").is_file():
-        return Stitcher.from_pretrained(name).attach()
-    return StitchedModel.from_pretrained(name)
+        found = Stitcher.from_pretrained(name).attach(**options)
+    else:
+        found = StitchedModel.from_pretrained(name, **options)
+    return found if place is None else found.to(place)  # type: ignore[arg-type]
 
 
 def _kept(

@@ -170,3 +170,99 @@ def test_a_cached_network_loads_without_a_connection(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="org/name has no Tokenizer"):
         adapter = hf_stitch.load("org/name", cache_dir=str(tmp_path))
     assert adapter.reference.revision == commit
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of each command."""
+    import typer
+
+    from hf_stitch.cli import app
+
+    found = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {name: {option for each in command.params for option in each.opts} for name, command in found.items()}
+
+
+def test_every_command_that_runs_a_network_takes_its_device_and_dtype() -> None:
+    options = commands()
+    for name in ("layers", "doctor", "compare", "stitch", "swap", "evaluate"):
+        assert {"--device", "--dtype"} <= options[name], name
+        assert "--batch-size" in options[name] or "--data" not in options[name], name
+
+
+def invoke(*arguments: Any) -> Any:
+    from typer.testing import CliRunner
+
+    from hf_stitch.cli import app
+
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small ResNet of timm in a folder."""
+    import timm
+
+    place = tmp_path_factory.mktemp("network")
+    model = timm.create_model("resnet10t", num_classes=10, in_chans=1, channels=(8, 8, 16, 16))
+    timm.models.save_for_hf(
+        model, place, model_args={"in_chans": 1, "channels": (8, 8, 16, 16)}, safe_serialization=True
+    )
+    return place
+
+
+@pytest.mark.parametrize("command", ["layers", "doctor"])
+def test_networks_run_in_another_dtype(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    run = hf_stitch.Adapter._run
+    monkeypatch.setattr(
+        hf_stitch.Adapter, "_run", lambda self, inputs: (seen.append(inputs["x"].dtype), run(self, inputs))[1]
+    )
+    assert invoke(command, folder, "--dtype", "float64", "--device", "cpu").exit_code == 0
+    assert set(seen) == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--device", "nowhere", "this machine has no device 'nowhere' that torch can use"),
+        (
+            "--dtype",
+            "int8",
+            "must be a floating-point dtype of torch (float32, float64, bfloat16, float16), got 'int8'",
+        ),
+        ("--dtype", "nn", "must be a floating-point dtype of torch"),
+    ],
+)
+def test_wrong_devices_and_dtypes_are_wrong_usage(folder: Path, option: str, value: str, message: str) -> None:
+    failed = invoke("layers", folder, option, value)
+    assert failed.exit_code == 2
+    assert message in " ".join(failed.stderr.replace("│", " ").split())
+
+
+def test_a_stitch_in_another_dtype_is_evaluated_and_attached_again(folder: Path, tmp_path: Path) -> None:
+    place = ("--data", "sklearn:digits", "--split", "test", "--max-samples", 60, "--batch-size", 30, "--device", "cpu")
+    cut = ("--source-layer", "layer2.0", "--target-layer", "layer2.0")
+    out = tmp_path / "out"
+    made = invoke("stitch", folder, folder, *place, *cut, "--dtype", "float64", "--matcher", "ridge", "--out", out)
+    assert made.exit_code == 0, made.stderr
+    halves = hf_stitch.StitchedModel.from_pretrained(out / "model")
+    assert {value.dtype for half in (halves.source, halves.target) for value in half.parameters()} == {torch.float64}
+    for saved in ("model", "stitcher"):
+        scored = invoke("evaluate", out / saved, "--source", folder, "--target", folder, *place)
+        assert scored.exit_code == 0, scored.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "stitch", "swap", "evaluate"])
+def test_names_of_networks_are_checked_before_data_are_read(command: str, tmp_path: Path) -> None:
+    options = {
+        "swap": ("timm:nosuch", "--target-layer", "x", "--encoder-layer", "x", "--out", tmp_path / "out"),
+        "stitch": ("timm:nosuch", "--out", tmp_path / "out"),
+        "compare": ("timm:nosuch",),
+    }
+    place = tmp_path if command == "evaluate" else "timm:nosuch"
+    failed = invoke(command, place, *options.get(command, ()), "--data", tmp_path / "nodata")
+    assert failed.exit_code == 1
+    assert "nodata" not in failed.stderr and ("nosuch" in failed.stderr or str(tmp_path) in failed.stderr)

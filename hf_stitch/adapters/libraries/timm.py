@@ -45,7 +45,7 @@ class TimmAdapter(Adapter):
 
     library: ClassVar[str] = "timm"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
-        ("num_classes", "in_chans", "img_size", "global_pool", "pretrained")
+        ("dtype", "num_classes", "in_chans", "img_size", "global_pool", "pretrained")
     )
 
     @classmethod
@@ -86,7 +86,8 @@ class TimmAdapter(Adapter):
             processor: Turns raw images into tensors. ``None`` (default): the evaluation transform of timm.
             content: Name of the argument that carries the content; the only one is ``x``.
             **options: Loading options: those of ``timm.create_model``, those for access to the Hub, and
-                ``pretrained`` (``False`` gives random weights).
+                ``pretrained`` (``False`` gives random weights); ``dtype``, a floating-point dtype or its name, to which
+                the weights are cast.
 
         Returns:
             The adapter.
@@ -99,6 +100,7 @@ class TimmAdapter(Adapter):
         assert reference.id is not None
         pretrained = options.pop("pretrained", True)
         access = {key: options.pop(key) for key in ACCESS if key in options}
+        dtype = options.pop("dtype", None)
         options.pop("trust_remote_code", None)  # timm never runs code of a repository
         if reference.id.startswith("timm:"):
             name = reference.id.removeprefix("timm:")
@@ -108,7 +110,7 @@ class TimmAdapter(Adapter):
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
             model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
-            return cls.of(model.eval(), reference, example_inputs, processor, content)
+            return cls.of(_cast(model, dtype).eval(), reference, example_inputs, processor, content)
         folder = Path(reference.id)
         if not reference.is_local:
             wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
@@ -119,7 +121,7 @@ class TimmAdapter(Adapter):
                 f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
             )
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
-        return cls.of(model.eval(), reference, example_inputs, processor, content)
+        return cls.of(_cast(model, dtype).eval(), reference, example_inputs, processor, content)
 
     @classmethod
     def of(
@@ -242,3 +244,11 @@ def _native_size(model: nn.Module) -> tuple[int, int] | None:
     """Return the input size of the patch embedding, which may differ from that of the pretrained weights."""
     network = getattr(model, "model", model)  # wrappers that return feature maps store the network as model
     return getattr(getattr(network, "patch_embed", None), "img_size", None)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype | str | None) -> nn.Module:
+    """Cast the weights of a model; ``None`` leaves them as they are."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(f"dtype must be a floating-point dtype of torch or its name, got {dtype!r}")
+    return model.to(found)
