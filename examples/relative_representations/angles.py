@@ -85,7 +85,7 @@ def likeness(x: Tensor, y: Tensor, centred: bool) -> dict[str, float]:
         "correlation": float(np.corrcoef(one, other)[0, 1]),
         "difference": float(np.abs(one - other).mean()),
         "difference, paired at random": float(np.abs(one - shuffled).mean()),
-        "relative cosine": relative_cosine(x, y, centred=centred).item(),
+        "relative cosine": relative_cosine(x, y, center=centred).item(),
     }
 
 

@@ -57,4 +57,4 @@ def likeness(sides: Mapping[str, Encoded], first: str | None = None) -> str:
 
 
 def _similarity(x: Tensor, y: Tensor) -> float:
-    return relative_cosine(x, y, centred=True).item()
+    return relative_cosine(x, y).item()

@@ -33,7 +33,7 @@ from hf_stitch.relative import AnchorSet
 
 NAME = "MiniLM-L6"
 MATCHERS = ("lstsq", "procrustes", "inverse_relative")
-METRICS = ("linear_cka", "relative_cosine")
+METRICS = {"linear_cka": "linear_cka", "relative_cosine": "relative_cosine:center=False"}  # as in the paper
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def within(
         method: [[100 * right[method, i, j] / len(held) for j in layers] for i in layers]
         for method in ("identity", *MATCHERS)
     }
-    atlas = hf_stitch.compare(network, network, train.take(preset.fit), metrics=METRICS, pooling="mean")
+    atlas = hf_stitch.compare(network, network, train.take(preset.fit), metrics=list(METRICS.values()), pooling="mean")
     likeness = {metric: atlas[metric].tolist() for metric in METRICS}
     apart = ~np.eye(len(layers), dtype=bool)
     correlation = {

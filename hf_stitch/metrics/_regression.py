@@ -17,7 +17,7 @@ _EPS = torch.finfo(torch.float64).eps
 
 @of_rows
 def linear_regression(
-    x: Tensor, y: Tensor, *, centred: bool = True, weight: Tensor | None = None, bias: Tensor | None = None
+    x: Tensor, y: Tensor, *, center: bool = True, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """R² of a linear map from x to y: ``1 - ‖X Wᵀ + b - Y‖² / ‖Y‖²``.
 
@@ -28,7 +28,7 @@ def linear_regression(
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
-        centred: Whether to centre: the fit has an intercept, and the denominator is the variation of Y about its mean.
+        center: Whether to centre: the fit has an intercept, and the denominator is the variation of Y about its mean.
         weight: Weight of the map, ``(dy, dx)`` as in ``torch.nn.Linear``, or None to fit the map.
         bias: Bias of the map, ``(dy,)``; needs ``weight``. If None, the given map has no bias.
 
@@ -36,7 +36,7 @@ def linear_regression(
         R², at most 1, and at least 0 for a fitted map; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: All rows of a side are equal (if not centred: y is 0), n is at most the number of unknowns per
+        ValueError: All rows of a side are equal (if not ``center``: y is 0), n is at most the number of unknowns per
             output of the fit (R² would be 1 for any data), or ``weight`` or ``bias`` has the wrong shape.
 
     Example:
@@ -44,16 +44,16 @@ def linear_regression(
         >>> x = torch.randn(50, 4)
         >>> round(linear_regression(x, x @ torch.randn(4, 2) + 1).item(), 6)
         1.0
-        >>> round(linear_regression(x, 2 * x, weight=torch.eye(4), centred=False).item(), 6)
+        >>> round(linear_regression(x, 2 * x, weight=torch.eye(4), center=False).item(), 6)
         0.75
     """
-    return _linear_regression(RowMoments(x, y), centred=centred, weight=weight, bias=bias)
+    return _linear_regression(RowMoments(x, y), center=center, weight=weight, bias=bias)
 
 
-def _linear_regression(moments: SecondMoments, *, centred: bool, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    offset = 0 if centred else moments.n
+def _linear_regression(moments: SecondMoments, *, center: bool, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    offset = 0 if center else moments.n
     total = moments.syy.trace() + offset * moments.mean_y @ moments.mean_y
-    if centred:
+    if center:
         check_variation("linear_regression", moments)
     elif total == 0:
         raise ValueError("linear_regression: y is 0 throughout, so R² is undefined; check whether the layer is dead")
@@ -80,13 +80,13 @@ class LinearRegression(MomentsMetric):
         if self.options["weight"] is not None:
             self.range, self.invariances = (-math.inf, 1.0), ()
             self.differentiable = True
-        elif not self.options["centred"]:
+        elif not self.options["center"]:
             self.invariances = ("orthogonal", "scaling", "permutation")
 
     def min_rows(self, side: Operand, width: int) -> int:
         """For a fit, one more than the unknowns per feature of y; 2 otherwise."""
         fit = side == "x" and self.options["weight"] is None
-        return _least_for_fit(width, self.options["centred"]) if fit else 2
+        return _least_for_fit(width, self.options["center"]) if fit else 2
 
 
 @of_rows
@@ -140,14 +140,14 @@ class DirectMatching(MomentsMetric):
     equal_widths = True
 
 
-def _least_for_fit(width: int, centred: bool) -> int:
-    return width + (2 if centred else 1)
+def _least_for_fit(width: int, center: bool) -> int:
+    return width + (2 if center else 1)
 
 
 def _explained(moments: SecondMoments, offset: int) -> Tensor:
     """``‖X M - Y + Y‖²`` of the least-squares fit: the part of Y in the span of X."""
     width = len(moments.mean_x)
-    least = _least_for_fit(width, centred=not offset)
+    least = _least_for_fit(width, center=not offset)
     check_count("linear_regression", moments.n, least, f": with n < {least}, a fit of {width} features explains any y")
     sxx = moments.sxx + offset * torch.outer(moments.mean_x, moments.mean_x)
     sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)

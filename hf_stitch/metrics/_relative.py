@@ -18,7 +18,7 @@ _PAIRS = 512
 
 
 @of_rows
-def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
+def relative_cosine(x: Tensor, y: Tensor, *, center: bool = True) -> Tensor:
     """Mean cosine between the relative representations of each sample (Moschella et al. 2023, "performance proxy").
 
     All rows serve as anchors, so the value does not depend on a choice of anchors. It is the mean over i of
@@ -29,13 +29,15 @@ def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
-        centred: Whether to subtract the mean of the rows first.
+        center: Whether to subtract the mean of the rows first. If not, activations with a common part, for example
+            after a ReLU, have cosines near 1 with all others, and so does the value, even for unrelated samples. The
+            paper does not centre.
 
     Returns:
         Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: A row is 0, or equals the mean if ``centred``.
+        ValueError: A row is 0, or equals the mean if ``center``.
 
     Example:
         >>> import torch
@@ -43,7 +45,7 @@ def relative_cosine(x: Tensor, y: Tensor, *, centred: bool = False) -> Tensor:
         >>> round(relative_cosine(x, 3 * x.flip(1)).item(), 6)
         1.0
     """
-    if centred:
+    if center:
         x, y = x - x.mean(0), y - y.mean(0)
     x, y = directions("relative_cosine", "x", x), directions("relative_cosine", "y", y)
     to_x, to_y = Cosine().against(x), Cosine().against(y)
@@ -67,5 +69,5 @@ class RelativeCosine(FeaturesMetric):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if self.options["centred"]:
+        if self.options["center"]:
             self.invariances = ("orthogonal", "scaling", "permutation", "translation")

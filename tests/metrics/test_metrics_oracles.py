@@ -46,7 +46,7 @@ METRIC_OF = {
     "rbf_cka_half_median_first800": Oracle(RBFCKA, rows=800),
     "procrustes_sq_raw_centered": Oracle(lambda: Procrustes(squared=True, unit_norm=False)),
     "opd_unit_norm": Oracle(lambda: Procrustes(squared=True)),
-    "r2_lr_uncentred": Oracle(lambda: LinearRegression(centred=False)),
+    "r2_lr_uncentred": Oracle(lambda: LinearRegression(center=False)),
     "r2_lr_centred": Oracle(LinearRegression),
     "knn_jaccard_k10_cosine": Oracle(Jaccard, tolerance=1e-3),
     "second_order_cosine_k10": Oracle(SecondOrderCosine, tolerance=1e-3),

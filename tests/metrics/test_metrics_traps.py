@@ -89,7 +89,7 @@ def test_a_fit_that_explains_any_rows_is_refused() -> None:
     x, y = g.standard_normal((2, 20, 19))
     with pytest.raises(ValueError, match=r"linear_regression takes at least 21 rows.*explains any y"):
         M.linear_regression(x, y)
-    assert M.linear_regression(x, y, centred=False) < 1
+    assert M.linear_regression(x, y, center=False) < 1
     assert M.linear_regression(x, y, weight=np.eye(19)) < 0
 
 
@@ -180,7 +180,7 @@ def test_other_degenerate_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"direct_matching: y is 0"):
         M.direct_matching(x, np.zeros_like(x))
     with pytest.raises(ValueError, match=r"linear_regression: y is 0"):
-        M.linear_regression(x, np.zeros_like(x), centred=False)
+        M.linear_regression(x, np.zeros_like(x), center=False)
     with pytest.raises(ValueError, match=r"weight must be \(5, 5\) and bias \(5,\), got \(5, 4\)"):
         M.linear_regression(x, y, weight=np.ones((5, 4)))
     with pytest.raises(ValueError, match=r"bias needs a weight"):

@@ -122,7 +122,7 @@ def test_r2_of_a_fit_is_that_of_sklearn() -> None:
     for centring in (True, False):
         predicted = LinearRegression(fit_intercept=centring).fit(X, Y).predict(X)
         expected = 1 - ((predicted - Y) ** 2).sum() / ((centred(Y) if centring else Y) ** 2).sum()
-        assert M.linear_regression(X, Y, centred=centring) == pytest.approx(expected, rel=1e-10)
+        assert M.linear_regression(X, Y, center=centring) == pytest.approx(expected, rel=1e-10)
 
 
 def test_r2_of_a_given_map_is_that_of_its_predictions() -> None:
@@ -131,7 +131,7 @@ def test_r2_of_a_given_map_is_that_of_its_predictions() -> None:
     expected = r2_score(Y, fitted.predict(X), multioutput="variance_weighted")
     assert M.linear_regression(X, Y, weight=weight, bias=bias) == pytest.approx(expected, rel=1e-10)
     uncentred = 1 - ((X @ weight.T - Y) ** 2).sum() / (Y**2).sum()
-    assert M.linear_regression(X, Y, centred=False, weight=weight) == pytest.approx(uncentred, rel=1e-10)
+    assert M.linear_regression(X, Y, center=False, weight=weight) == pytest.approx(uncentred, rel=1e-10)
     stitched = X @ weight.T
     assert 1 - M.direct_matching(stitched, Y) == pytest.approx(uncentred, rel=1e-10)
 
@@ -140,10 +140,10 @@ def test_r2_falls_when_the_map_leaves_the_fit() -> None:
     """Refitted, R² is blind to the map; for the map as given it is not, and has a gradient."""
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
     weight = torch.linalg.lstsq(x, y).solution.T.requires_grad_()
-    best = M.linear_regression(x, y, weight=weight, centred=False)
-    assert best.item() == pytest.approx(M.linear_regression(X, Y, centred=False), rel=1e-9)
+    best = M.linear_regression(x, y, weight=weight, center=False)
+    assert best.item() == pytest.approx(M.linear_regression(X, Y, center=False), rel=1e-9)
     assert torch.autograd.grad(best, weight)[0].abs().max() < 1e-9
-    assert M.linear_regression(x, y, weight=2 * weight, centred=False) < best - 0.1
+    assert M.linear_regression(x, y, weight=2 * weight, center=False) < best - 0.1
     mapped = X @ np.diag([1.0, 2, 3, 4, 5, 6])
     assert M.linear_regression(mapped, Y) == pytest.approx(M.linear_regression(X, Y), rel=1e-10)
 
