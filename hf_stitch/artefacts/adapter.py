@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -22,6 +23,9 @@ from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
+
+OF_STITCH = re.compile(r"((source|target)\.model\.)*stitch\.")
+"""Names of the modules of the stitching layers of a chain."""
 
 UNREAD = ("_name_or_path", "transformers_version")
 """Keys of a config that describe the machine on which it was written."""
@@ -147,11 +151,16 @@ class StitchedAdapter(TransformersAdapter):
 
         See :attr:`hf_stitch.adapters.Adapter.candidates`.
         """
-        calls = self._survey().trace.calls
-        found = {self.module_name(name): name for name in super().candidates}
-        found |= {name: self.layer_name(name) for name in _ends(self.model) if self._survey().dominates(name)}
-        innermost = [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
-        return tuple(found[name] for name in sorted(innermost, key=lambda name: calls[name].exited))
+        survey = self._survey()
+        ends = [name for name in _ends(self.model) if survey.dominates(name)]
+        # Modules around an end and inside it are the same layer, and a stitch is not one of either network.
+        apart = [
+            name
+            for name in survey.blocks
+            if not OF_STITCH.match(name) and not any(f"{one}.".startswith(f"{two}.") for one, two in _pairs(name, ends))
+        ]
+        ordered = sorted((*ends, *apart), key=lambda name: survey.trace.calls[name].exited)
+        return tuple(map(self.layer_name, ordered))
 
     @property
     def task(self) -> str | None:
@@ -177,18 +186,11 @@ class StitchedAdapter(TransformersAdapter):
         return layer_name(module, self.model.config.to_dict())
 
     def blueprint(self) -> dict[str, Any]:
-        """Return the config, which contains the blueprints of both halves.
+        """Return the config, which contains the blueprints of both halves; ``None`` for a half of user code.
 
         Returns:
             JSON values: ``library``, ``config``.
-
-        Raises:
-            ValueError: If a half consists of user code.
         """
-        for side in SIDES:
-            half = getattr(self.model.config, side)
-            if half["blueprint"] is None:
-                raise ValueError(half["why"])
         config = {**self.model.config.to_dict(), "task": self.task, "stitch": self.model.stitch.to_dict()}
         return {"library": self.library, "config": {key: v for key, v in config.items() if key not in UNREAD}}
 
@@ -249,6 +251,12 @@ def _ends(model: nn.Module) -> Iterator[str]:
             half: Front | Back = getattr(model, side)
             yield from (f"{side}.model.{name}" for name in _ends(half.model))
             yield f"{side}.model.{half.cut.layer}{end}"
+
+
+def _pairs(name: str, others: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield a name with each other name, in both orders."""
+    for other in others:
+        yield from ((name, other), (other, name))
 
 
 def _adapter_of(half: Any, blueprint: Mapping[str, Any]) -> Adapter:

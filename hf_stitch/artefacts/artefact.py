@@ -14,7 +14,7 @@ from hf_stitch import hub
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.card import card, united
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS
+from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, STITCHES
 from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.folders import replacing
@@ -107,7 +107,7 @@ class Artefact:
             return hub.upload(
                 Path(folder),
                 repo_id,
-                replaces=[SHARDS, INDEX, *ANCHORS],
+                replaces=[SHARDS, STITCHES, INDEX, *ANCHORS],
                 card=lambda id, there: card(
                     self.describe(), name=id, present=united(there, present), tags=tags, sample=self._sample_code()
                 ),

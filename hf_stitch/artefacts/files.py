@@ -44,7 +44,10 @@ BESIDE = (
 )
 """Name patterns of files that processors and generation configs consist of."""
 
-STITCHER_FILES = [STITCHER, STITCH, CONFIG, *ANCHORS]
+STITCHES = "stitch*.safetensors"
+"""Name pattern of the weights of a stitcher and of those inside it."""
+
+STITCHER_FILES = [STITCHER, STITCHES, CONFIG, *ANCHORS]
 """Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
 
 

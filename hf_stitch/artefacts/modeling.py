@@ -95,8 +95,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         parents: The adapters of both whole networks, if the model was built from them; they are neither part of the
             model nor saved. ``None`` otherwise.
         anchors: The anchor set of a relative model or of a swapped encoder, saved with the model; ``None`` for others.
-        evaluation: The scores from :func:`hf_stitch.stitch` or :func:`hf_stitch.swap`; ``None`` if there are none.
-            ``config.scores`` contains them after saving.
+        evaluation: The scores from :func:`hf_stitch.stitch`, or from :func:`hf_stitch.swap` if it was given data;
+            ``None`` for a model that was loaded, that ``swap`` was not given data for, or that cannot be scored, of
+            which a warning states the reason. ``config.scores`` contains them after saving.
 
     Raises:
         ValueError: If the config describes no stitched model.
@@ -397,7 +398,22 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             recipe=found.recipe,
             scores=found.scores,
             anchors=self.anchors,
+            parts=self._parts(),
         )
+
+    def _parts(self) -> dict[str, Stitcher]:
+        """Return the stitchers of the stitched models without a public name of which the halves were cut."""
+        parts = {}
+        for side in SIDES:
+            network, reference = getattr(self, side).model, getattr(self.config, side)["reference"]
+            if reference["id"] is None and isinstance(network, StitchedModel):
+                found = network.describe()
+                if isinstance(network.stitch, StitchingLayer):  # the cut did not remove it
+                    parts[side] = Stitcher(
+                        network.stitch, found.source, found.source_layer, found.target, found.target_layer,
+                        task=found.task, recipe=found.recipe, scores=found.scores, parts=network._parts(),
+                    )  # fmt: skip
+        return parts
 
     # -- saving and loading -----------------------------------------------------------------------------------------
     def describe(self) -> Description:
@@ -445,9 +461,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         yield from _networks(self.config.to_dict())
 
     def _check_savable(self) -> None:
-        for half in (self.config.source, self.config.target):
-            if half["blueprint"] is None:
-                raise ValueError(half["why"])
+        _check_rebuilt(self.config.to_dict())
 
     def _write(  # type: ignore[override]
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int = "5GB"
@@ -617,6 +631,15 @@ def read_config(folder: Path) -> StitchConfig:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched model")
     config: StitchConfig = StitchConfig.from_dict(values, name_or_path=str(folder))
     return config
+
+
+def _check_rebuilt(record: Mapping[str, Any]) -> None:
+    """Raise an error if a half of a config, or of the chains inside it, consists of user code."""
+    for half in (record["source"], record["target"]):
+        if half["blueprint"] is None:
+            raise ValueError(half["why"])
+        if (inner := chained(half)) is not None:
+            _check_rebuilt(inner)
 
 
 def _networks(record: Mapping[str, Any]) -> Iterator[Method]:

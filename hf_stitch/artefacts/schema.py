@@ -373,8 +373,15 @@ _MODEL = fields(
     pad_token_id=maybe(whole()),
     sep_token_id=maybe(whole()),
 )
-_END = fields(reference=REFERENCE, layer=TEXT)
-_STITCHER = fields(
+
+
+def _inner(found: Any, at: Place) -> Any:
+    """Read the record of the stitcher of one side, if that side is a stitched model itself."""
+    return maybe(_STITCHER)(found, at)
+
+
+_END = fields(("stitcher",), reference=REFERENCE, layer=TEXT, stitcher=_inner)
+_STITCHER: Reader = fields(
     ("task", "recipe", "scores", "requires", "manifest", "checksum"),
     format_version=whole(1),
     source=_END,

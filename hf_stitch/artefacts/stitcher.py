@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
 
 from safetensors.torch import save_file
 
@@ -13,7 +13,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
-from hf_stitch.artefacts.description import Description
+from hf_stitch.artefacts.description import SIDES, Description
 from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
@@ -21,7 +21,7 @@ from hf_stitch.artefacts.record import FORMAT, built_from, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
-from hf_stitch.provenance import check_requirements
+from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hf_stitch.artefacts.modeling import StitchedModel
+
+Given: TypeAlias = "str | nn.Module | Adapter | tuple[Any, Any] | None"
+"""A network for :meth:`Stitcher.attach`; a tuple of two if it is stitched itself."""
 
 
 class Stitcher(Artefact):
@@ -52,6 +55,8 @@ class Stitcher(Artefact):
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
         anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
+        parts: ``"source"`` or ``"target"`` -> the stitcher of that network, if it is a stitched model itself and has no
+            public name. Default: none.
 
     All of these are also attributes.
 
@@ -84,14 +89,16 @@ class Stitcher(Artefact):
         recipe: Mapping[str, Any] | None = None,
         scores: Mapping[str, Any] | None = None,
         anchors: AnchorSet | None = None,
+        parts: Mapping[str, Stitcher] | None = None,
     ) -> None:
-        """Store the parts."""
+        """Store the arguments."""
         self.stitch = stitch
         self.source, self.source_layer = source, source_layer
         self.target, self.target_layer = target, target_layer
         self.task = task
         self.recipe, self.scores = dict(recipe or {}), dict(scores or {})
         self.anchors = anchors
+        self.parts = dict(parts or {})
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
@@ -126,18 +133,36 @@ class Stitcher(Artefact):
         """
         self._save(Path(save_directory), sync)
 
+    def _networks(self) -> Iterator[Method]:
+        for part in self.parts.values():
+            yield from (*part.describe().methods, *part._networks())
+
     def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
-        weights = {name: tensor.contiguous() for name, tensor in self.stitch.state_dict().items()}
-        save_file(weights, folder / STITCH)
+        for name, stitcher in self._all():
+            weights = {name: tensor.contiguous() for name, tensor in stitcher.stitch.state_dict().items()}
+            save_file(weights, folder / name)
+        return self._record()
+
+    def _record(self) -> dict[str, Any]:
+        ends = {"source": (self.source, self.source_layer), "target": (self.target, self.target_layer)}
         return {
             "format_version": FORMAT,
-            "source": {"reference": self.source.public.to_dict(), "layer": self.source_layer},
-            "target": {"reference": self.target.public.to_dict(), "layer": self.target_layer},
+            **{
+                side: {"reference": end.public.to_dict(), "layer": layer}
+                | ({"stitcher": self.parts[side]._record()} if side in self.parts else {})
+                for side, (end, layer) in ends.items()
+            },
             "stitch": self.stitch.to_dict(),
             "task": self.task,
             "recipe": self.recipe,
             "scores": self.scores,
         }
+
+    def _all(self, name: str = STITCH) -> Iterator[tuple[str, Stitcher]]:
+        """Yield this stitcher and those inside it, with the names of the files of their weights."""
+        yield name, self
+        for side, part in self.parts.items():
+            yield from part._all(_inside(name, side))
 
     @classmethod
     def from_pretrained(
@@ -189,36 +214,38 @@ class Stitcher(Artefact):
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            size = (folder / STITCH).stat().st_size
-            check_specs(values["stitch"], size, Place(str(path), "stitch"))
-            with built_from(path), weightless(size):
-                stitch = StitchingLayer.from_dict(values["stitch"])
-                found = Description.of(values, whole=False)
-            load_strictly(stitch, [folder / STITCH])
             names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
-            stitcher = cls(
-                stitch.eval(),
-                found.source,
-                found.source_layer,
-                found.target,
-                found.target_layer,
-                task=found.task,
-                recipe=found.recipe,
-                scores=found.scores,
-                anchors=AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None,
-            )
+            stitcher = cls._built(values, folder / STITCH, Place(str(path)))
+            stitcher.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(stitch))
+                manifest.verify(path, record, lambda: weights_hash(stitcher.stitch))
             return stitcher
         except (ValueError, PluginError, FileNotFoundError):
             raise
         except Exception as error:
             raise damaged(path, error) from error
 
+    @classmethod
+    def _built(cls, values: Mapping[str, Any], weights: Path, at: Place) -> Self:
+        """Build the stitcher of a record that was checked, and those inside it, with their weights."""
+        size = weights.stat().st_size
+        check_specs(values["stitch"], size, at / "stitch")
+        with built_from(at.file), weightless(size):
+            stitch = StitchingLayer.from_dict(values["stitch"])
+            found = Description.of(values, whole=False)
+        load_strictly(stitch, [weights])
+        parts = {
+            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), at / side / "stitcher")
+            for side in SIDES
+            if (inner := values[side].get("stitcher"))
+        }
+        ends = (found.source, found.source_layer, found.target, found.target_layer)
+        return cls(stitch.eval(), *ends, task=found.task, recipe=found.recipe, scores=found.scores, parts=parts)
+
     def attach(
         self,
-        source: str | nn.Module | Adapter | None = None,
-        target: str | nn.Module | Adapter | None = None,
+        source: Given = None,
+        target: Given = None,
         *,
         example_inputs: Any = None,
         dtype: torch.dtype | str | None = None,
@@ -233,6 +260,7 @@ class Stitcher(Artefact):
 
         Args:
             source: The source network: an adapter, a module, or a name. Default: the recorded network at its revision.
+                If it is stitched itself and has no name, a tuple of its two networks.
             target: The target network, given in the same way.
             example_inputs: Batch of inputs of both networks, for modules of user code. If they need different ones, or
                 a processor, load each: ``attach(hf_stitch.load(net, example_inputs=…, processor=…), …)``.
@@ -261,6 +289,10 @@ class Stitcher(Artefact):
             if all(isinstance(each, Adapter) for each in given):
                 raise TypeError("adapters have example inputs of their own: leave out example_inputs")
             options["example_inputs"] = example_inputs
+        source, target = (
+            self._joined(side, each, allow_changed=allow_changed, **options)
+            for side, each in zip(SIDES, given, strict=True)
+        )
         front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
         back, back_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
         warn_if_only_weights_are_pinned(self.source, self.target)
@@ -280,3 +312,26 @@ class Stitcher(Artefact):
         if wanted is not None:
             cast(stitched, wanted)
         return stitched
+
+    def _joined(self, side: str, given: Given, **options: Any) -> str | nn.Module | Adapter | None:
+        """Return the network of a side, attached from its two networks if it is a stitched model itself."""
+        inner = self.parts.get(side)
+        if inner is None and isinstance(given, tuple):
+            raise TypeError(f"the {side} is one network, got a tuple of {len(given)}")
+        if isinstance(given, tuple):
+            if len(given) != 2:
+                raise TypeError(f"the {side} is stitched from two networks, {inner!r}, got {len(given)}")
+            assert inner is not None
+            return inner.attach(*given, **options)
+        if inner is not None and given is None:
+            if any(end.public.id is None for end in (inner.source, inner.target)):
+                raise ValueError(
+                    f"the {side} is stitched itself, {inner!r}: pass its two networks as {side}=(source, target)"
+                )
+            return inner.attach(**options)
+        return given
+
+
+def _inside(name: str, side: str) -> str:
+    """Return the name of the file with the weights of the stitcher of a side."""
+    return name.replace(".safetensors", f".{side}.safetensors")

@@ -73,9 +73,9 @@ def swap(
     Args:
         model: The trained head with its current encoder: a stitched model, or a network (an adapter, a module, or a
             name for :func:`hf_stitch.load`).
-        encoder: The new encoder: an adapter, a module, or a name. For a relative model this can also be another
-            relative model with the same anchors; then its front half and its encoded anchors are used in their current
-            state, including any end-to-end training.
+        encoder: The new encoder: an adapter, a module (also a stitched model), or a name. For a relative model this can
+            also be another relative model with the same anchors; then its front half and its encoded anchors are used
+            in their current state, including any end-to-end training.
         anchors: The anchors: raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts, or an
             :class:`~hf_stitch.relative.AnchorSet`. A stitched model already keeps its anchors and checks that these are
             the same. They can be left out if its anchor set contains the encoding by the new encoder, or with
@@ -126,7 +126,7 @@ def swap(
         True
     """
     check_runs(model=model, encoder=encoder)
-    if isinstance(encoder, StitchedModel):
+    if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
         if any(
             each is not None
             for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
@@ -135,7 +135,10 @@ def swap(
         swapped = _between(model, encoder)
         return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
     if encoder_layer is None:
-        raise TypeError("encoder_layer is missing: pass the layer at which the new encoder is cut")
+        raise TypeError(
+            "encoder_layer is missing: pass the layer at which the new encoder is cut, one of "
+            f"{', '.join(load(encoder).layers)}"
+        )
     anchors, paired_anchors = (
         side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, paired_anchors)
     )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
 from hf_stitch.adapters.cutting.flow import Flow, ValuesReadError
+from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.plan import CutPlan, run_after, run_before
 from hf_stitch.adapters.cutting.surgery import StubReadError
 from hf_stitch.adapters.discovery.probes import Probes, copied
@@ -82,14 +83,15 @@ class Verifier:
                     self._follows(cut, plan, representation, output)
                     for representation, (_, output) in zip(seen, whole, strict=True)
                 )
-        except StubReadError as error:
-            self.read.add(error.stub)
         except (torch.OutOfMemoryError, NotACutError):
             raise
-        except ValuesReadError as error:
-            self._reading[cut.layer] = f"{type(error).__name__}: {error}"
         except Exception as error:  # the code of the model fails with this plan; the next one is tried
-            self._failure[cut.layer] = f"{type(error).__name__}: {error}"
+            origin = _origin(error)
+            if isinstance(origin, StubReadError):
+                self.read.add(origin.stub)
+            else:
+                kept = self._reading if isinstance(origin, ValuesReadError) else self._failure
+                kept[cut.layer] = f"{type(origin).__name__}: {origin}"
         return False
 
     @cached_property
@@ -184,6 +186,13 @@ class Verifier:
                 self._failure[cut.layer] = f"{type(error).__name__}: {error}"
                 return name
         return ""
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Return the error that the halves inside a stitched model explain, or the error itself."""
+    while isinstance(error, HalfError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def same(a: Any, b: Any) -> bool:

@@ -1,0 +1,109 @@
+"""Chains and swaps of networks of user code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hf_stitch
+
+# -- chains ------------------------------------------------------------------------------------------------------------
+WIDTHS = (8, 10, 12)
+
+
+class Images(nn.Module):
+    """A network for images of 16 x 16 pixels, whose argument has a name of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        blocks = (nn.Sequential(nn.Conv2d(i, width, 3, padding=1), nn.ReLU()) for i in (3, width, width))
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(x).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def chain() -> tuple[list[Any], hf_stitch.StitchedModel, hf_stitch.StitchedModel, torch.Tensor]:
+    """Three networks, the stitched model of the first two and that of all three, and images."""
+    torch.manual_seed(0)
+    pixels, nets = torch.randn(60, 3, 16, 16), [Images(width).eval() for width in WIDTHS]
+    a, b, c = (hf_stitch.load(net, example_inputs=pixels[:2]) for net in nets)
+    options: dict[str, Any] = {"matcher": "ridge", "ridge": 1.0, "task": None, "progress": False}
+    ab = hf_stitch.stitch(a, b, pixels, source_layer="blocks.0", target_layer="blocks.0", **options)
+    abc = hf_stitch.stitch(ab, c, pixels, source_layer="target.blocks.1", target_layer="blocks.1", **options)
+    return nets, ab, abc, pixels
+
+
+def test_a_chain_of_user_code_is_loaded_again_and_again_without_an_example(chain: Any) -> None:
+    _, ab, abc, pixels = chain
+    with torch.no_grad():
+        expected = abc(x=pixels[:3])
+        for _ in range(2):
+            adapter = hf_stitch.load(ab)
+            assert adapter.example["x"].shape[1:] == pixels.shape[1:] and adapter.interface.content == ("x",)
+            assert adapter.layers == ("source.blocks.0", "target.blocks.0", "target.blocks.1", "target.blocks.2")
+            ab.parents = None  # as in a copy, or after loading
+        again = hf_stitch.load(abc)
+        names = ("source.source.blocks.0", "source.target.blocks.0", "source.target.blocks.1")
+        assert again.layers == (*names, "target.blocks.1", "target.blocks.2")
+        assert torch.equal(again.forward(pixels[:3]), expected)
+
+
+def test_a_chain_of_user_code_is_saved_in_one_folder(chain: Any, tmp_path: Path) -> None:
+    nets, ab, abc, pixels = chain
+    abc.stitcher.save_pretrained(tmp_path / "chain")
+    stitcher = hf_stitch.Stitcher.from_pretrained(tmp_path / "chain")
+    a, b, c = (hf_stitch.load(net, example_inputs=pixels[:2]) for net in nets)
+    with torch.no_grad():
+        assert torch.equal(stitcher.attach((a, b), c)(x=pixels), abc(x=pixels))
+        assert torch.equal(
+            stitcher.attach(tuple(nets[:2]), nets[2], example_inputs=pixels[:2])(x=pixels), abc(x=pixels)
+        )
+        assert torch.equal(stitcher.attach(ab, c)(x=pixels), abc(x=pixels))
+    with pytest.raises(ValueError, match=r"the source is stitched itself, .* as source=\(source, target\)"):
+        stitcher.attach(target=c)
+    with pytest.raises(ValueError, match="are swapped: the network given as the source, Images, 4"):
+        stitcher.attach((b, a), c)
+    with pytest.raises(TypeError, match="the target is one network, got a tuple of 2"):
+        stitcher.attach((a, b), (b, c))
+    with pytest.raises(TypeError, match=r"the source is stitched from two networks, .*, got 3"):
+        stitcher.attach((a, b, c), c)
+    with pytest.raises(ValueError, match="Images is a class of user code and cannot be rebuilt"):
+        abc.save_pretrained(tmp_path / "whole")
+    stitcher.save_pretrained(tmp_path / "again")
+    assert {p.name for p in (tmp_path / "again").iterdir()} == {p.name for p in (tmp_path / "chain").iterdir()}
+    ab.stitcher.save_pretrained(tmp_path / "again")  # over the chain, of which no file remains
+    assert [p.name for p in (tmp_path / "again").glob("*.safetensors")] == ["stitch.safetensors"]
+
+
+@pytest.mark.parametrize("changed", ["stitch.source.safetensors", "stitcher.json"])
+def test_a_changed_file_of_a_chain_is_refused(changed: str, chain: Any, tmp_path: Path) -> None:
+    chain[2].stitcher.save_pretrained(tmp_path)
+    content = bytearray((tmp_path / changed).read_bytes())
+    content[-20] ^= 1
+    (tmp_path / changed).write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=re.escape(changed)):
+        hf_stitch.Stitcher.from_pretrained(tmp_path)
+
+
+def test_a_chain_is_the_new_encoder_of_a_network(chain: Any) -> None:
+    nets, ab, _, pixels = chain
+    a = hf_stitch.load(nets[0], example_inputs=pixels[:2])
+    with pytest.raises(
+        TypeError, match=r"the layer at which .* one of source.blocks.0, target.blocks.0, target.blocks.1"
+    ):
+        hf_stitch.swap(a, ab, pixels, target_layer="blocks.1")
+    swapped = hf_stitch.swap(
+        a, ab, pixels, encoder_layer="target.blocks.2", target_layer="blocks.2", matcher="lstsq", task=None
+    )
+    with torch.no_grad():
+        hidden = hf_stitch.load(ab).encode(pixels, "target.blocks.2")["target.blocks.2"].rows("mean")
+        body: Any = swapped.stitch.body
+        expected = nets[0].head(hidden @ body.weight.T + body.bias)
+        torch.testing.assert_close(swapped(x=pixels), expected, rtol=1e-4, atol=1e-5)
