@@ -111,6 +111,10 @@ class Adapter(ABC):
         self._example = dict(example)
         self._surveys: dict[Any, Survey] = {}
 
+    def __repr__(self) -> str:
+        """Return the class of the network and where it comes from; the network does not run."""
+        return f"{type(self).__name__}({type(self.model).__name__}, {self.reference})"
+
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
         """Turn raw samples (images, texts, tensors) into inputs of the model, with its own processor.
 

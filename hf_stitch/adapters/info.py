@@ -13,7 +13,8 @@ class CutInfo:
 
     Attributes:
         layer: Name of the layer.
-        status: ``verified``, ``pending`` (not verified yet) or ``refused``.
+        status: ``verified``; ``pending``: a candidate that has not been verified yet, which happens when it is used or
+            by :meth:`Adapter.verify_cut`; or ``refused``.
         spec: Layout, width, grid and prefix tokens of the representation; ``None`` if :meth:`Adapter.verify_cut`
             refused the layer.
         cost: Share of the floating-point operations of the network up to the cut, in [0, 1], which decoding saves;
@@ -40,4 +41,5 @@ class CutInfo:
         if self.status == "refused":
             return self.reason
         plan = f", plan {self.plan}" if self.plan else ""
-        return f"{self.layer}: {self.status}, {self.spec}, {self.cost:.0%} of the cost before it{plan}"
+        status = "pending (verified at its first use)" if self.status == "pending" else self.status
+        return f"{self.layer}: {status}, {self.spec}, {self.cost:.0%} of the cost before it{plan}"

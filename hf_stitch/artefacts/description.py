@@ -99,13 +99,13 @@ class Description:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Input and output width of the map of positions."""
+        """Input and output width of the map of positions, or of the pooled vectors."""
         source, target = (RepresentationSpec(**self.stitch[side]) for side in ("source", "target"))
         return part_widths(source, target, self.stitch["pooling"])["body"]
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The record of the map of positions: ``name``, options and ``fitted``."""
+        """The record of the map of positions, or of the pooled vectors: ``name``, options and ``fitted``."""
         found: Mapping[str, Any] = self.stitch["body"]
         return found
 

@@ -198,7 +198,8 @@ def fit_layer(
         try:
             maps[part] = matcher.fit(statistics[part])  # type: ignore[attr-defined]
         except ValueError as error:
-            what = "the map of positions" if part == "body" else "the map of prefix tokens (CLS, distillation)"
+            vectors = "positions" if pooling == "none" else f"vectors (pooling {pooling!r})"
+            what = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
             raise ValueError(f"{what} from {source} to {target}: {error}") from error
     means = {part: moments.mean_y for part, moments in statistics.items()}
     return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.metrics._options import check_values
+from hf_stitch.statistics.base import Rows
 
 Array = NDArray[np.floating[Any]]
-Rows = Tensor | Array
 Options = ParamSpec("Options")
 
 _EPS = torch.finfo(torch.float64).eps

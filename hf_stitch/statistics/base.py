@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+Rows = Tensor | NDArray[np.floating[Any]]
+"""Rows of activations, (n, d)."""
 
 Reduce = Literal["sum", "cat", "same", "own"]
 """How a part of the state combines with that of another statistic.
@@ -18,6 +23,24 @@ Reduce = Literal["sum", "cat", "same", "own"]
 ``sum`` is added, ``cat`` is a list of rows that is concatenated, ``same`` must be equal, and ``own`` is combined by
 :meth:`Statistic._combine` of the class.
 """
+
+
+def as_tensor(name: str, rows: Rows) -> Tensor:
+    """Return rows as a tensor; arrays are copied.
+
+    Args:
+        name: Name of the rows in the error message.
+        rows: (n, d), a tensor or an array.
+
+    Returns:
+        The rows in their own dtype.
+
+    Raises:
+        TypeError: The rows are neither a tensor nor an array.
+    """
+    if not isinstance(rows, Tensor | np.ndarray):
+        raise TypeError(f"{name} must be a numpy array or a torch tensor, got {type(rows).__name__}")
+    return rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, order="C"))
 
 
 class Statistic(ABC):

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from hf_stitch.statistics.base import Rows, as_tensor
 from hf_stitch.statistics.moments import Moments
 
 
@@ -46,12 +47,12 @@ class DebiasedMoments(Moments):
         self.add_state("kz", torch.zeros(2, dx + dy, dtype=torch.float64, device=self.device), "own")
         self.add_state("kk", torch.zeros(2, 2, dtype=torch.float64, device=self.device), "own")
 
-    def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows.
 
         Args:
-            x_rows: ``(n, dx)``, any float dtype and device; n may be 0.
-            y_rows: ``(n, dy)``, any float dtype and device.
+            x_rows: ``(n, dx)`` tensor of any float dtype and device, or array; n may be 0.
+            y_rows: ``(n, dy)``, in the same way.
 
         Returns:
             These moments.
@@ -61,6 +62,7 @@ class DebiasedMoments(Moments):
             ValueError: As ``Moments.update``.
         """
         batch = type(self)(self.dx, self.dy, self.device)
+        x_rows, y_rows = as_tensor("x_rows", x_rows), as_tensor("y_rows", y_rows)
         Moments.update(batch, x_rows, y_rows)
         with torch.no_grad():
             x = x_rows.to(self.kk) - batch.mean_x

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics.base import Statistic
+from hf_stitch.statistics.base import Rows, Statistic, as_tensor
 
 
 class Features(Statistic):
@@ -77,19 +77,21 @@ class Features(Statistic):
         """Kept y rows; row i is paired with row i of ``x``."""
         return self._concatenated("y_parts")
 
-    def update(self, x_rows: Tensor, y_rows: Tensor) -> Self:
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows.
 
         Args:
-            x_rows: ``(n, dx)``, any dtype and device; copied.
+            x_rows: ``(n, dx)`` tensor of any dtype and device, or array; copied.
             y_rows: ``(n, dy)``.
 
         Returns:
             These features.
 
         Raises:
+            TypeError: A side is neither a tensor nor an array.
             ValueError: The sides differ in length, are not matrices, or have other widths than earlier rows.
         """
+        x_rows, y_rows = as_tensor("x_rows", x_rows), as_tensor("y_rows", y_rows)
         if x_rows.ndim != 2 or y_rows.ndim != 2 or len(x_rows) != len(y_rows):
             raise ValueError(f"rows must pair up, got shapes {tuple(x_rows.shape)} and {tuple(y_rows.shape)}")
         self._check_widths(x_rows, y_rows)

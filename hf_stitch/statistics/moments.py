@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics.base import Statistic
+from hf_stitch.statistics.base import Rows, Statistic, as_tensor
 
 # Rows converted to float64 at a time: enough for full BLAS speed, few compared with the batch and the moments.
 _BLOCK_ROWS = 4096
@@ -137,18 +137,18 @@ class Moments(Statistic):
         return self.scatter[: self.dx, self.dx :]
 
     @torch.no_grad()
-    def update(self, x_rows: Tensor, y_rows: Tensor) -> Moments:
+    def update(self, x_rows: Rows, y_rows: Rows) -> Moments:
         """Add a batch of paired rows. On an error, no row of the batch is added.
 
         Args:
-            x_rows: ``(n, dx)``, any float dtype and device; n may be 0.
-            y_rows: ``(n, dy)``, any float dtype and device; row i is paired with row i of ``x_rows``.
+            x_rows: ``(n, dx)`` tensor of any float dtype and device, or array; n may be 0.
+            y_rows: ``(n, dy)``, in the same way; row i is paired with row i of ``x_rows``.
 
         Returns:
             These moments.
 
         Raises:
-            TypeError: A side is not a tensor of real floating-point numbers.
+            TypeError: A side is neither a tensor nor an array, or not of real floating-point numbers.
             ValueError: A side has the wrong shape, the sides differ in length, or a row contains NaN or infinity.
         """
         x_rows = _checked("x_rows", x_rows, self.dx, self.device)
@@ -201,10 +201,9 @@ class Moments(Statistic):
         self.count = torch.tensor(total)
 
 
-def _checked(name: str, rows: Tensor, width: int, device: torch.device) -> Tensor:
+def _checked(name: str, given: Rows, width: int, device: torch.device) -> Tensor:
     """Check the rows and move them to the device, in their own dtype."""
-    if not isinstance(rows, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(rows).__name__}; use torch.as_tensor")
+    rows = as_tensor(name, given)
     if not rows.is_floating_point():
         raise TypeError(f"{name} must contain real floating-point numbers, got {rows.dtype}")
     if rows.ndim != 2 or rows.shape[1] != width:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_stitch.papers import Paper
 from hf_stitch.registry import registries
+from hf_stitch.storage.files import write_whole
+
+RECORD = "stitch"
+"""Key of the record in the metadata of a file."""
 
 
 class Stitch(nn.Module, ABC):
@@ -23,6 +31,9 @@ class Stitch(nn.Module, ABC):
     - ``type(stitch)(**stitch.config())`` has the same shapes, also under ``torch.device("meta")``;
     - ``twin.load_state_dict(stitch.state_dict(), strict=True)`` then makes it bit-identical (on meta, with
       ``assign=True``).
+
+    :meth:`save` and :meth:`load` do this with one file. A stitch between two named networks, with its recipe and a
+    model card, is a :class:`hf_stitch.Stitcher`.
 
     ``fitted`` is not a constructor argument and not part of ``config``; ``to_dict`` and ``from_dict`` include it.
 
@@ -124,6 +135,65 @@ class Stitch(nn.Module, ABC):
         stitch = registries.stitches.build(arguments)
         stitch.fitted = dict(fitted)
         return stitch
+
+    def save(self, path: str | Path) -> None:
+        """Save the stitch to one safetensors file, with :meth:`to_dict` in its metadata.
+
+        Args:
+            path: The file; an existing file is replaced atomically, missing folders are created.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        metadata = {RECORD: json.dumps(self.to_dict())}
+        write_whole(Path(path), lambda place: save_file(tensors, place, metadata))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Load a stitch that :meth:`save` wrote, bit for bit, on the CPU.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The stitch, of the class that was saved.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            ValueError: The file contains no stitch, a stitch of another class than this one, or other tensors than its
+                record describes.
+
+        Example:
+            >>> import tempfile
+            >>> from hf_stitch.stitches import LinearStitch
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     LinearStitch(3, 2).save(Path(folder) / "map.safetensors")
+            ...     Stitch.load(Path(folder) / "map.safetensors")
+            LinearStitch(in_features=3, out_features=2, bias=True, dtype='float32')
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a complete safetensors file ({error}); save the stitch again") from error
+        if RECORD not in metadata:
+            raise ValueError(f"{path} contains no stitch; load a folder with Stitcher or StitchedModel instead")
+        with torch.device("meta"):
+            stitch = Stitch.from_dict(json.loads(metadata[RECORD]))
+        if not isinstance(stitch, cls):
+            raise ValueError(
+                f"{path} contains a {type(stitch).__name__}, not a {cls.__name__}; load it with that class"
+            )
+        expected, got = (
+            {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
+            for state in (stitch.state_dict(), tensors)
+        )
+        if expected != got:
+            raise ValueError(f"the tensors in {path} are {got}, but its record describes {expected}")
+        stitch.load_state_dict(tensors, strict=True, assign=True)
+        return stitch.eval()
 
     def extra_repr(self) -> str:
         """The config, for ``print``."""

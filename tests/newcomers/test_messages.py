@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import hf_stitch
+from hf_stitch import analysis, metrics
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.analysis import Activations
+from hf_stitch.statistics import DebiasedMoments, Features, Moments
+from hf_stitch.training import SimilarityCallback
 
 
 class Net(nn.Module):
@@ -266,3 +269,87 @@ def test_names_of_networks_are_checked_before_data_are_read(command: str, tmp_pa
     failed = invoke(command, place, *options.get(command, ()), "--data", tmp_path / "nodata")
     assert failed.exit_code == 1
     assert "nodata" not in failed.stderr and ("nosuch" in failed.stderr or str(tmp_path) in failed.stderr)
+
+
+# -- metrics by name, tables, arrays, single stitches ------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def sides() -> list[Activations]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Activations({f"{side}{i}": torch.randn(20, 5, generator=generator) for i in range(2)}, range(20))
+        for side in "ab"
+    ]
+
+
+def test_the_one_cka_of_an_atlas_is_found_by_its_name(sides: list[Activations]) -> None:
+    one = hf_stitch.compare(*sides, metrics=["linear_cka:debiased=True", "mutual_knn:k=3,distance=euclidean"])
+    assert list(one.values) == ["linear_cka(debiased=True)", "mutual_knn(k=3, distance=euclidean)"]
+    for name in ("linear_cka", "linear_cka:debiased=True", "linear_cka:debiased=true", "linear_cka(debiased=True)"):
+        np.testing.assert_array_equal(one[name], one.values["linear_cka(debiased=True)"])
+    np.testing.assert_array_equal(one["mutual_knn:distance=euclidean"], one["mutual_knn"])
+    assert one.best_matches("linear_cka") == one.best_matches()
+    assert one.plot("mutual_knn") is not None
+    with pytest.raises(KeyError, match="no metric 'linear_cka:debiased=False'"):
+        one["linear_cka:debiased=False"]
+    several = hf_stitch.compare(*sides, metrics=["mutual_knn:k=3", "mutual_knn:k=5"])
+    assert not np.array_equal(several["mutual_knn:k=3"], several["mutual_knn:k=5"])
+    with pytest.raises(KeyError, match=r"several metrics 'mutual_knn'; it has mutual_knn\(k=3\), mutual_knn\(k=5\)"):
+        several["mutual_knn"]
+
+
+def test_options_follow_the_name_of_a_metric_everywhere(sides: list[Activations]) -> None:
+    x, y = (next(iter(side.values.values())) for side in sides)
+    expected = metrics.linear_cka(x, y, debiased=True).item()
+    assert analysis.permutation_test("linear_cka:debiased=True", x, y, permutations=9).observed == pytest.approx(
+        expected
+    )
+    assert analysis.bootstrap("linear_cka:debiased=True", x, y, resamples=9).value == pytest.approx(expected)
+    net = hf_stitch.load(nn.Sequential(nn.Linear(5, 3)), example_inputs=x[:2])
+    callback = SimilarityCallback("start", x, layers=["0"], metrics=["linear_cka:debiased=True"])
+    assert list(callback.measure(net, step=0)) == ["similarity_to_start/linear_cka(debiased=True)/0"]
+    with pytest.raises(TypeError, match="option 'k' of 'mutual_knn' is given twice"):
+        hf_stitch.registries.metrics.build("mutual_knn:k=3", k=5)
+    with pytest.raises(ValueError, match="options are written name:key=value"):
+        hf_stitch.registries.metrics.build("mutual_knn:k")
+    with pytest.raises(TypeError, match="has no option 'debaised'; did you mean 'debiased'"):
+        hf_stitch.registries.metrics.build("linear_cka:debaised=True")
+
+
+def test_tables_count_in_english(sides: list[Activations]) -> None:
+    assert "Match with the one layer of b" in str(hf_stitch.compare(*sides, layers_b=["b1"]))
+    printed = str(analysis.identify_layers([[0.9, 0.5], [0.6, 0.6]], higher_is_better=True))
+    assert "1 pair," in printed and "layers of a among those of b" in printed and "│" in printed
+
+
+def test_moments_take_arrays_as_metrics_do() -> None:
+    rows = np.random.default_rng(0).normal(size=(9, 5))
+    x, y = rows[:, :3], rows[::-1, 3:]  # a view with a step backwards
+    for kind in (Moments, DebiasedMoments):
+        arrays = kind(3, 2).update(x, y)
+        tensors = kind(3, 2).update(torch.tensor(x.copy()), torch.tensor(y.copy()))
+        assert all(torch.equal(value, tensors.state_dict()[name]) for name, value in arrays.state_dict().items())
+        np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
+    kept = Features().update(x, y)
+    np.testing.assert_array_equal(kept.y, y)
+    with pytest.raises(TypeError, match="x_rows must be a numpy array or a torch tensor, got list"):
+        Moments(3, 2).update(x.tolist(), y)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"real floating-point numbers, got torch\.int64"):
+        Moments(3, 2).update(x.astype(int), y)
+
+
+def test_errors_of_a_fit_speak_of_positions_only_where_positions_are_mapped() -> None:
+    images = torch.randn(12, 3, 4, 4)
+    nets = [nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 2)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=images[:2]) for net in nets)
+    fit = {"source_layer": "1", "target_layer": "2", "progress": False}
+    with pytest.raises(ValueError, match=r"the map of vectors \(pooling 'flatten'\)"):
+        hf_stitch.stitch(a, b, images, pooling="flatten", **fit)
+
+
+def test_an_adapter_shows_what_it_runs() -> None:
+    network = hf_stitch.load(nn.Sequential(nn.Linear(4, 2)), example_inputs=torch.zeros(2, 4))
+    assert repr(network).startswith("TorchAdapter(Sequential, ")
+    timm = hf_stitch.load("timm:resnet10t", pretrained=False)
+    assert repr(timm) == "TimmAdapter(ResNet, timm:resnet10t)"
+    assert "pending (verified at its first use)" in str(timm.cut_info("layer1.0"))
+    assert "pending" not in str(timm.verify_cut("layer1.0"))

@@ -144,7 +144,7 @@ def test_a_bad_row_is_named_and_nothing_is_taken(monkeypatch: pytest.MonkeyPatch
         (torch.zeros(4, 3), torch.zeros(5, 2), ValueError, "got 4 and 5 rows"),
         (torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, 2), TypeError, "x_rows .* got torch.int64"),
         (torch.zeros(4, 3), torch.zeros(4, 2, dtype=torch.complex64), TypeError, "y_rows .* got torch.complex64"),
-        (np.zeros((4, 3)), torch.zeros(4, 2), TypeError, "x_rows must be a torch.Tensor, got ndarray"),
+        ([[0.0] * 3] * 4, torch.zeros(4, 2), TypeError, "x_rows must be a numpy array or a torch tensor, got list"),
     ],
 )
 def test_wrong_rows_are_refused(x: torch.Tensor, y: torch.Tensor, error: type[Exception], message: str) -> None:

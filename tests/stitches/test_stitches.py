@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.relative.projection import RelativeProjection
 from hf_stitch.stitches import (
     IdentityStitch,
     LinearStitch,
@@ -210,3 +214,38 @@ def test_the_check_wants_a_registered_type(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(registries.stitches._registered, "shifted", LinearStitch)
     with pytest.raises(AssertionError, match="'shifted' is registered as"):
         check_stitch(Shifted(3, 3))
+
+
+@pytest.mark.parametrize(
+    "stitch", [*STITCHES, RelativeProjection.of(torch.randn(5, 4))], ids=lambda s: f"{type(s).__name__}-{s.in_features}"
+)
+def test_any_stitch_is_saved_by_itself(stitch: Stitch, tmp_path: Path) -> None:
+    stitch = copy.deepcopy(stitch)
+    stitch.fitted = {"r2": 0.5, "n": 7}
+    path = tmp_path / "new" / "map.safetensors"
+    stitch.save(path)
+    again = Stitch.load(path)
+    assert type(again) is type(stitch) and again.to_dict() == stitch.to_dict() and not again.training
+    dtype = next((value.dtype for value in stitch.state_dict().values() if value.is_floating_point()), torch.float32)
+    x = torch.randn(5, stitch.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.equal(again(x), stitch.eval()(x))
+    other = IdentityStitch if isinstance(stitch, LinearStitch) else LinearStitch
+    if not isinstance(stitch, other):
+        with pytest.raises(ValueError, match=f"contains a {type(stitch).__name__}, not a {other.__name__}"):
+            other.load(path)
+
+
+def test_files_that_contain_no_stitch_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "map.safetensors"
+    save_file({"weight": torch.ones(2, 2)}, path)
+    with pytest.raises(ValueError, match="contains no stitch; load a folder with Stitcher"):
+        Stitch.load(path)
+    record = LinearStitch(3, 2).to_dict()
+    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path, {"stitch": json.dumps(record)})
+    with pytest.raises(ValueError, match=r"'weight': \(\(2, 2\).*record describes .*\(2, 3\)"):
+        Stitch.load(path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
+        Stitch.load(path)
+    with pytest.raises(FileNotFoundError):
+        Stitch.load(tmp_path / "none.safetensors")
