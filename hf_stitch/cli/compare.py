@@ -26,6 +26,7 @@ from hf_stitch.cli.options import (
     read_samples,
 )
 from hf_stitch.cli.output import Output
+from hf_stitch.cli.stitch import check_pooling
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
@@ -80,6 +81,12 @@ def compare(
     """Compare every layer of one network with every layer of another, in one pass over the data."""
     output = Output(json)
     metrics = [_metric(text) for text in metric or ["linear_cka"]]
+    check_pooling(pooling)
+    _check_align(align, pooling)
+    if permutations and pooling == "none":
+        raise typer.BadParameter(
+            "needs one row per sample: use another --pooling than none", param_hint="--permutations"
+        )
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
     import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
@@ -113,6 +120,15 @@ def compare(
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))
     output.record(_record(atlas, saved))
+
+
+def _check_align(align: str, pooling: str) -> None:
+    from hf_stitch.analysis.comparison.alignment import ALIGN
+
+    if align not in ALIGN:
+        raise typer.BadParameter(f"must be one of {', '.join(ALIGN)}, got {align!r}", param_hint="--align")
+    if align == "offsets" and pooling != "none":
+        raise typer.BadParameter("needs --pooling none, whose rows are tokens", param_hint="--align")
 
 
 def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:

@@ -28,7 +28,7 @@ from hf_stitch.cli.options import (
     read_samples,
 )
 from hf_stitch.cli.output import Output, as_json
-from hf_stitch.registry import registries
+from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def matcher_of(name: str, options: list[str]) -> Matcher:
         The matcher.
 
     Raises:
-        typer.BadParameter: If an option is malformed, unknown or missing.
+        typer.BadParameter: If there is no such matcher, or an option is malformed, unknown, missing or out of range.
 
     Example:
         >>> matcher_of("low_rank", ["rank=16"]).rank
@@ -187,5 +187,7 @@ def matcher_of(name: str, options: list[str]) -> Matcher:
             values[key] = text
     try:
         return registries.matchers.build(name, **values)
-    except TypeError as error:  # unknown or missing option of the matcher
+    except UnknownNameError as error:
+        raise typer.BadParameter(str(error), param_hint="--matcher") from error
+    except (TypeError, ValueError) as error:  # an option of the matcher is unknown, missing or out of its range
         raise typer.BadParameter(str(error), param_hint="--option") from error

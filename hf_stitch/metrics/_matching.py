@@ -116,7 +116,7 @@ class SoftMatching(MomentsMetric):
     """Streaming ``soft_matching``."""
 
     name = "soft_matching"
-    title = "soft matching distance"
+    title = "soft matching of features"
     papers = (KHOSLA_2024,)
     function = staticmethod(soft_matching)
     formula = staticmethod(_soft_matching)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch import metrics
+from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.metrics import (
     MomentsMetric,
     _cca,
@@ -26,6 +27,7 @@ from hf_stitch.metrics import (
     _shape,
     of_rows,
 )
+from hf_stitch.metrics._catalogue import CATALOGUE
 from hf_stitch.metrics.base import Metric
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.testing.metrics import check_metric
@@ -94,6 +96,15 @@ def test_listing_metrics_imports_none() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="ckaa"):
         _ = metrics.ckaa
+
+
+def test_the_catalogue_describes_the_built_in_metrics_as_they_declare_themselves() -> None:
+    assert list(CATALOGUE) == list(BUILT_INS["metrics"])
+    for name, about in CATALOGUE.items():
+        metric = registries.metrics.build(name)
+        declared = (metric.title, metric.higher_is_better, metric.range, set(metric.invariances))
+        assert (about.title, about.higher_is_better, about.range, set(about.invariances)) == declared, name
+        assert 20 < len(about.use) < 110 and about.use[-1] != ".", name
 
 
 @of_rows

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import analysis, metrics
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.analysis import Activations
+from hf_stitch.cli import app
 from hf_stitch.statistics import DebiasedMoments, Features, Moments
 from hf_stitch.training import SimilarityCallback
 
@@ -353,3 +358,51 @@ def test_an_adapter_shows_what_it_runs() -> None:
     assert repr(timm) == "TimmAdapter(ResNet, timm:resnet10t)"
     assert "pending (verified at its first use)" in str(timm.cut_info("layer1.0"))
     assert "pending" not in str(timm.verify_cut("layer1.0"))
+
+
+# -- the command line: what metrics there are, and exit codes ----------------------------------------------------------
+def test_list_metrics_describes_each_and_imports_nothing() -> None:
+    code = (
+        "import sys; sys.argv = ['hf-stitch', 'list', 'metrics', '--json']\n"
+        "from hf_stitch.cli import main\n"
+        "try:\n    main()\nfinally:\n"
+        "    loaded = {'torch', 'transformers', 'scipy', 'hf_stitch.metrics._cka'} & set(sys.modules)\n"
+        "    assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    entries = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert entries.keys() == set(hf_stitch.registries.metrics)
+    cka, procrustes = entries["linear_cka"], entries["procrustes"]
+    assert (cka["direction"], procrustes["direction"]) == ("higher", "lower")
+    assert cka["range"] == [0, 1] and "orthogonal" in cka["invariances"] and cka["summary"]
+    table = " ".join(CliRunner().invoke(app, ["list", "metrics"]).stdout.split())
+    assert all(word in table for word in ("unchanged by", "0 to 1.41", "0 to ∞", "lower", "linear_cka:debiased=True"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["list", "nosuch"], 2),
+        (["compare", "a", "b", "--data", "d", "--metric", "nosuch"], 2),
+        (["compare", "a", "b", "--data", "d", "--metric", "linear_cka:debiased=7"], 2),
+        (["compare", "a", "b", "--data", "d", "--pooling", "nosuch"], 2),
+        (["compare", "a", "b", "--data", "d", "--align", "nosuch"], 2),
+        (["compare", "a", "b", "--data", "d", "--align", "offsets"], 2),
+        (["compare", "a", "b", "--data", "d", "--pooling", "none", "--permutations", "9"], 2),
+        (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
+        (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "ridge", "--option", "ridge=-1"], 2),
+        (["stitch", "a", "b", "--data", "d", "--out", "o", "--pooling", "nosuch"], 2),
+        (["swap", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
+        (["layers", "timm:nosuch"], 1),
+        (["compare", "timm:nosuch", "timm:nosuch", "--data", "d"], 1),
+        (["info", "nosuch/folder/of/nothing"], 1),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else str(part),
+)
+def test_commands_exit_with_2_for_usage_and_1_for_what_failed(
+    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments, prog_name="hf-stitch")
+    assert result.exit_code == code, result.output
+    assert ("Usage:" in result.stderr) == (code == 2) and not any(tmp_path.iterdir())

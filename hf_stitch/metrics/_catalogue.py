@@ -1,0 +1,137 @@
+"""Descriptions of the built-in metrics with their default options, to list them without importing the metrics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Range = tuple[float, float]
+
+_SHAPE = ("orthogonal", "scaling", "permutation", "translation")
+_UNITS = ("scaling", "permutation", "translation")
+_ANGLES = ("orthogonal", "scaling", "permutation")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What to know of a metric before it is used, with its default options.
+
+    Attributes:
+        title: Name in text.
+        higher_is_better: Whether a higher value means more similar.
+        range: Smallest and largest value.
+        invariances: Transformations of a side that do not change the value.
+        use: When to use it.
+    """
+
+    title: str
+    higher_is_better: bool
+    range: Range
+    invariances: tuple[str, ...]
+    use: str
+
+    @property
+    def direction(self) -> str:
+        """The values that mean more similar: ``higher`` or ``lower``."""
+        return "higher" if self.higher_is_better else "lower"
+
+
+CATALOGUE = {
+    "accuracy_difference": Described(
+        "difference of accuracies", False, (0.0, 1.0), ("scaling",),
+        "whether two classifiers are equally accurate, whatever samples they get wrong",
+    ),
+    "cca": Described(
+        "mean canonical correlation", True, (0.0, 1.0), ("invertible", "orthogonal", *_UNITS),
+        "whether layers hold the same linear information; takes far more samples than features",
+    ),
+    "correlation_matching": Described(
+        "correlation of matched features", True, (-1.0, 1.0), _UNITS,
+        "whether single features (neurons, channels) correspond one to one",
+    ),
+    "direct_matching": Described(
+        "residual of direct matching", False, (0.0, math.inf), (),
+        "how far stitched activations are from those of the target, in the same space",
+    ),
+    "disagreement": Described(
+        "disagreement", False, (0.0, 1.0), ("scaling",),
+        "share of samples for which two classifiers predict different classes",
+    ),
+    "distance_correlation": Described(
+        "distance correlation", True, (0.0, 1.0), _SHAPE,
+        "dependence of any form, also nonlinear; positive for few samples, so test it by permutation",
+    ),
+    "jaccard": Described(
+        "Jaccard similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
+        "as mutual_knn, with shared neighbours as a share of all neighbours",
+    ),
+    "jensen_shannon": Described(
+        "Jensen–Shannon divergence", False, (0.0, math.log(2)), (),
+        "how much the predicted probabilities of two classifiers differ",
+    ),
+    "linear_cka": Described(
+        "linear CKA", True, (0.0, 1.0), _SHAPE,
+        "the default for layers of any widths; debiased=True for fewer samples than features",
+    ),
+    "linear_regression": Described(
+        "R² of linear regression", True, (0.0, 1.0), _SHAPE,
+        "how much of y a linear map of x explains, as a stitch by least squares would",
+    ),
+    "minibatch_cka": Described(
+        "minibatch CKA", True, (-1.0, 1.0), _SHAPE,
+        "linear CKA of very wide layers on many samples, in bounded memory; depends on their order",
+    ),
+    "mrr": Described(
+        "mean reciprocal rank", True, (0.0, 1.0), ("scaling",),
+        "whether a stitched vector retrieves its own sample in the target's space",
+    ),
+    "mutual_knn": Described(
+        "mutual nearest neighbours", True, (0.0, 1.0), _ANGLES,
+        "whether the same samples are neighbours: local structure, also between modalities; about k / n by chance",
+    ),
+    "paired_cosine": Described(
+        "cosine of paired rows", True, (-1.0, 1.0), ("scaling",),
+        "whether stitched vectors point as those of the target, in the same space; centre them first",
+    ),
+    "procrustes": Described(
+        "orthogonal Procrustes distance", False, (0.0, math.sqrt(2)), _SHAPE,
+        "a distance with the triangle inequality, strict about all directions; for clustering of networks",
+    ),
+    "pwcca": Described(
+        "projection-weighted CCA", True, (0.0, 1.0), _UNITS,
+        "CCA that weighs directions by how much of x they explain; not symmetric",
+    ),
+    "rank_similarity": Described(
+        "rank similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
+        "as mutual_knn, where the order of the neighbours counts too",
+    ),
+    "rbf_cka": Described(
+        "CKA of Gaussian kernels", True, (0.0, 1.0), _SHAPE,
+        "as linear_cka, for near samples rather than for the directions of the largest variance",
+    ),
+    "relative_cosine": Described(
+        "cosine of relative representations", True, (-1.0, 1.0), _SHAPE,
+        "whether samples lie alike with respect to anchors, before encoders are swapped",
+    ),
+    "rsa": Described(
+        "representational similarity analysis", True, (-1.0, 1.0), ("scaling", "permutation"),
+        "whether the same pairs of samples are far apart; the custom of neuroscience",
+    ),
+    "second_order_cosine": Described(
+        "second-order cosine similarity", True, (0.0, 1.0), _ANGLES,
+        "whether a sample is equally close to its nearest samples on both sides",
+    ),
+    "shape_distance": Described(
+        "shape distance", False, (0.0, math.pi / 2), _SHAPE,
+        "an angle with the triangle inequality; alpha leads from procrustes (1) to cca (0)",
+    ),
+    "soft_matching": Described(
+        "soft matching of features", True, (-1.0, 1.0), _UNITS,
+        "as correlation_matching, between layers of unequal widths",
+    ),
+    "svcca": Described(
+        "singular vector CCA", True, (0.0, 1.0), _SHAPE,
+        "CCA of the directions of the largest variance, for noisy layers with more samples than directions",
+    ),
+}  # fmt: skip
+"""Name -> description of every built-in metric."""
