@@ -163,6 +163,9 @@ def _draw(results: list[Result], path: Path) -> None:
         low=0.0,
         high=1.0,
         marked=[[value == max(line) for value in line] for line in values],
+        marks="best matcher of each pair of layers",
+        row_title="networks and layers",
+        column_title="matcher",
     )
     figure.savefig(path, dpi=150)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hf_stitch.plots.curves import MARKERS
 from hf_stitch.plots.heatmap import COLOURS
 
 if TYPE_CHECKING:
@@ -19,17 +20,28 @@ MOST_ACROSS = 5
 
 
 def evolution(
-    matrices: Mapping[str, ArrayLike], times: Sequence[float], *, unit: str, label: str, title: str = ""
+    matrices: Mapping[str, ArrayLike],
+    times: Sequence[float],
+    *,
+    unit: str,
+    label: str,
+    note: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    title: str = "",
 ) -> Figure:
     """Draw a heat map of moments by moments for each name, and below one line per name with its last column.
 
-    All heat maps share one colour scale.
+    All heat maps share one colour scale. Lines differ in lightness and in markers.
 
     Args:
         matrices: Name -> (moments, moments) finite numbers.
         times: The moments in ascending order.
         unit: Unit of the moments, for example ``"epoch"``.
         label: Label of the colour bar; also part of the label of the lines.
+        note: Second line of the label of the colour bar, for example which values are better (default: none).
+        low: Value of the darkest colour; ``None`` (default) for the smallest of the values.
+        high: Value of the brightest colour; ``None`` (default) for the largest of the values.
         title: Title of the figure (default: none).
 
     Returns:
@@ -58,7 +70,8 @@ def evolution(
                 f"{name!r} must contain finite numbers, with a row and a column for each of {len(times)} moments, got "
                 f"the shape {matrix.shape}{'' if np.isfinite(matrix).all() else ' with NaN or infinity'}"
             )
-    low, high = min(m.min() for m in values.values()), max(m.max() for m in values.values())
+    ends = (min(m.min() for m in values.values()), max(m.max() for m in values.values()))
+    low, high = (end if given is None else given for given, end in zip((low, high), ends, strict=True))
     down = math.ceil(len(values) / MOST_ACROSS)
     across = math.ceil(len(values) / down)
     figure = Figure(figsize=(max(2.2 * across + 0.8, 5.5), 2.3 * down + 3.2), layout="constrained")
@@ -80,12 +93,15 @@ def evolution(
     lines = below.subplots()
     for place, (name, matrix) in enumerate(values.items()):
         colour = colormaps[COLOURS](0.9 * place / max(1, len(values) - 1))
-        lines.plot(times, matrix[:, -1], "o-", color=colour, markersize=3, label=name)
+        marker = MARKERS[place % len(MARKERS)]
+        lines.plot(times, matrix[:, -1], color=colour, marker=marker, markersize=4, label=name)
     lines.set_xlabel(unit)
     lines.set_ylabel(f"{label} with the last {unit}")
     lines.grid(alpha=0.25)
     lines.spines[["top", "right"]].set_visible(False)
     lines.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")
-    above.colorbar(image, ax=list(grid[: len(values)]), label=label).outline.set_visible(False)
+    above.colorbar(
+        image, ax=list(grid[: len(values)]), label="\n".join(filter(None, (label, note)))
+    ).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class Dynamics(Result):
         higher_is_better: Whether a higher value means more similar.
         n: Number of samples.
         pooling: Pooling of the activations.
+        range: Smallest and largest value that the metric can have; ``None`` if unknown.
 
     Raises:
         ValueError: If the shapes of the values do not fit the number of moments.
@@ -71,6 +72,7 @@ class Dynamics(Result):
     higher_is_better: bool
     n: int
     pooling: Pooling | None
+    range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         """Raise an error if the shapes of the values do not fit the number of moments."""
@@ -127,7 +129,8 @@ class Dynamics(Result):
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
         epochs = tuple(index.epochs[step] for step in steps)
-        return cls(values, tuple(steps), epochs, label, score.higher_is_better, len(first.ids), first.pooling)
+        better, n = score.higher_is_better, len(first.ids)
+        return cls(values, tuple(steps), epochs, label, better, n, first.pooling, score.range)
 
     # -- derived values ---------------------------------------------------------------------------------------------
     @property
@@ -196,19 +199,33 @@ class Dynamics(Result):
             ]
         )  # fmt: skip
 
-    def plot(self) -> Figure:
+    def plot(self, *, scale: Literal["fixed", "data"] = "fixed") -> Figure:
         """Plot a heat map of all pairs of moments for each layer, and below it the curve of :meth:`to_final`.
+
+        Args:
+            scale: ``"fixed"`` for colours from the smallest to the largest value that the metric can have, so that
+                figures can be compared; ``"data"`` for the smallest and largest of these values.
 
         Returns:
             The figure.
+
+        Raises:
+            ValueError: If ``scale`` is unknown.
         """
         from hf_stitch.plots import evolution
 
+        if scale not in ("fixed", "data"):
+            raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
+        ends = self.range if self.range and scale == "fixed" else (np.nan, np.nan)
+        low, high = (end if np.isfinite(end) else None for end in ends)
         return evolution(
             self.values,
             self.times,
             unit=self.unit,
             label=self.metric,
+            note=f"{'higher' if self.higher_is_better else 'lower'} = more alike",
+            low=low,
+            high=high,
             title=f"{self.n} samples, pooling: {self.pooling}",
         )
 

@@ -12,7 +12,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from hf_stitch.analysis import SimilarityAtlas
 from hf_stitch.plots import curves, heatmap, intervals, matrices
+from hf_stitch.training import Dynamics
 
 
 def labels(n: int) -> list[str]:
@@ -162,3 +164,36 @@ def test_frames_and_numbers_of_heatmaps_are_visible_in_black_and_white() -> None
     assert to_rgb(frame.get_edgecolor()) == (0, 0, 0)
     assert to_rgb(frame.get_path_effects()[0]._gc["foreground"]) == (1, 1, 1)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["best"]
+
+
+def test_evolutions_have_a_fixed_scale_and_a_direction() -> None:
+    values = np.array([[1, 0.6], [0.6, 1]])
+    dynamics = Dynamics({"conv": values, "fc": values}, (0, 1), (0.0, 1.0), "linear_cka", True, 9, "mean", (0.0, 1.0))
+    figure = dynamics.plot()
+    maps = [axes for axes in figure.axes if axes.images]
+    assert all(axes.images[0].get_clim() == (0, 1) for axes in maps) and len(maps) == 2
+    assert "linear_cka\nhigher = more alike" in [axes.get_ylabel() for axes in figure.axes]
+    assert dynamics.plot(scale="data").axes[0].images[0].get_clim() == (0.6, 1)
+    (lines,) = [axes for axes in figure.axes if axes.lines]
+    assert len({line.get_marker() for line in lines.lines}) == 2
+    with pytest.raises(ValueError, match="scale must be 'fixed' or 'data'"):
+        dynamics.plot(scale="own")  # type: ignore[arg-type]
+
+
+def test_heatmaps_of_an_atlas_name_networks_and_have_the_scale_of_the_metric() -> None:
+    values = {"linear_cka(debiased=True)": np.array([[0.2, -0.1]]), "procrustes": np.array([[0.4, 0.9]])}
+    recipe = {"a": {"reference": {"id": "timm:resnet18"}}, "b": {"reference": {"id": None}, "class": "Net"}}
+    atlas = SimilarityAtlas(
+        values, ("a0",), ("b0", "b1"), 9, "mean", dict.fromkeys(values, "moments"), ("procrustes",), recipe,
+        {"linear_cka(debiased=True)": (-1.0, 1.0), "procrustes": (0.0, 2**0.5)},
+    )  # fmt: skip
+    for metric, direction, scale in (("linear_cka", "higher", (-1, 1)), ("procrustes", "lower", (0, 2**0.5))):
+        figure = atlas.plot(metric)
+        axes, bar = figure.axes
+        assert (axes.get_ylabel(), axes.get_xlabel()) == ("layers of a: timm:resnet18", "layers of b: Net")
+        assert axes.images[0].get_clim() == scale
+        assert bar.get_ylabel().endswith(f"{direction} = more alike")
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["best match of each layer of a"]
+    assert atlas.plot("procrustes", scale="data").axes[0].images[0].get_clim() == (0.4, 0.9)
+    with pytest.raises(ValueError, match="scale must be 'fixed' or 'data', got 'log'"):
+        atlas.plot(scale="log")  # type: ignore[arg-type]
