@@ -154,6 +154,15 @@ def test_an_image_chain_takes_the_size_for_which_its_source_was_cut_each_time(tm
     assert list(renamed.example) == ["x"]
 
 
+@pytest.mark.parametrize("layer", ["layer1.0", "layer2.0", "layer3.0"])  # 8 x 8, 4 x 4 and 2 x 2 positions
+def test_layers_after_a_stitch_that_resamples_keep_their_grid_and_prefix_tokens(layer: str) -> None:
+    a, b = network("cnn"), network("vit", 1)
+    made = join(a, layer, fitted(a, layer, b, "vit.layers.0", samples("cnn")), b, "vit.layers.0", task=b.task)
+    for name in ("vit.layers.0", "vit.layers.2"):
+        assert load(made).spec(f"target.{name}") == b.spec(name)
+    assert b.spec("vit.layers.2").grid == (4, 4)
+
+
 def test_settings_of_a_chain_name_what_differs(tmp_path: Path) -> None:
     ab = chains(CHAINS[0])[0]
     ab.save_pretrained(tmp_path)

@@ -11,11 +11,13 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from typer.testing import CliRunner
 
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.adapters import ExampleError
 from hf_stitch.adapters.doctor import diagnose
+from hf_stitch.cli import app
 
 from server import turned_to_a_hub  # isort: skip
 from tiny_networks import LAYERS, TEXT, network, plain_tokenizer  # isort: skip
@@ -54,8 +56,14 @@ def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_netw
         assert type(again) is type(made) and again.config.target["reference"]["id"] == "alice/ab"
         inputs = again.preprocess(few)
         assert torch.equal(again(**inputs).logits, chain(**inputs).logits)
-        scores = hf_stitch.evaluate(again, data, progress=False)  # its parents come from the Hub
+        with pytest.warns(UserWarning, match="was fitted to 50.0% of these samples"):
+            scores = hf_stitch.evaluate(again, data, progress=False)  # its target comes from the Hub
         assert scores.to_dict()["scores"]["stitched"]
+        shown = CliRunner().invoke(app, ["layers", "alice/chain"])
+        assert shown.exit_code == 0 and f"target.target.{layer}" in shown.output.replace("\n", "")
+        if b.task == "text-classification":
+            (found,) = transformers.pipeline(b.task, model="alice/chain")(few[:1])
+            assert found["label"] == again.config.id2label[again(**inputs).logits[0].argmax().item()]
 
 
 # -- text encoders -----------------------------------------------------------------------------------------------------
