@@ -113,7 +113,18 @@ def swap(
     else:
         chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
         known = AnchorSet.of(chosen)
-    read = _without(read, known)
+    places = set(known.among(read))
+    if len(places) == len(read):
+        raise ValueError(
+            f"all {len(read)} samples are anchors, so that none is left to score on: take the anchors from another "
+            "split (--anchor-split), or fewer (--anchors)"
+        )
+    if places:
+        output.show(
+            f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split takes the "
+            "anchors from another split"
+        )
+        read = read.select(place for place in range(len(read)) if place not in places)
     swapped = hf_stitch.swap(
         whole, new, chosen, encoder_layer=encoder_layer, target_layer=target_layer, pooling=chosen_pooling,
         matcher=found_by, data=draw(read, max_samples, seed, data), batch_size=batch_size, seed=seed,
@@ -151,14 +162,3 @@ def _kept(
     if model.anchors.has(new, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
         return model.anchors, None
     return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
-
-
-def _without(samples: Samples, anchors: AnchorSet) -> Samples:
-    """Remove the anchors from the samples. Anchors of another split may have the same ids and remove nothing."""
-    places = {id_: place for place, id_ in enumerate(samples.ids)}
-    if not places.keys() >= set(anchors.ids):
-        return samples
-    if samples.select(places[id_] for id_ in anchors.ids).fingerprint != anchors.fingerprint:
-        return samples
-    left = set(anchors.ids)
-    return samples.select(place for id_, place in places.items() if id_ not in left)

@@ -75,6 +75,23 @@ class ContentSketch:
                 return None
         return float(np.isin(hashes, self.hashes).mean())
 
+    def among(self, samples: Samples) -> list[int]:
+        """Return the places of samples whose contents are among the sketched ones.
+
+        Args:
+            samples: Other samples.
+
+        Returns:
+            Places in ``samples``, in order. All of them if at most :data:`SIZE` samples are sketched; of more, those
+            with the smallest hashes.
+
+        Example:
+            >>> ContentSketch.of(Samples.of(["good", "bad", "fine"])).among(Samples.of(["new", "fine", "good"]))
+            [1, 2]
+        """
+        places: list[int] = np.isin(_hashes(samples), self.hashes).nonzero()[0].tolist()
+        return places
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         packed = self.hashes.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - WIDTH :].tobytes()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.data import Batch, Id, Samples, check_same_order
+from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
@@ -71,6 +72,8 @@ class AnchorSet:
         ids: Ids of the samples, in the order of the anchors.
         fingerprint: Hash of ids, labels and content of the samples: :attr:`hf_stitch.Samples.fingerprint`.
         encoded: The representations so far.
+        contents: Hashes of the contents of the samples, by which they are recognised among others; ``None`` for sets of
+            version 0.2.0 and earlier.
 
     Example:
         >>> import hf_stitch
@@ -86,6 +89,7 @@ class AnchorSet:
     ids: tuple[Id, ...]
     fingerprint: str
     encoded: tuple[EncodedAnchors, ...] = ()
+    contents: ContentSketch | None = None
 
     @classmethod
     def of(cls, samples: Samples) -> Self:
@@ -97,7 +101,7 @@ class AnchorSet:
         Returns:
             The set.
         """
-        return cls(samples.ids, samples.fingerprint)
+        return cls(samples.ids, samples.fingerprint, contents=ContentSketch.of(samples))
 
     def __len__(self) -> int:
         """Number of anchors."""
@@ -277,6 +281,40 @@ class AnchorSet:
         except ValueError as error:
             raise ValueError(f"these anchors are not parallel: {error}") from error
 
+    def among(self, samples: Samples) -> list[int]:
+        """Return the places of samples that are anchors, recognised by their content.
+
+        Args:
+            samples: Any samples.
+
+        Returns:
+            Places in ``samples``, in order.
+
+        Example:
+            >>> data = Samples.of(["good", "bad", "fine"])
+            >>> AnchorSet.of(data.take(2)).among(data)
+            [0, 1]
+        """
+        if samples.fingerprint == self.fingerprint:
+            return list(range(len(samples)))
+        return [] if self.contents is None else self.contents.among(samples)
+
+    def check_apart(self, samples: Samples) -> None:
+        """Check that none of the samples is an anchor.
+
+        Args:
+            samples: Samples to score on.
+
+        Raises:
+            ValueError: Some are; the message counts them and names the first.
+        """
+        if places := self.among(samples):
+            raise ValueError(
+                f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.ids[places[0]]!r}: a "
+                "model scores too well on its own anchors. Leave them out with samples.select(…); their places are "
+                "AnchorSet.of(anchors).among(samples)"
+            )
+
     # -- files ------------------------------------------------------------------------------------------------------
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write ``anchors.json`` and ``anchors.safetensors`` to a folder.
@@ -294,6 +332,8 @@ class AnchorSet:
             {"reference": e.reference.public.to_dict(), "layer": e.layer, "pooling": e.pooling} for e in self.encoded
         ]
         config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
+        if self.contents is not None:
+            config["contents"] = self.contents.to_dict()
         with replacing(Path(save_directory)) as folder:
             save_file(tensors, folder / WEIGHTS)
             config["digest"] = digest(folder / WEIGHTS)
@@ -332,7 +372,8 @@ class AnchorSet:
             ids, fingerprint = config["ids"], config["fingerprint"]
             if not (isinstance(ids, list) and {*map(type, ids)} <= {str, int} and isinstance(fingerprint, str)):
                 raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
-            anchors = cls(tuple(ids), fingerprint)
+            contents = ContentSketch.from_dict(config["contents"]) if "contents" in config else None
+            anchors = cls(tuple(ids), fingerprint, contents=contents)
             for place, each in enumerate(map(pooling_from_1, config["encoded"])):
                 if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
                     raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")

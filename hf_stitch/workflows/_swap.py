@@ -108,7 +108,7 @@ def swap(
             not correspond to ``paired_anchors``, are encoded with another layer or pooling, have equal or constant
             activations, or leave the similarity undefined (zero vectors for ``cosine``; no basis for
             ``change_of_basis``); or if labels are not classes of the model. All of this is checked before ``data`` are
-            read.
+            read. If some of ``data`` are anchors.
         TypeError: If a required argument is missing, or an argument does not apply to this kind of model.
 
     Example:

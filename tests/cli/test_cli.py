@@ -257,6 +257,13 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
         "layer4.0", *DIGITS[:4], "--anchor-split", "test", "--out", tmp_path / "same",
     )  # fmt: skip
     assert same_split["evaluation"]["n"] == everything - 90
+    shown = run(
+        "swap", record["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", *DIGITS[:4], "--out",
+        tmp_path / "shown",
+    )  # fmt: skip
+    assert f"90 of {everything} samples are anchors and left out of the scores; --anchor-split takes" in " ".join(
+        shown.output.split()
+    )
     assert {"stitched", "inverse_relative", "identity", "target", "chance"} <= record["evaluation"]["scores"].keys()
     assert record["recipe"]["matcher"]["name"] == "procrustes"
     assert record["recipe"]["samples"] == 90

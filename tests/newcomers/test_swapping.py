@@ -107,3 +107,50 @@ def test_a_chain_is_the_new_encoder_of_a_network(chain: Any) -> None:
         body: Any = swapped.stitch.body
         expected = nets[0].head(hidden @ body.weight.T + body.bias)
         torch.testing.assert_close(swapped(x=pixels), expected, rtol=1e-4, atol=1e-5)
+
+
+# -- anchors -----------------------------------------------------------------------------------------------------------
+
+
+def encoder(seed: int = 0, width: int = 12) -> hf_stitch.Adapter:
+    """An encoder of vectors of four features, with a head of three classes."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+    return hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+
+
+def labelled(n: int, seed: int = 0) -> hf_stitch.Samples:
+    rows = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return hf_stitch.Samples.of(rows, label=(rows.argmax(1) % 3).tolist())
+
+
+TASK = "image-classification"
+PLACE: dict[str, Any] = {"target_layer": "3", "encoder_layer": "3", "task": TASK, "progress": False}
+
+
+def test_a_swap_is_scored_neither_on_its_anchors_nor_on_some_of_them() -> None:
+    data = labelled(200)
+    anchors = data.take(50)
+    for samples in (anchors, data, data.select(range(49, 200))):
+        with pytest.raises(ValueError, match=r"samples are anchors, the first is \d+: a model scores too well"):
+            hf_stitch.swap(encoder(), encoder(1), anchors, data=samples, **PLACE)
+    held_out = data.select(range(50, 200))
+    assert hf_stitch.swap(encoder(), encoder(1), anchors, data=held_out, **PLACE).evaluation.n == 150
+
+
+def test_a_saved_model_knows_its_anchors_by_their_contents(tmp_path: Path) -> None:
+    data = labelled(200)
+    anchors = data.take(50)
+    model = hf_stitch.relative_model(encoder(), anchors, layer="3", num_labels=3, task=TASK, progress=False)
+    swapped = hf_stitch.swap(model, encoder(1), anchors, encoder_layer="3")
+    swapped.anchors.save_pretrained(tmp_path)
+    swapped.anchors = hf_stitch.relative.AnchorSet.from_pretrained(tmp_path)
+    renamed = hf_stitch.Samples.of(torch.randn(9, 4), label=[0] * 9)
+    mixed = hf_stitch.Samples.of(
+        [*next(renamed.batches(9)).samples, *next(anchors.take(1).batches(1)).samples], label=[0] * 10
+    )
+    for scored in (model, swapped):
+        with pytest.raises(ValueError, match="1 of 10 samples are anchors, the first is 9"):
+            hf_stitch.evaluate(scored, mixed, target=model, progress=False)
+        assert hf_stitch.evaluate(scored, renamed, target=model, progress=False).n == 9
+    assert swapped.anchors.among(mixed) == [9]
