@@ -392,7 +392,7 @@ def _needs(described: Description) -> str:
     checked = "The weights of both are checked against the recorded hashes."
     if unnamed := _unnamed(described):
         which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
-        named = "; ".join(f"the {side} is {_plain(getattr(described, side))}" for side in unnamed)
+        named = "; ".join(f"the {side} is {_plain(getattr(described, side).public)}" for side in unnamed)
         return f"Pass {which} to `attach`, because no public name is recorded: {named}. {checked}"
     return f"Both networks are downloaded at the revisions below. {checked}"
 
