@@ -30,6 +30,8 @@ class HeadConfig(PreTrainedConfig):
         kind: Normalisation after each hidden layer: ``"inductive"`` over the features of each vector (LayerNorm), or
             ``"paper"`` over the batch for each feature (see :class:`Head`).
         num_labels: Number of classes.
+        anchors: Fingerprint of the anchors (``AnchorSet.fingerprint``) to which the inputs are similarities; ``None``
+            if unknown, or if the inputs are no similarities.
 
     Raises:
         ValueError: If a width is below 1, or kind or activation is unknown.
@@ -46,6 +48,7 @@ class HeadConfig(PreTrainedConfig):
     num_hidden_layers: int = 2
     hidden_act: str = "silu"
     kind: Kind = "inductive"
+    anchors: str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,13 +54,21 @@ def _evaluation(found: Description) -> Evaluation | None:
         return None
     kept = {key: value for key, value in found.scores.items() if key in ("task", "n", "data", "scores")}
     try:
-        return Evaluation.from_dict(kept)
+        scored = Evaluation.from_dict(kept)
+        return dataclasses.replace(scored, scores=dict(sorted(scored.scores.items(), key=lambda row: _place(row[0]))))
     except ValueError as error:
         raise damaged("config.json" if found.whole else "stitcher.json", error) from error
 
 
+def _place(predictor: str) -> int:
+    """Return the place of a predictor in the table: the stitched model first, then further baselines, chance last."""
+    order = ("stitched", "", "identity", "mean_only", "source", "target", "chance")
+    return order.index(predictor if predictor in order else "")
+
+
 def _table(place: str, found: Description) -> Table:
     from hf_stitch.data.overlap import FITTED
+    from hf_stitch.relative import RelativeProjection
 
     record, body, (width, other) = _record(found), found.body, found.widths
     table = Table("", "", title=f"{place}: a {record['kind']}", title_justify="left", show_header=False)
@@ -74,7 +83,10 @@ def _table(place: str, found: Description) -> Table:
     )
     matcher = dict(recipe.pop("matcher", None) or {})
     recipe.pop(FITTED, None)
-    table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
+    if matcher:
+        table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
+    elif body["name"] == RelativeProjection.name:
+        table.add_row("matcher", "none: similarities to anchors need no fit")
     for key, value in recipe.items():
         table.add_row(key.replace("_", " "), _pairs(value) if isinstance(value, dict) else str(value))
     return table

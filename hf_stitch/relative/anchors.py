@@ -18,6 +18,7 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.reference import ModelReference
+from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
 from hf_stitch.storage.files import digest
@@ -95,12 +96,15 @@ class AnchorSet:
     def of(cls, samples: Samples) -> Self:
         """Create a set without representations.
 
+        A warning names anchors that are nearly the same image or tensor.
+
         Args:
             samples: The anchors; :func:`hf_stitch.relative.select_anchors` selects them.
 
         Returns:
             The set.
         """
+        warn_of_near_duplicates(samples)
         return cls(samples.ids, samples.fingerprint, contents=ContentSketch.of(samples))
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_stitch.data import Id, check_same_order
 from hf_stitch.papers import MOSCHELLA_2023, Paper
 from hf_stitch.registry import registries
 from hf_stitch.relative.similarities import Bound, Similarity, computable
@@ -41,6 +43,7 @@ class RelativeProjection(Stitch):
     Attributes:
         anchors: ``(k, in_features)``, a persistent buffer without gradients; zeros until loaded.
         similarities: Similarities in the order of the spaces.
+        ids: Ids of the samples; ``None`` if unknown, as after loading.
 
     Args:
         in_features: Width d of the vectors.
@@ -73,6 +76,7 @@ class RelativeProjection(Stitch):
     title: ClassVar[str] = "its similarities to anchors, and nothing fitted,"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
     anchors: Tensor
+    ids: tuple[Id, ...] | None = None
 
     def __init__(
         self,
@@ -106,12 +110,21 @@ class RelativeProjection(Stitch):
         )
 
     @classmethod
-    def of(cls, anchors: Tensor, similarities: _Named | Sequence[_Named] = "cosine", **options: Any) -> Self:
+    def of(
+        cls,
+        anchors: Tensor,
+        similarities: _Named | Sequence[_Named] = "cosine",
+        *,
+        ids: Sequence[Id] | None = None,
+        **options: Any,
+    ) -> Self:
         """Create a projection from anchors, which are copied.
 
         Args:
             anchors: ``(k, d)``: the vectors of the anchors, floating point.
             similarities: As for the class.
+            ids: Ids of the samples (``AnchorSet.ids``), with which :meth:`with_anchors` compares others. They are not
+                saved.
             **options: As for the class, except ``dtype``, which is that of the anchors.
 
         Returns:
@@ -123,10 +136,11 @@ class RelativeProjection(Stitch):
         """
         check_anchors(anchors)
         projection = cls(anchors.shape[1], len(anchors), similarities, dtype=anchors.dtype, **options)
+        projection.ids = None if ids is None else tuple(ids)
         return projection.to(anchors.device)._take(anchors)
 
     @torch.no_grad()
-    def with_anchors(self, anchors: Tensor) -> RelativeProjection:
+    def with_anchors(self, anchors: Tensor, ids: Sequence[Id] | None = None) -> RelativeProjection:
         """Return the same projection for another encoder.
 
         The layers that follow the projection can then be used with that encoder without training.
@@ -134,21 +148,34 @@ class RelativeProjection(Stitch):
         Args:
             anchors: ``(k, d)``: representations by the other encoder of the same samples in the same order; d may
                 differ.
+            ids: Ids of these samples (``AnchorSet.ids``), which are compared with those of the projection. ``None``
+                (default) gives a warning, because other samples would make the following layers useless, unnoticed.
 
         Returns:
             A projection with these anchors and copies of all other weights.
 
         Raises:
-            ValueError: The number of anchors differs, or as in :meth:`of`.
+            ValueError: The number of anchors or their ids differ, or as in :meth:`of`.
 
         Example:
-            >>> x, anchors = torch.randn(5, 3), torch.randn(4, 3)
+            >>> x, anchors, ids = torch.randn(5, 3), torch.randn(4, 3), range(4)
             >>> turn = torch.linalg.qr(torch.randn(3, 3)).Q
-            >>> one = RelativeProjection.of(anchors)
-            >>> torch.allclose(one.with_anchors(anchors @ turn)(x @ turn), one(x), atol=1e-5)
+            >>> one = RelativeProjection.of(anchors, ids=ids)
+            >>> torch.allclose(one.with_anchors(anchors @ turn, ids)(x @ turn), one(x), atol=1e-5)
             True
         """
         check_anchors(anchors)
+        if ids is None:
+            warnings.warn(
+                "with_anchors cannot tell whether these are the samples of the projection, in their order: pass ids=, "
+                "for example AnchorSet.ids, to with_anchors and to RelativeProjection.of",
+                stacklevel=2,
+            )
+        elif self.ids is not None:
+            try:
+                check_same_order(self.ids, tuple(ids))
+            except ValueError as error:
+                raise ValueError(f"these are not the anchors of the projection: {error}") from error
         if len(anchors) != len(self.anchors):
             raise ValueError(
                 f"the projection has {len(self.anchors)} anchors, got {len(anchors)}; "
@@ -158,6 +185,7 @@ class RelativeProjection(Stitch):
         projection = type(self)(**options).to(self.anchors.device)
         projection.mlps.load_state_dict(self.mlps.state_dict())
         projection.fitted = dict(self.fitted)
+        projection.ids = self.ids if ids is None else tuple(ids)
         return projection._take(anchors)
 
     def transform(self, x: Tensor) -> Tensor:
@@ -260,12 +288,21 @@ class RelativeProjection(Stitch):
 def check_anchors(anchors: Tensor) -> None:
     """Check that anchors are a matrix of finite vectors that differ by more than the rounding of float32.
 
+    Two anchors give a warning.
+
     Raises:
-        ValueError: They are not; the message names the first invalid anchor.
+        ValueError: They are not (the message names the first invalid anchor), or there is only one.
     """
     if anchors.ndim != 2 or not anchors.numel() or not anchors.is_floating_point():
         raise ValueError(
             f"anchors must be floating-point vectors of shape (k, d), got {anchors.dtype} of {tuple(anchors.shape)}"
+        )
+    if len(anchors) == 1:
+        raise ValueError("a relative representation needs several anchors, got 1: similarities to it say little")
+    if len(anchors) == 2:
+        warnings.warn(
+            "2 anchors describe a vector by two numbers: use more, at least about as many as the features vary in",
+            stacklevel=3,
         )
     finite = anchors.isfinite().all(1)
     if not finite.all():

@@ -378,7 +378,8 @@ def _unit(rows: Tensor, name: str, what: str) -> Tensor:
     if not torch.compiler.is_compiling() and bool((lengths == 0).any()):
         place = int((lengths[:, 0] == 0).nonzero()[0])
         raise ValueError(
-            f"{name}: {what} {place} of {len(rows)} is 0 and has no direction; drop it, centre both sides, or use "
-            "a similarity that is defined for it (inner, euclidean)"
+            f"{name}: {what} {place} of {len(rows)} is 0 and has no direction (with center=True, it equals the mean of "
+            "the anchors); drop it, set center=True if it is off, or use a similarity that is defined for it (inner, "
+            "euclidean)"
         )
     return rows / lengths

@@ -81,7 +81,9 @@ def relative_model(
         NotACutError: If the encoder cannot be cut at the layer.
         ValueError: If the anchors cannot be used (see :meth:`~hf_stitch.relative.AnchorSet.encode`), the anchor set
             holds no encoding by this encoder at this layer with this pooling, the head takes vectors of another width,
-            or not exactly one of ``head`` and ``num_labels`` is given.
+            or not exactly one of ``head`` and ``num_labels`` is given; or the head belongs to other anchors. A
+            :class:`~hf_stitch.artefacts.Head` belongs to the anchors in its config, or to those of its first relative
+            model.
         TypeError: If ``similarities`` is ``None`` and options of a projection are given.
 
     Example:
@@ -106,9 +108,11 @@ def relative_model(
             )
         body = IdentityStitch(vectors.shape[1], vectors.shape[1])
     else:
-        body = RelativeProjection.of(vectors, similarities, **options)
+        body = RelativeProjection.of(vectors, similarities, ids=known.ids, **options)
     width = body.out_features
     target, entry = _target(head, width, num_labels, kind)
+    if similarities is not None and isinstance(target.model, Head):
+        _tie(target.model, known)
     if task == "auto":
         task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
     with torch.no_grad():
@@ -122,6 +126,22 @@ def relative_model(
     model.anchors = known
     model.source.requires_grad_(False)
     return model
+
+
+def _tie(head: Head, anchors: AnchorSet) -> None:
+    """Check that a head belongs to the anchors; a head that belongs to none belongs to these from now on.
+
+    Raises:
+        ValueError: If the head belongs to other anchors.
+    """
+    config: Any = head.config
+    if config.anchors not in (None, anchors.fingerprint):
+        raise ValueError(
+            f"the head takes similarities to other anchors ({config.anchors}, not {anchors.fingerprint}): with these, "
+            "it would predict hardly better than chance. Use its anchors, or, if these correspond to them "
+            "(translations), set head.config.anchors = None before"
+        )
+    config.anchors = anchors.fingerprint
 
 
 def _target(

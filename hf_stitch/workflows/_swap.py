@@ -18,7 +18,7 @@ from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
-from hf_stitch.data import Samples
+from hf_stitch.data import Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
@@ -173,7 +173,7 @@ def swap(
     own, vectors = new.encode(own, anchors, paired_anchors)
     if entering is None:
         assert stitched is not None
-        joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors), {}
+        joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors, own.ids), {}
     else:
         found_by = (
             registries.matchers.build(MATCHER, **OPTIONS) if matcher is None else registries.matchers.build(matcher)
@@ -248,7 +248,8 @@ def _between(model: Any, other: StitchedModel) -> StitchedModel:
         different = ", ".join(f"{key} {own[key]!r} and {its[key]!r}" for key in own if own[key] != its[key])
         raise ValueError(f"the projections of the two models differ: {different}; build both with the same options")
     anchors: Any = other.stitch.body.anchors
-    joint = _relative(model.stitch, other.stitch.source, other.stitch.pooling, anchors)
+    ids = next((each.anchors.ids for each in (model, other) if each.anchors is not None), range(len(anchors)))
+    joint = _relative(model.stitch, other.stitch.source, other.stitch.pooling, anchors, ids)
     swapped = with_encoder(model, other, "", joint)
     swapped.anchors = model.anchors
     swapped.config.recipe = {**(model.config.recipe or {}), "pooling": other.stitch.pooling, "versions": versions()}
@@ -414,11 +415,13 @@ def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:
     return "mean" if spec.layout != "bnd" or spec.grid is not None else pooling
 
 
-def _relative(stitch: StitchingLayer, spec: RepresentationSpec, pooling: Pooling, vectors: Tensor) -> StitchingLayer:
+def _relative(
+    stitch: StitchingLayer, spec: RepresentationSpec, pooling: Pooling, vectors: Tensor, ids: Sequence[Id]
+) -> StitchingLayer:
     """Return the stitching layer with the same projection on the anchors as the new encoder encodes them."""
     projection: Any = stitch.body
     mean: Any = stitch.body_mean
-    body = projection.with_anchors(vectors)
+    body = projection.with_anchors(vectors, ids)
     return StitchingLayer(spec, stitch.target, pooling, body, means={"body": mean}).eval()
 
 

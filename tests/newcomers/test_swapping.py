@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import hf_stitch
+from hf_stitch import Samples
+from hf_stitch.artefacts import Head, HeadConfig
+from hf_stitch.relative import AnchorSet, RelativeProjection
 
 # -- chains ------------------------------------------------------------------------------------------------------------
 WIDTHS = (8, 10, 12)
@@ -154,3 +159,87 @@ def test_a_saved_model_knows_its_anchors_by_their_contents(tmp_path: Path) -> No
             hf_stitch.evaluate(scored, mixed, target=model, progress=False)
         assert hf_stitch.evaluate(scored, renamed, target=model, progress=False).n == 9
     assert swapped.anchors.among(mixed) == [9]
+
+
+def test_one_anchor_is_refused_and_two_are_warned_of() -> None:
+    rows = torch.randn(5, 4)
+    with pytest.raises(ValueError, match="needs several anchors, got 1"):
+        RelativeProjection.of(rows[:1], "euclidean")
+    with pytest.warns(UserWarning, match="2 anchors describe a vector by two numbers"):
+        RelativeProjection.of(rows[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RelativeProjection.of(rows[:3])
+
+
+def test_near_duplicates_are_told_and_other_images_are_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (40, 16, 16, 3), generator=generator, dtype=torch.uint8)
+    one_pixel = pixels.clone()
+    one_pixel[7] = pixels[3]
+    one_pixel[7, 8, 8] = 255 - one_pixel[7, 8, 8]
+    for made in (lambda x: Image.fromarray(x.numpy()), lambda x: x.float()):
+        with pytest.warns(
+            UserWarning, match=r"anchors (3 and 7|7 and 3) are nearly the same sample \(their distance is"
+        ):
+            AnchorSet.of(Samples.of([made(x) for x in one_pixel]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            AnchorSet.of(Samples.of([made(x) for x in pixels]))
+
+
+def test_ids_of_anchors_are_compared_and_missing_ones_told() -> None:
+    anchors, ids = torch.randn(6, 4), tuple("abcdef")
+    one = RelativeProjection.of(anchors, ids=ids)
+    with pytest.warns(UserWarning, match="cannot tell whether these are the samples of the projection.* pass ids="):
+        one.with_anchors(anchors)
+    with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*another order"):
+        one.with_anchors(anchors.flip(0), ids[::-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert one.with_anchors(2 * anchors, ids).ids == ids
+
+
+def test_a_head_belongs_to_its_anchors(tmp_path: Path) -> None:
+    data = labelled(200)
+    first, second = data.take(20), data.select(range(20, 40))
+    model = hf_stitch.relative_model(encoder(), first, layer="3", num_labels=3, task=TASK, progress=False)
+    head = Head(HeadConfig(in_features=20, num_labels=3))
+    hf_stitch.relative_model(encoder(), first, layer="3", head=head, progress=False)
+    head.save_pretrained(tmp_path)
+    for trained in (head, str(tmp_path)):
+        with pytest.raises(ValueError, match=r"the head takes similarities to other anchors .*Use its anchors"):
+            hf_stitch.relative_model(encoder(1), second, layer="3", head=trained, progress=False)
+        hf_stitch.relative_model(encoder(1), first, layer="3", head=trained, progress=False)
+    assert model.target.model.config.anchors == AnchorSet.of(first).fingerprint
+
+
+def test_advice_to_centre_fits_where_it_is_on() -> None:
+    anchors = torch.randn(6, 4)
+    centred = RelativeProjection.of(anchors, center=True)
+    with pytest.raises(
+        ValueError, match=r"with center=True, it equals the mean of the anchors\); drop it, set center=T"
+    ):
+        centred(anchors.mean(0, keepdim=True))
+
+
+def test_info_of_a_relative_map_names_no_matcher_and_sorts_chance_last(tmp_path: Path) -> None:
+    import timm
+    from typer.testing import CliRunner
+
+    from hf_stitch.cli import app
+
+    torch.manual_seed(0)
+    net = timm.create_model("resnet10t", num_classes=3, channels=(8, 8, 8, 16))
+    pixels = torch.randn(24, 3, 32, 32)
+    adapter = hf_stitch.load(net, example_inputs=pixels[:2])
+    data = Samples.of(pixels, label=[i % 3 for i in range(24)])
+    model = hf_stitch.relative_model(adapter, data.take(9), layer="layer4.0", num_labels=3, center=True, progress=False)
+    swapped = hf_stitch.swap(
+        model, adapter, data.take(9), encoder_layer="layer4.0", data=data.select(range(9, 24)), progress=False
+    )
+    swapped.save_pretrained(tmp_path)
+    shown = CliRunner().invoke(app, ["info", str(tmp_path)], env={"COLUMNS": "200"}).stdout
+    assert "none: similarities to anchors need no fit" in shown and "unknown" not in shown
+    places = [shown.index(f" {name} ") for name in ("stitched", "target", "chance")]
+    assert places == sorted(places)
