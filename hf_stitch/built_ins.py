@@ -44,6 +44,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "permutation": "hf_stitch.matchers.permutation:Permutation",
         "procrustes": "hf_stitch.matchers.procrustes:Procrustes",
         "random": "hf_stitch.matchers.random:Random",
+        "recoloured": "hf_stitch.matchers.recoloured:Recoloured",
         "ridge": "hf_stitch.matchers.ridge:Ridge",
         "task_loss": "hf_stitch.training.task_loss:TaskLoss",
     },

@@ -9,6 +9,7 @@ from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.matchers.permutation import Permutation
 from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.matchers.random import Random
+from hf_stitch.matchers.recoloured import Recoloured
 from hf_stitch.matchers.ridge import Ridge
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Permutation",
     "Procrustes",
     "Random",
+    "Recoloured",
     "Ridge",
     "TrainedMatcher",
 ]

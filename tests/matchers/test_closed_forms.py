@@ -12,7 +12,7 @@ import torch
 from sklearn.linear_model import Lasso as SklearnLasso
 from sklearn.linear_model import Ridge as SklearnRidge
 
-from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Ridge
+from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Recoloured, Ridge
 from hf_stitch.matchers.permutation import Compare
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
@@ -182,6 +182,33 @@ def test_procrustes_is_the_optimum_that_it_says(rows: Rows, scale: bool) -> None
             assert error(x, y, matrix) <= error(x, y, best * other) + 1e-9
     for change in (0.99, 1.01):
         assert not scale or error(x, y, matrix) < error(x, y, change * matrix)
+
+
+@pytest.mark.parametrize("widths", [(6, 6), (9, 4), (4, 9)])
+def test_recoloured_keeps_the_covariance_and_is_the_optimum(widths: tuple[int, int], paired: type[Rows]) -> None:
+    rows = paired.draw(300, *widths)
+    x, y = rows.centred
+    matrix, bias = weights(Recoloured().fit(rows.moments, DOUBLE))
+    covariance, made = y.T @ y, (x @ matrix).T @ (x @ matrix)
+    if widths[0] >= widths[1]:
+        np.testing.assert_allclose(made, covariance, rtol=1e-9, atol=1e-9 * np.trace(covariance))
+    values, vectors = np.linalg.eigh(covariance)
+    root = (vectors * values**0.5) @ vectors.T
+    inner = np.linalg.inv(root) @ made @ np.linalg.inv(root)  # a projection, if x has fewer directions
+    np.testing.assert_allclose(inner @ inner, inner, atol=1e-9)
+    assert round(np.trace(inner)) == min(widths)
+    np.testing.assert_allclose((rows.x @ matrix + bias).mean(0), rows.y.mean(0), atol=1e-9)
+    white = np.linalg.inv(np.linalg.cholesky(x.T @ x)).T
+    for frame in random_frames(*widths, 50):  # other maps that keep the covariance
+        other = white @ frame @ root
+        assert (x @ other * y).sum() <= (x @ matrix * y).sum() + 1e-9
+        assert widths[0] < widths[1] or error(x, y, matrix) <= error(x, y, other) + 1e-9
+
+
+def test_recoloured_is_exact_where_least_squares_is(paired: type[Rows]) -> None:
+    x = paired.draw(100, 6, 6).x
+    y = x @ np.random.default_rng(2).standard_normal((6, 4)) + 3
+    assert Recoloured().fit(paired(x, y).moments, DOUBLE).fitted["r2"] == pytest.approx(1.0)
 
 
 def test_procrustes_recovers_a_rotation_scale_and_shift(paired: type[Rows]) -> None:

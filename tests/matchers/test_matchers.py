@@ -21,6 +21,7 @@ from hf_stitch.matchers import (
     Permutation,
     Procrustes,
     Random,
+    Recoloured,
     Ridge,
 )
 from hf_stitch.registry import UnknownNameError, registries
@@ -46,6 +47,8 @@ MATCHERS = [
     Permutation(compare="distance"),
     Permutation(semi=True),
     Random(seed=3),
+    Recoloured(),
+    Recoloured(rcond=1e-6),
     Random(rank=4),
     InverseRelative(),
     InverseRelative(center=False, scale=False, rcond=1e-3),
