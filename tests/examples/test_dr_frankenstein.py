@@ -14,6 +14,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "dr_frankenstein"
 EXPERIMENTS = {
+    "several_stitches": ([], ["several_stitches"]),
     "matching": (
         ["--architecture", "resnet20", "--pairs", "0-1", "--hard"],
         ["matching_resnet20_accuracy", "matching_resnet20_loss"],
