@@ -20,8 +20,8 @@ class Recoloured(ClosedFormMatcher):
 
     Least squares predicts a conditional mean, so its outputs vary less than the target's activations, which alone moves
     them out of distribution. Here x is whitened, rotated and given the covariance of y: with
-    ``Sxx^(-1/2) Sxy Syy^(1/2) = P Σ Rᵀ``, the map is ``Syy^(1/2) R Pᵀ Sxx^(-1/2)``, which maximises the inner product of
-    its outputs with y. If x has at least as many directions as y, the covariance is that of y and the error is the
+    ``Sxx^(-1/2) Sxy Syy^(1/2) = P Σ Rᵀ``, the map is ``Syy^(1/2) R Pᵀ Sxx^(-1/2)``, which maximises the inner product
+    of its outputs with y. If x has at least as many directions as y, the covariance is that of y and the error is the
     minimum. Otherwise the outputs have the rank of x: in the whitened space of y, their covariance is a projection.
 
     ``fitted`` contains ``n``, ``r2``, the ``rcond`` used, and ``x_rank`` and ``y_rank``, the numbers of directions
