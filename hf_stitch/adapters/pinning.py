@@ -18,7 +18,7 @@ UNREAD_OF_CONFIGS = frozenset(
         *("initializer_range", "initializer_factor", "gradient_checkpointing", "drop_path_rate"),
         *("attention_dropout", "hidden_dropout", "activation_dropout", "classifier_dropout", "dropout", "dropout_rate"),
         *("attention_probs_dropout_prob", "hidden_dropout_prob", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
-        *("layerdrop", "encoder_layerdrop", "decoder_layerdrop"),
+        *("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "anchors_fingerprint"),
     )
 )
 """Keys of a config that no forward in eval mode reads, or whose values do not change what it computes.

@@ -30,7 +30,7 @@ class HeadConfig(PreTrainedConfig):
         kind: Normalisation after each hidden layer: ``"inductive"`` over the features of each vector (LayerNorm), or
             ``"paper"`` over the batch for each feature (see :class:`Head`).
         num_labels: Number of classes.
-        anchors: Fingerprint of the anchors (``AnchorSet.fingerprint``) to which the inputs are similarities; ``None``
+        anchors_fingerprint: That of the anchors (``AnchorSet.fingerprint``) to which inputs are similarities; ``None``
             if unknown, or if the inputs are no similarities.
 
     Raises:
@@ -48,7 +48,7 @@ class HeadConfig(PreTrainedConfig):
     num_hidden_layers: int = 2
     hidden_act: str = "silu"
     kind: Kind = "inductive"
-    anchors: str | None = None
+    anchors_fingerprint: str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the values."""

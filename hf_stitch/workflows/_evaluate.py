@@ -23,8 +23,8 @@ from hf_stitch.analysis.scoring import (
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 
 
 def evaluate(
@@ -107,7 +107,8 @@ def evaluate(
     """
     samples = Samples.of(data)
     others = None if paired_data is None else Samples.of(paired_data)
-    _check_apart(stitched, samples, others)
+    check_apart(stitched, samples, others)
+    warn_of_other_activations(stitched, samples)
     for name, layer in (baselines or {}).items():
         check_place(stitched, name, layer)
     layers = {
@@ -139,22 +140,6 @@ def evaluate(
         )
     scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
     return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
-
-
-def _check_apart(stitched: StitchedModel, *sides: Samples | None) -> None:
-    """Check that no samples are anchors of the model, nor those of the other side (translations).
-
-    Raises:
-        ValueError: If some are.
-    """
-    if stitched.anchors is None:
-        return
-    recorded = (stitched.config.recipe or {}).get(FITTED)
-    paired = None if recorded is None else AnchorSet((), "", contents=ContentSketch.from_dict(recorded))
-    for samples in sides:
-        for anchors in (stitched.anchors, paired):
-            if samples is not None and anchors is not None:
-                anchors.check_apart(samples)
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:

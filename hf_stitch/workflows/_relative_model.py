@@ -135,13 +135,13 @@ def _tie(head: Head, anchors: AnchorSet) -> None:
         ValueError: If the head belongs to other anchors.
     """
     config: Any = head.config
-    if config.anchors not in (None, anchors.fingerprint):
+    if config.anchors_fingerprint not in (None, anchors.fingerprint):
         raise ValueError(
-            f"the head takes similarities to other anchors ({config.anchors}, not {anchors.fingerprint}): with these, "
-            "it would predict hardly better than chance. Use its anchors, or, if these correspond to them "
-            "(translations), set head.config.anchors = None before"
+            f"the head takes similarities to other anchors ({config.anchors_fingerprint}, not {anchors.fingerprint}): "
+            "with these, it would predict hardly better than chance. Use its anchors, or, if these correspond to them "
+            "(translations), set head.config.anchors_fingerprint = None before"
         )
-    config.anchors = anchors.fingerprint
+    config.anchors_fingerprint = anchors.fingerprint
 
 
 def _target(

@@ -211,7 +211,7 @@ def test_a_head_belongs_to_its_anchors(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"the head takes similarities to other anchors .*Use its anchors"):
             hf_stitch.relative_model(encoder(1), second, layer="3", head=trained, progress=False)
         hf_stitch.relative_model(encoder(1), first, layer="3", head=trained, progress=False)
-    assert model.target.model.config.anchors == AnchorSet.of(first).fingerprint
+    assert model.target.model.config.anchors_fingerprint == AnchorSet.of(first).fingerprint
 
 
 def test_advice_to_centre_fits_where_it_is_on() -> None:
@@ -243,3 +243,21 @@ def test_info_of_a_relative_map_names_no_matcher_and_sorts_chance_last(tmp_path:
     assert "none: similarities to anchors need no fit" in shown and "unknown" not in shown
     places = [shown.index(f" {name} ") for name in ("stitched", "target", "chance")]
     assert places == sorted(places)
+
+
+def test_samples_that_are_preprocessed_otherwise_than_the_anchors_are_told() -> None:
+    rows = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    labels = (rows.argmax(1) % 3).tolist()
+    data = Samples.of(rows, label=labels)
+    model = hf_stitch.relative_model(encoder(), data.take(60), layer="3", num_labels=3, task=TASK, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swapped = hf_stitch.swap(
+            model, encoder(1), data.take(60), encoder_layer="3", data=data.select(range(60, 300)), progress=False
+        )
+    otherwise = Samples.of(rows * 0.25 + 0.5, label=labels).select(range(60, 300))
+    for scored in (model, swapped):
+        with pytest.warns(
+            UserWarning, match=r"unlike those on its anchors \(their means are [\d.]+ standard deviations"
+        ):
+            hf_stitch.evaluate(scored, otherwise, target=model, progress=False)

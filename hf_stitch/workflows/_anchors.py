@@ -1,0 +1,90 @@
+"""Checks of samples against the anchors of a model, before the model is scored on them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.data import Samples
+from hf_stitch.data.overlap import FITTED, ContentSketch
+from hf_stitch.reference import ModelReference
+from hf_stitch.relative import AnchorSet
+from hf_stitch.stitches.layer import source_positions
+
+PROBE = 64
+"""Number of samples, evenly spaced, whose activations are compared with those of the anchors."""
+
+APART = 0.35
+"""Distance of the means, in standard deviations of the anchors, above which samples are unlike them. On two ResNets and
+four networks of another kind, other images of the same data were below .2; images of 0 to 1 instead of normalised ones,
+and images of another data set, were above .5."""
+
+
+def check_apart(stitched: StitchedModel, *sides: Samples | None) -> None:
+    """Check that no samples are anchors of the model, nor those of the other side (translations).
+
+    Args:
+        stitched: The model.
+        *sides: Samples to score on.
+
+    Raises:
+        ValueError: If some are.
+    """
+    if stitched.anchors is None:
+        return
+    recorded = (stitched.config.recipe or {}).get(FITTED)
+    paired = None if recorded is None else AnchorSet((), "", contents=ContentSketch.from_dict(recorded))
+    for samples in sides:
+        for anchors in (stitched.anchors, paired):
+            if samples is not None and anchors is not None:
+                anchors.check_apart(samples)
+
+
+def warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:
+    """Warn if the encoder's activations on the samples are unlike the stored ones on the anchors.
+
+    An encoder is recognised by its weights, config and processor. This does not tell how tensors were preprocessed
+    before they were passed.
+
+    Args:
+        stitched: A model; without stored activations of its encoder, nothing is compared.
+        samples: Samples to score on.
+    """
+    known = _stored(stitched)
+    if known is None or len(samples) < 2:
+        return
+    some = samples.select(sorted({i * (len(samples) - 1) // (PROBE - 1) for i in range(PROBE)}))
+    seen = _encoded(stitched, some).to(known)
+    spread = known.var(0).sum().sqrt()
+    away = float((seen.mean(0) - known.mean(0)).norm() / spread)
+    noise = math.sqrt(1 / len(seen) + 1 / len(known))
+    if away > max(APART, 2 * noise):
+        warnings.warn(
+            f"the encoder's activations on these samples are unlike those on its anchors (their means are {away:.2f} "
+            f"standard deviations apart, about {noise:.2f} by chance), and the scores may be low: check that both were "
+            "preprocessed in the same way (range of pixels, normalisation) and are of one kind",
+            stacklevel=3,
+        )
+
+
+def _stored(stitched: StitchedModel) -> Tensor | None:
+    """Return the activations of the model's encoder on its anchors, if they are stored and still hold."""
+    source = stitched.config.source
+    if stitched.anchors is None or source is None or stitched.has_changed("source"):
+        return None
+    place = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], stitched.stitch.pooling
+    return stitched.anchors.values(*place).cpu().double() if stitched.anchors.has(*place) else None
+
+
+@torch.no_grad()
+def _encoded(stitched: StitchedModel, samples: Samples) -> Tensor:
+    layer = stitched.stitch
+    with evaluating(stitched):
+        batch = next(samples.batches(len(samples)))
+        inputs = {name: value.to(stitched.device) for name, value in stitched.preprocess(batch.samples).items()}
+        return source_positions(stitched.source(**inputs), layer.source, layer.target, layer.pooling).cpu()
