@@ -59,7 +59,7 @@ def test_matrices_of_samples_give_the_values_of_the_function(name: str, monkeypa
     metric = registries.metrics.build(name)
     x, y = layers(15, 3, 20, 6, seed=2), layers(15, 4, 7, seed=3)
     by_matrices = maximum_test(metric, x, y, permutations=9, seed=0, memory=PLENTY)
-    in_blocks = maximum_test(metric, x, y, permutations=9, seed=0, memory=8 * 15**2 * 4)  # one layer at a time
+    in_blocks = maximum_test(metric, x, y, permutations=9, seed=0, memory=8 * 15**2 * 12)  # one layer at a time
     np.testing.assert_allclose(in_blocks.maxima, by_matrices.maxima, rtol=1e-12)
     monkeypatch.setattr(type(metric), "sample_matrix", lambda *_: None)
     by_pairs = maximum_test(metric, x, y, permutations=9, seed=0, memory=PLENTY)

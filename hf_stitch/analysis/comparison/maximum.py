@@ -21,6 +21,9 @@ from hf_stitch.metrics import Metric
 
 Array = NDArray[np.float64]
 
+_ORDERS = 8
+"""Number of permuted matrices that are multiplied at once."""
+
 _ROUNDING = 1e-9
 """Difference of two studentised values that may be rounding."""
 
@@ -135,7 +138,7 @@ def _by_matrices(
 ) -> Array | None:
     """Compute all values as inner products of matrices of samples; None if the metric has none, or they are too big."""
     n = len(x[0])
-    at_once = memory // (8 * n**2) - 3  # beside the block of x: a matrix of y, permuted, and what computes it
+    at_once = memory // (8 * n**2) - _ORDERS - 3  # beside the block of x: permuted matrices of y, and what makes them
     if at_once < 1 or metric.sample_matrix(x[0].double()) is None:
         return None
     values = np.empty((len(orders), len(x), len(y)))
@@ -143,8 +146,10 @@ def _by_matrices(
         block = torch.stack([_unit(metric, rows) for rows in x[start : start + at_once]])
         for j, rows in enumerate(y):
             matrix = _unit(metric, rows).view(n, n)
-            for place, order in enumerate(orders):
-                values[place, start : start + len(block), j] = (block @ matrix[order][:, order].flatten()).numpy()
+            for first in range(0, len(orders), _ORDERS):
+                some = orders[first : first + _ORDERS]
+                permuted = torch.stack([matrix.index_select(0, o).index_select(1, o).flatten() for o in some])
+                values[first : first + len(some), start : start + len(block), j] = (permuted @ block.T).numpy()
     return values
 
 

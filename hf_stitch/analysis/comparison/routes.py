@@ -106,7 +106,7 @@ class ComparisonPlan(Result):
         return table
 
 
-_GATHERING = 50
+_GATHERING = 400
 """Floating-point operations in the time that it takes to move a number to a permuted place."""
 
 STATISTICS: dict[Collected, type[LayerStatistic]] = {
