@@ -17,6 +17,7 @@ from hf_stitch.adapters import ExampleError
 from hf_stitch.artefacts import Description
 from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.testing import check_adapter
 
 from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, SIZE, WORDS, network  # isort: skip
@@ -92,6 +93,12 @@ def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(fam
             assert adapter.layer_name(adapter.module_name(name)) == name
             assert torch.equal(adapter.decode(found[name], name).logits, whole), name
     assert Description.of(chains(families)[1].config.to_dict(), whole=True).source_layer == f"target.{lb}"
+
+
+@pytest.mark.parametrize("families", CHAINS, ids="-".join)
+def test_a_chain_satisfies_the_contract_of_adapters(families: tuple[str, str, str]) -> None:
+    adapter, data = load(chains(families)[1]), samples(families[0])
+    check_adapter(adapter, adapter.preprocess(data[:3]), adapter.preprocess(data[3:8]))
 
 
 def test_decoding_the_last_network_of_a_chain_skips_the_others() -> None:
