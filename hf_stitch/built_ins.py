@@ -74,6 +74,10 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "soft_matching": "hf_stitch.metrics._matching:SoftMatching",
         "svcca": "hf_stitch.metrics._cca:SVCCA",
     },
+    "detectors": {
+        "knn": "hf_stitch.detectors.knn:NearestNeighbours",
+        "mahalanobis": "hf_stitch.detectors.mahalanobis:Mahalanobis",
+    },
     "similarities": {
         "angular": "hf_stitch.relative.similarities:Angular",
         "change_of_basis": "hf_stitch.relative.similarities:ChangeOfBasis",
@@ -110,6 +114,7 @@ BASES: dict[str, str] = {
     "stitches": "hf_stitch.stitches.base:Stitch",
     "matchers": "hf_stitch.matchers.base:Matcher",
     "metrics": "hf_stitch.metrics.base:Metric",
+    "detectors": "hf_stitch.detectors.base:Detector",
     "similarities": "hf_stitch.relative.similarities:Similarity",
     "anchors": "hf_stitch.relative.selection:Selection",
     "heads": "hf_stitch.artefacts.modeling:StitchedModel",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hf_stitch.adapters import Adapter, Override
     from hf_stitch.artefacts import StitchedModel
+    from hf_stitch.detectors import Detector
     from hf_stitch.matchers import Matcher
     from hf_stitch.metrics import Metric
     from hf_stitch.relative import Selection, Similarity
@@ -403,6 +404,7 @@ class Registries:
         stitches: Maps between representations.
         matchers: Methods that fit a map.
         metrics: Similarity metrics.
+        detectors: Detectors of out-of-distribution activations.
         similarities: Similarity functions of relative representations.
         anchors: Methods that select anchors.
         heads: Stitched models by task.
@@ -414,7 +416,8 @@ class Registries:
         >>> registries["stitches"] is registries.stitches
         True
         >>> list(registries)
-        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'similarities', 'anchors', 'heads', 'networks']
+        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors', 'heads',
+         'networks']
     """
 
     adapters: Registry[Adapter]
@@ -422,6 +425,7 @@ class Registries:
     stitches: Registry[Stitch]
     matchers: Registry[Matcher]
     metrics: Registry[Metric]
+    detectors: Registry[Detector]
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
     heads: Registry[StitchedModel]

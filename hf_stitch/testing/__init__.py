@@ -1,9 +1,10 @@
-"""Conformance checks for adapters, matchers, metrics, similarities and stitches, built-in or of a plugin."""
+"""Conformance checks for adapters, detectors, matchers, metrics, similarities and stitches, built-in or of a plugin."""
 
 from hf_stitch.testing.adapters import check_adapter
+from hf_stitch.testing.detectors import check_detector
 from hf_stitch.testing.matchers import check_matcher
 from hf_stitch.testing.metrics import check_metric
 from hf_stitch.testing.similarities import check_similarity
 from hf_stitch.testing.stitches import check_stitch
 
-__all__ = ["check_adapter", "check_matcher", "check_metric", "check_similarity", "check_stitch"]
+__all__ = ["check_adapter", "check_detector", "check_matcher", "check_metric", "check_similarity", "check_stitch"]
