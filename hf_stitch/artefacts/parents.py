@@ -56,7 +56,9 @@ def load_parent(
             "network with other weights, fit a new stitch"
         )
     if given is None and reference.public.id is None:
-        raise ValueError(f"the {side}, {reference}, was a module in memory or in a local folder: pass it, as {side}=…")
+        raise ValueError(
+            f"the {side}, {reference.public}, was a module in memory or in a local folder: pass it, as {side}=…"
+        )
     options = dict(options or {})
     if isinstance(given, str):
         named = dataclasses.replace(ModelReference.parse(given, task=reference.task), kwargs=reference.kwargs)
