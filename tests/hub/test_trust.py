@@ -292,7 +292,7 @@ def test_a_record_cannot_enable_remote_code() -> None:
 def test_a_local_folder_in_a_record_is_not_loaded(copied: Any, tmp_path: Path) -> None:
     folder = copied("stitcher")
     rewrite(folder / RECORD["stitcher"], lambda r: r["source"]["reference"].update(id=str(tmp_path)))
-    with pytest.raises(ValueError, match=r"the source, ViT.* parameters, .*, was a module in memory or in a local folder"):
+    with pytest.raises(ValueError, match=r"the source, ViT.* parameters, .*, was a module in memory or in a local"):
         Stitcher.from_pretrained(folder).attach()
 
 
