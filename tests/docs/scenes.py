@@ -148,7 +148,7 @@ def cut() -> Namespace:
 
 
 def relative() -> Namespace:
-    """A CNN and a ViT, their activations, preprocessed images, and a file of many rows."""
+    """A CNN and a ViT, images, and a file of many rows."""
     torch.manual_seed(0)
     deit = timm.create_model(
         "deit_tiny_patch16_224", img_size=SIZE, depth=12, embed_dim=24, num_classes=CLASSES,
@@ -156,24 +156,8 @@ def relative() -> Namespace:
     )  # fmt: skip
     a, b = hf_stitch.load(cnn()), hf_stitch.load(deit.eval())
     train, test = Samples.of(pictures(340)), Samples.of(pictures(12, seed=1))
-    some = train.select(range(8))
-    raw = next(some.batches(8)).samples
     np.save("a_million.npy", np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32))
-    rows = [
-        adapter.encode(adapter.preprocess(raw), layer)[layer].rows(policy)
-        for adapter, layer, policy in ((a, "layer4.1", "mean"), (b, "blocks.11", "cls"))
-    ]
-    preprocessed = [
-        {"pixel_values": pixels, "labels": label}
-        for pixels, label in zip(a.preprocess(raw)["x"], some.labels, strict=True)
-    ]
-    return {
-        "a": a, "b": b, "train": train, "test": test, "my_images": train, "network": a, "rows_of_a": rows[0],
-        "rows_of_b": rows[1], "labels": some.labels, "preprocessed": preprocessed,
-        "arguments": transformers.TrainingArguments(
-            "run/trainer", max_steps=2, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no"
-        ),
-    }  # fmt: skip
+    return {"a": a, "b": b, "train": train, "test": test, "my_images": train, "network": a}
 
 
 def save() -> Namespace:

@@ -1,0 +1,244 @@
+"""Heads that accept another encoder: every closed-form map at several numbers of anchors.
+
+The encoders are published networks of Csiszárik et al. 2021 (Tiny-10 and ResNet-20 of several initialisations, trained
+on CIFAR-10), up to their spatial mean (64 features). On the own task, the head is that of the network. On
+Fashion-MNIST, on which the encoders were not trained, it is a logistic regression. A map of the features of another
+network is fitted on the anchors alone, as in ``hf_stitch.swap``.
+
+    python examples/dr_frankenstein/swaps.py --networks NETWORKS --data-dir DATA --out OUT
+
+``NETWORKS`` contains the folders ``tiny10`` and ``resnet20`` with safetensors files.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import images
+import networks
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch.matchers import Matcher
+from hf_stitch.plots import curves
+from hf_stitch.registry import registries
+from hf_stitch.workflows._swap import MATCHER, OPTIONS
+
+BATCH = 500
+OWN, OTHER = "cifar10", "fashion_mnist"
+DEFAULT = f"{MATCHER} (default)"
+MAPS: Mapping[str, Callable[[], Matcher]] = {
+    DEFAULT: lambda: registries.matchers.build(MATCHER, **OPTIONS),
+    "procrustes, scale=False": lambda: registries.matchers.build("procrustes", scale=False),
+    "ridge": lambda: registries.matchers.build("ridge"),
+    "lstsq": lambda: registries.matchers.build("lstsq"),
+    "low_rank, rank=16": lambda: registries.matchers.build("low_rank", rank=16),
+    "permutation": lambda: registries.matchers.build("permutation"),
+    "inverse_relative": lambda: registries.matchers.build("inverse_relative"),
+    "inverse_relative, rcond=.01": lambda: registries.matchers.build("inverse_relative", rcond=0.01),
+    "inverse_relative, rcond=1e-7": lambda: registries.matchers.build("inverse_relative", rcond=1e-7),
+    "identity": lambda: registries.matchers.build("identity"),
+}
+"""Name -> function that creates the matcher."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment.
+
+    Attributes:
+        networks: Maximum number of networks of each architecture; all ordered pairs are swapped.
+        pool: Number of images from which anchors are drawn, and on which heads for the other task are trained.
+        test: Number of images to score on.
+        draws: Number of draws of the anchors.
+        anchors: Numbers of anchors.
+    """
+
+    networks: int
+    pool: int
+    test: int
+    draws: int
+    anchors: Sequence[int]
+
+
+PRESETS = {
+    "small": Preset(4, 6_000, 4_000, 3, (20, 50, 64, 100, 300, 1_000)),
+    "test": Preset(2, 120, 60, 1, (20, 100)),
+    "paper": Preset(4, 20_000, 10_000, 10, (20, 50, 64, 100, 300, 1_000)),
+}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Features ``(n, 64)`` of one network and the logits of its head for one task."""
+
+    pool: Tensor
+    test: Tensor
+    head: nn.Linear
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser.add_argument("--networks", type=Path, required=True)
+    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
+    parser.add_argument("--out", type=Path, help="output folder for scores as JSON and figures as PNG")
+    arguments = parser.parse_args()
+    preset = PRESETS[arguments.preset]
+    rows = []
+    for task in (OWN, OTHER):
+        pool, test = (
+            images.read(task, split, n, arguments.data_dir)
+            for split, n in (("train", preset.pool), ("test", preset.test))
+        )
+        for architecture in ("tiny10", "resnet20"):
+            files = sorted((arguments.networks / architecture).glob("*.safetensors"))[: preset.networks]
+            sides = [encoded(load(architecture, file), task, pool, test[0]) for file in files]
+            found = swapped(sides, test[1], preset)
+            rows += [{"task": task, "architecture": architecture, **row} for row in found]
+    table = pd.DataFrame(rows)
+    text = "\n\n".join(_table(part, f"{architecture}, {task}") for (task, architecture), part in _parts(table))
+    pictures = {f"swaps_{architecture}_{task}": _curve(part) for (task, architecture), part in _parts(table)}
+    leave(text, {"preset": vars(preset), "scores": summary(table)}, pictures, arguments.out)
+
+
+def load(architecture: str, file: Path) -> nn.Module:
+    """Load a published network."""
+    if architecture == "tiny10":
+        return networks.Tiny10.from_file(file)
+    network = networks.ResNet20()
+    network.load_state_dict({name.replace("downsample", "shortcut"): value for name, value in load_file(file).items()})
+    return network.eval()
+
+
+@torch.no_grad()
+def encoded(network: nn.Module, task: str, pool: tuple[Tensor, Tensor], test: Tensor) -> Encoded:
+    """Encode the images, and train a head if the network has none for the task."""
+    head, network.fc = network.fc, nn.Identity()
+    features, held_out = (
+        torch.cat([network(networks.normalised(part)) for part in pixels.split(BATCH)]) for pixels in (pool[0], test)
+    )
+    return Encoded(features, held_out, head if task == OWN else regression(features, pool[1]))
+
+
+@torch.enable_grad()
+def regression(features: Tensor, labels: Tensor) -> nn.Linear:
+    """Fit a logistic regression with a weight decay of 1e-4 on standardised features."""
+    mean, std = features.mean(0), features.std(0) + 1e-6
+    head = nn.Linear(features.shape[1], int(labels.max()) + 1)
+    nn.init.zeros_(head.weight)
+    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = nn.functional.cross_entropy(head((features - mean) / std), labels) + 1e-4 * head.weight.square().sum()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    with torch.no_grad():
+        head.weight /= std
+        head.bias -= head.weight @ mean
+    return head
+
+
+@torch.no_grad()
+def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[dict[str, Any]]:
+    """Score the head of every network on every other network, by every map.
+
+    Args:
+        sides: The networks.
+        labels: Labels of the test images.
+        preset: Sizes of the experiment.
+
+    Returns:
+        One row per pair, draw, number of anchors and map: accuracy of the swapped head and of the head on its own
+        network, and R² of the map on the anchors.
+    """
+
+    def accuracy(head: nn.Linear, features: Tensor) -> float:
+        return (head(features).argmax(1) == labels).float().mean().item()
+
+    rows = []
+    for (a, source), (b, target) in permutations(enumerate(sides), 2):
+        own = accuracy(target.head, target.test)
+        for draw in range(preset.draws):
+            order = torch.randperm(len(source.pool), generator=torch.Generator().manual_seed(draw))
+            for number in preset.anchors:
+                chosen = order[:number]
+                moments = hf_stitch.Moments(64, 64).update(source.pool[chosen], target.pool[chosen])
+                for name, make in MAPS.items():
+                    row = {"pair": [a, b], "draw": draw, "anchors": number, "map": name, "own": own}
+                    try:
+                        stitch = make().fit(moments)
+                    except ValueError:  # least squares needs more anchors than features
+                        rows.append({**row, "accuracy": None, "r2": None})
+                        continue
+                    score = accuracy(target.head, stitch(source.test))
+                    rows.append({**row, "accuracy": score, "r2": (stitch.fitted or {}).get("r2")})
+    return rows
+
+
+def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return mean and standard deviation over pairs and draws, one row per task, architecture, map and number."""
+    grouped = table.groupby(["task", "architecture", "map", "anchors"], sort=False)
+    found = grouped.agg(
+        own=("own", "mean"),
+        accuracy=("accuracy", "mean"),
+        std=("accuracy", "std"),
+        r2=("r2", "mean"),
+        n=("accuracy", "count"),
+    )
+    rows: list[dict[str, Any]] = json.loads(found.round(4).reset_index().to_json(orient="records"))
+    return rows
+
+
+def _parts(table: pd.DataFrame) -> Any:
+    return table.groupby(["task", "architecture"], sort=False)
+
+
+def _table(part: pd.DataFrame, title: str) -> str:
+    own = part.drop_duplicates("own").own
+    numbers = list(dict.fromkeys(part.anchors))
+    lines = [["map", *(f"{number:,}" for number in numbers)], ["---"] * (len(numbers) + 1)]
+    for name in MAPS:
+        cells = [part[(part["map"] == name) & (part.anchors == number)].accuracy.dropna() for number in numbers]
+        lines.append([f"`{name}`", *(f"{c.mean():.3f} ± {c.std(ddof=1):.3f}" if len(c) > 1 else "–" for c in cells)])
+    rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"**{title}**; on its own network: {own.mean():.3f}\n\n{rows}"
+
+
+def _curve(part: pd.DataFrame) -> Figure:
+    series: dict[str, dict[float, tuple[float, float, float]]] = {}
+    for (name, number), cells in part.dropna(subset="accuracy").groupby(["map", "anchors"], sort=False):
+        mean, std = cells.accuracy.mean(), cells.accuracy.std(ddof=1) if len(cells) > 1 else 0.0
+        series.setdefault(name, {})[float(number)] = (mean, mean - std, mean + std)
+    (task, architecture) = part.task.iloc[0], part.architecture.iloc[0]
+    figure = curves(series, axis="anchors", label="accuracy", title=f"Swapped heads: {architecture}, {task}")
+    figure.axes[0].set_xscale("log")
+    return figure
+
+
+def leave(text: str, record: Mapping[str, Any], pictures: Mapping[str, Figure], out: Path | None) -> None:
+    """Print the tables, and write tables, record and figures if an output folder is given."""
+    print(text)
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "swaps.md").write_text(text + "\n")
+    (out / "swaps.json").write_text(json.dumps(record, indent=1) + "\n")
+    for picture, figure in pictures.items():
+        figure.savefig(out / f"{picture}.png", dpi=120)
+
+
+if __name__ == "__main__":
+    main()
