@@ -107,7 +107,7 @@ def _check_kept(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise an error if options are given with an adapter, which keeps its own."""
     if given := [*(name for name, value in chosen.items() if value is not None), *options]:
         raise TypeError(
-            f"an adapter keeps what it was loaded with, got {', '.join(given)}: load the network itself, adapter.model, "
+            f"an adapter keeps what it was loaded with, got {', '.join(given)}: load its network, adapter.model, "
             "with them"
         )
 
