@@ -14,7 +14,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     from hf_stitch.relative import Selection, Similarity
     from hf_stitch.stitches import Stitch
 
-__all__ = ["PluginError", "Registries", "Registry", "UnknownNameError", "did_you_mean", "options_in", "registries"]
+__all__ = [
+    "PluginError",
+    "Registries",
+    "Registry",
+    "UnknownNameError",
+    "did_you_mean",
+    "label_of",
+    "options_in",
+    "registries",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -48,6 +57,28 @@ class UnknownNameError(ValueError, KeyError):
 
 class PluginError(ImportError):
     """Raised if an entry of an installed plugin cannot be imported; ``__cause__`` holds the original error."""
+
+
+def label_of(config: Any) -> str:
+    """Return the name of a matcher or detector with all options that differ from their defaults.
+
+    Args:
+        config: A frozen dataclass with a ``name``, whose fields are its options.
+
+    Returns:
+        For example ``ridge(ridge=0.5)``.
+
+    Example:
+        >>> label_of(registries.matchers.build("ridge", ridge=0.5)), label_of(registries.matchers.build("lstsq"))
+        ('ridge(ridge=0.5)', 'lstsq')
+    """
+    changed = []
+    for option in fields(config):
+        value = getattr(config, option.name)
+        shown = label_of(value) if hasattr(value, "name") else value
+        if shown != (option.default if option.default_factory is MISSING else option.default_factory()):
+            changed.append(f"{option.name}={shown}")
+    return str(config.name) + (f"({', '.join(changed)})" if changed else "")
 
 
 def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:

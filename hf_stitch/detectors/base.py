@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from hf_stitch.papers import Paper
+from hf_stitch.registry import label_of
 from hf_stitch.representation import Representation
 
 
@@ -82,3 +83,8 @@ class Detector(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return the name and all options as JSON values, for ``registries.detectors.build``."""
         return {"name": self.name, **dataclasses.asdict(self)}
+
+    @property
+    def label(self) -> str:
+        """The name with all options that differ from their defaults: ``knn(k=5)``."""
+        return label_of(self)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from hf_stitch.papers import Paper
+from hf_stitch.registry import label_of
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 
@@ -45,14 +46,7 @@ class Matcher:
     @property
     def label(self) -> str:
         """The name with all options that differ from their defaults: ``ridge(ridge=0.5)``."""
-        changed = []
-        for option in dataclasses.fields(self):
-            value = getattr(self, option.name)
-            shown = value.label if isinstance(value, Matcher) else value
-            usual = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
-            if shown != usual:
-                changed.append(f"{option.name}={shown}")
-        return self.name + (f"({', '.join(changed)})" if changed else "")
+        return label_of(self)
 
 
 @dataclasses.dataclass(frozen=True)

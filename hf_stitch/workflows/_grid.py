@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.analysis.grid.detection import (
+    DOSES,
+    Activations,
+    auroc,
+    equivalent_dose,
+    fit_watches,
+    sided,
+)
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
 from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, collect_moments, run
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
@@ -24,6 +33,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
+from hf_stitch.detectors import Detector
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.provenance import versions
@@ -43,6 +53,8 @@ def stitch_grid(
     layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None,
     matchers: Iterable[str | Matcher] = ("lstsq",),
+    detectors: Iterable[str | Detector] = (),
+    far_data: Any = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
     task: str = "auto",
@@ -67,6 +79,10 @@ def stitch_grid(
         matchers: Names in ``hf_stitch.registries.matchers``, or matcher objects, closed-form or trained. Where one is
             undefined for a pair of layers (too few samples for the width), its scores are NaN and
             ``StitchGrid.undefined`` has the reason.
+        detectors: Names in ``hf_stitch.registries.detectors``, or detectors: do stitches hand over what the target has
+            seen? They are fitted to the target's activations of the samples in ``data``, once for each layer.
+        far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: a detector that does not tell
+            these from the test samples tells nothing.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples: a share (float) or a number (int).
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
@@ -99,7 +115,9 @@ def stitch_grid(
         ((2, 2), 40)
     """
     source, target = load(a), load(b)
-    chosen = _labelled(matchers)
+    chosen, watching = _labelled("matchers", matchers), _labelled("detectors", detectors)
+    if not chosen:
+        raise ValueError("matchers must name at least one matcher, got none")
     check_meet(source, target, pooling)
     task = str(target.task) if task == "auto" else task
     if class_for(task).task is None:
@@ -111,7 +129,8 @@ def stitch_grid(
             matcher.check(train, task)
     sides = Sides(source, target, tuple(layers_a or source.layers), tuple(layers_b or target.layers), pooling, task)
     first = _rehearse(sides, train, test)
-    recipe = _recipe(sides, chosen, train, test, batch_size, seed)
+    recipe = _recipe(sides, chosen, watching, train, test, batch_size, seed)
+    watches = fit_watches(watching, target, sides.layers_b, train, pooling, batch_size)
     with ExitStack() as stack:
         folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
         state = Checkpoint(folder, 0, lasting=checkpoint_dir is not None)
@@ -133,33 +152,45 @@ def stitch_grid(
                 else:
                     stitches[label, la, lb] = layer
         alone = head_difference(source, target, task) == ""
-        measures = Measures(sides, stitches, test, with_source=alone)
+        measures = Measures(sides, stitches, test, with_source=alone, watches=watches, seed=seed)
         kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         measures.collect(state, len(train), kept, batch_size, progress)
-    return _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
+    grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
+    far = None if far_data is None else Samples.of(far_data)
+    return _watched(grid, measures, watching, far, batch_size) if watching else grid
 
 
-def _labelled(matchers: Iterable[str | Matcher]) -> dict[str, Matcher]:
-    """Return the matchers by label: the name with all options that differ from their defaults."""
-    if isinstance(matchers, str | Matcher):
-        raise TypeError(f"matchers must be a list of names or matchers, got {matchers!r}; write [{matchers!r}]")
-    built = [registries.matchers.build(matcher) for matcher in matchers]
-    found = {matcher.label: matcher for matcher in built}
-    if not built or len(found) < len(built):
-        raise ValueError(f"matchers must name at least one matcher, and each once, got {[m.label for m in built]}")
+def _labelled(kind: str, entries: Iterable[Any]) -> dict[str, Any]:
+    """Return matchers or detectors by label: the name with all options that differ from their defaults."""
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise TypeError(f"{kind} must be a list, got {entries!r}; write [{entries!r}]")
+    built = [registries[kind].build(entry) for entry in entries]
+    found = {entry.label: entry for entry in built}
+    if len(found) < len(built):
+        raise ValueError(f"{kind} must name each method once, got {', '.join(entry.label for entry in built)}")
     return found
 
 
 def _recipe(
-    sides: Sides, matchers: Mapping[str, Matcher], train: Samples, test: Samples, batch_size: int, seed: int
+    sides: Sides,
+    matchers: Mapping[str, Matcher],
+    detectors: Mapping[str, Detector],
+    train: Samples,
+    test: Samples,
+    batch_size: int,
+    seed: int,
 ) -> dict[str, Any]:
     """Return what determines the scores, as JSON values."""
     described = {
         "a": sides.source.pinned.public.to_dict(), "b": sides.target.pinned.public.to_dict(),
         "layers_a": sides.layers_a, "layers_b": sides.layers_b, "pooling": sides.pooling, "task": sides.task,
         "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
+        "detectors": {label: detector.to_dict() for label, detector in detectors.items()},
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
-        "seed": seed, "versions": versions([("matchers", matcher.name) for matcher in matchers.values()]),
+        "seed": seed, "versions": versions(
+            (kind, entry.name) for kind, found in (("matchers", matchers), ("detectors", detectors))
+            for entry in found.values()
+        ),
         FITTED: ContentSketch.of(train).to_dict(),
     }  # fmt: skip
     recipe: dict[str, Any] = json.loads(json.dumps(described))
@@ -271,9 +302,58 @@ def _scored(
     return StitchGrid(
         scores,
         {name: {figure: with_interval(values) for figure, values in drawn[name].items()} for name in baselines},
-        p_values, sides.layers_a, sides.layers_b, sides.task, sides.pooling, len(measures.samples), undefined, recipe,
-        measures.stitches, (sides.source, sides.target),
+        p_values, sides.layers_a, sides.layers_b, sides.task, sides.pooling, len(measures.samples), undefined=undefined,
+        recipe=recipe, stitches=measures.stitches, networks=(sides.source, sides.target),
     )  # fmt: skip
+
+
+@torch.no_grad()
+def _watched(
+    grid: StitchGrid, measures: Measures, detectors: Mapping[str, Detector], far: Samples | None, batch_size: int
+) -> StitchGrid:
+    """Add what the detectors found."""
+    sides, arrays, cells = measures.sides, measures.arrays, list(measures.stitches)
+    scores = {matcher: dict(row) for matcher, row in grid.scores.items()}
+    doses: dict[str, Any] = {}
+    distances: dict[str, Any] = {}
+    for label, detector in detectors.items():
+        doses[label] = np.empty((len(sides.layers_b), len(DOSES), 3))
+        found = np.full((len(cells), 2, 3), np.nan)
+        for j, lb in enumerate(sides.layers_b):
+            known = measures.watches[label, lb].known
+            own, noisy = (
+                sided(values[:, j], known, two_sided=detector.two_sided)
+                for values in (arrays[f"{label}.own"], arrays[f"{label}.doses"])
+            )
+            doses[label][j] = auroc(noisy, np.broadcast_to(own[:, None], noisy.shape))
+            places = [place for place, (_, _, of) in enumerate(cells) if of == lb]
+            handed = sided(arrays[f"{label}.stitched"][:, places], known, two_sided=detector.two_sided)
+            values = auroc(handed, np.broadcast_to(own[:, None], handed.shape))
+            found[places] = np.stack([values, equivalent_dose(values, doses[label][j, :, 0])], 1)
+        for matcher in scores:
+            for number, figure in enumerate((f"auroc({label})", f"dose({label})")):
+                cube = np.full((len(sides.layers_a), len(sides.layers_b), 3), np.nan)
+                for place, (of, la, lb) in enumerate(cells):
+                    if of == matcher:
+                        cube[sides.layers_a.index(la), sides.layers_b.index(lb)] = found[place, number]
+                scores[matcher][figure] = cube
+        if far is not None:
+            distances[label] = _far(measures, label, detector, far, batch_size)
+    return replace(grid, scores=scores, doses=doses, far=distances)
+
+
+def _far(measures: Measures, label: str, detector: Detector, far: Samples, batch_size: int) -> Any:
+    """AUROC of the target's activations of far samples against those of the test samples, by layer."""
+    sides, found = measures.sides, []
+    for j, lb in enumerate(sides.layers_b):
+        watch = measures.watches[label, lb]
+        batches = Activations(sides.target, lb, far, sides.pooling, batch_size)
+        strange = torch.cat([watch.scorer.score(batch) for batch in batches]).cpu().numpy()
+        own = measures.arrays[f"{label}.own"][:, j]
+        found.append(
+            auroc(*(sided(s, watch.known, two_sided=detector.two_sided) for s in (strange, own)), paired=False)
+        )
+    return np.stack(found)
 
 
 def _chance(measures: Measures) -> dict[str, Any]:

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import hf_stitch
+from hf_stitch.analysis.grid.detection import Watch, auroc, equivalent_dose
 from hf_stitch.analysis.grid.figures import differences_from_best
 from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.representation import Representation
 from hf_stitch.training import TaskLoss
 
 from killing import killed_at_every_operation  # isort: skip
@@ -166,7 +169,7 @@ def test_bad_arguments_are_named_before_any_work(images: Any) -> None:
     net, data = made("cnn"), of(images, double=True)
     with pytest.raises(TypeError, match="matchers must be a list"):
         hf_stitch.stitch_grid(net, net, data, matchers="lstsq")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="each once"):
+    with pytest.raises(ValueError, match="each method once"):
         hf_stitch.stitch_grid(net, net, data, matchers=["lstsq", "lstsq"])
     wrong = hf_stitch.Samples.of([{"image": row["image"].double(), "label": CLASSES} for row in images])
     with pytest.raises(ValueError, match="target predicts classes"):
@@ -192,12 +195,66 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
     assert (columns == 1.0).all()  # each is alone in its column
 
 
+def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
+    """A network into itself is in distribution; permuted channels are not; noise scores like noise."""
+    a, data = made("cnn"), of(images, double=True)
+    layers = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0", "layer2.0"]}
+    far = hf_stitch.Samples.of(torch.rand(40, 3, 32, 32, dtype=torch.float64) * 20, label=[0] * 40)
+    grid = hf_stitch.stitch_grid(
+        a, a, data, matchers=["identity", "random"], detectors=["mahalanobis", "knn:k=3"], far_data=far,
+        progress=False, **layers,
+    )  # fmt: skip
+    for label in ("mahalanobis", "knn(k=3)"):
+        own = grid.score("layer1.0", "layer1.0", f"auroc({label})", "identity")
+        assert own.value == 0.5 and own.low == own.high == 0.5
+        assert grid.score("layer1.0", "layer1.0", f"dose({label})", "identity").value == 0
+        assert (np.diff(grid.doses[label][..., 0], axis=1) >= -0.05).all() and (grid.doses[label][:, -1, 0] > 0.8).all()
+        assert (grid.far[label][:, 0] > 0.95).all()
+    assert grid.score("layer1.0", "layer1.0", "auroc(mahalanobis)", "random").value > 0.9
+    assert StitchGrid.from_dict(grid.to_dict()).to_pandas().equals(grid.to_pandas())
+
+
+def test_auroc_is_that_of_scikit_learn_with_the_interval_of_the_bootstrap() -> None:
+    g = np.random.default_rng(0)
+    negative = g.normal(size=300)
+    positive = negative * 0.8 + g.normal(0.7, 0.6, 300)
+    labels = [1] * 300 + [0] * 300
+    value, low, high = auroc(positive, negative)
+    assert value == pytest.approx(roc_auc_score(labels, np.concatenate([positive, negative])))
+    drawn = []
+    for _ in range(400):
+        rows = g.integers(0, 300, 300)
+        drawn.append(roc_auc_score(labels, np.concatenate([positive[rows], negative[rows]])))
+    np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.01)
+    apart = auroc(positive, negative[:200], paired=False)
+    assert apart[0] == pytest.approx(roc_auc_score(labels[:500], np.concatenate([positive, negative[:200]])))
+    assert apart[2] - apart[1] > high - low  # pairs are correlated
+
+
+def test_equivalent_doses_are_interpolated() -> None:
+    doses = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
+    found = equivalent_dose(np.array([0.4, 0.6, 0.65, 0.9, 0.95]), doses)
+    np.testing.assert_allclose(found, [0, 0.03, (0.03 * 0.1) ** 0.5, 1.0, np.inf])
+
+
+def test_noise_has_the_dose_and_the_covariance_that_it_claims() -> None:
+    g = torch.Generator().manual_seed(0)
+    mixed = torch.randn(4, 4, generator=g)
+    values = torch.einsum("bchw,cd->bdhw", torch.randn(400, 4, 5, 5, generator=g), mixed) + 1
+    own = Representation(values, "bchw")
+    watch = Watch.of(hf_stitch.registries.detectors.build("mahalanobis"), [own])
+    noise = watch.noisy(own, 0.3, g).values - values
+    assert noise.square().sum() / values.square().sum() == pytest.approx(0.3, rel=0.05)
+    expected, found = (part.transpose(0, 1).flatten(1).cov() for part in (values, noise))
+    torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.02, rtol=0)
+
+
 def job(folder: Any, images: Any) -> StitchGrid:
     a, b = made("cnn"), made("cnn", 1)
     return hf_stitch.stitch_grid(
         a, b, of(images, double=True), layers_a=["layer1.0", "layer2.0"], layers_b=["layer2.0"],
         matchers=["lstsq", TaskLoss(max_steps=2, batch_size=16)], batch_size=16, checkpoint_dir=folder, resamples=20,
-        progress=False,
+        detectors=["mahalanobis"], progress=False,
     )  # fmt: skip
 
 
@@ -223,11 +280,11 @@ def test_an_interrupted_grid_resumes_to_the_same_bits(
     whole = job(tmp_path / "whole", images)
     original, left = Measures._measure, [1]
 
-    def interrupted(self: Measures, batch: Any) -> Any:
+    def interrupted(self: Measures, batch: Any, start: int) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return original(self, batch)
+        return original(self, batch, start)
 
     # 64 samples are fitted to and 16 scored: one batch.
     monkeypatch.setattr(Measures, "_measure", interrupted)

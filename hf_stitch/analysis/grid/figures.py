@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.grid.result import FIGURES
+from hf_stitch.analysis.grid.result import direction
 from hf_stitch.analysis.scoring import resampled
 
 Array = NDArray[Any]
@@ -101,7 +101,7 @@ def differences_from_best(drawn: Array, figure: str) -> Array:
     Returns:
         ``(2, layers of a, layers of b)`` float64; NaN if undefined, 1 for the best itself.
     """
-    better = drawn if FIGURES[figure] == "higher" else -drawn
+    better = drawn if direction(figure) == "higher" else -drawn
     found = []
     for axis in (2, 1):
         values = np.where(np.isnan(better[:1]), -np.inf, better[:1])

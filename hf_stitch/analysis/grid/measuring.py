@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.grid.detection import DOSES, Watch, handed_over, received
 from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
@@ -134,18 +135,31 @@ class Measures:
     Attributes:
         arrays: Name of the measure -> ``(n, …)`` float64. ``stitched.*`` have one entry per cell, ``mean_only.*`` and
             ``norm`` one per layer of the target; ``source.*`` and ``target.*`` have one per sample.
+            For each detector, ``<label>.stitched`` has scores of all cells, ``<label>.own`` of the target at each
+            layer, and ``<label>.doses`` of the target with noise, ``(n, layers of b, doses)``.
 
     Args:
         sides: The networks.
         stitches: Cell -> stitching layer.
         samples: Labelled raw samples.
         with_source: Whether to measure the whole source, which needs the classes of the target.
+        watches: (label of a detector, layer of the target) -> fitted detector.
+        seed: Seed of the noise with which detectors are calibrated.
     """
 
     def __init__(
-        self, sides: Sides, stitches: Mapping[Cell, StitchingLayer], samples: Samples, *, with_source: bool
+        self,
+        sides: Sides,
+        stitches: Mapping[Cell, StitchingLayer],
+        samples: Samples,
+        *,
+        with_source: bool,
+        watches: Mapping[tuple[str, str], Watch],
+        seed: int,
     ) -> None:
         self.sides, self.stitches, self.samples, self.with_source = sides, stitches, samples, with_source
+        self.watches, self.seed = watches, seed
+        self.detectors = tuple(dict.fromkeys(label for label, _ in watches))
         self.kept = KEPT["tokens" if sides.is_language_model else "classes"]
         if not sides.is_language_model and samples.labels is None:
             self.kept = ("agreement",)
@@ -174,14 +188,14 @@ class Measures:
             done = saved[0] - offset
             self._parts = {name: [tensor.numpy()] for name, tensor in within("measures.", saved[1]).items()}
         for count, batch in _remaining(self.samples, done, batch_size, "scoring", progress):
-            for name, values in self._measure(batch).items():
+            for name, values in self._measure(batch, count - len(batch.samples)).items():
                 self._parts.setdefault(name, []).append(values)
             if state.due(count == len(self.samples)):
                 self._parts = {name: [values] for name, values in self.arrays.items()}
                 arrays = {f"measures.{name}": torch.from_numpy(values) for name, values in self.arrays.items()}
                 state.save(offset + count, {**kept, **arrays})
 
-    def _measure(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
+    def _measure(self, batch: Batch, start: int) -> dict[str, np.ndarray[Any, Any]]:
         sides = self.sides
         found = run(sides, batch, complete=True)
         resized = _Resized(found.x)
@@ -193,6 +207,7 @@ class Measures:
         if not sides.is_language_model:
             measured["target.class"] = parents["target"]["class"]
         norms, means, errors, cells = [], [], [], []
+        scores: dict[str, list[Any]] = {f"{label}.stitched": [] for label in self.detectors}
         for b in sides.layers_b:
             norms.append(_squares(found.y[b].values, found.y[b]))
             constant = self._decode(_constant(self.stitches, sides, b, found.x), b, found.y[b])
@@ -200,12 +215,31 @@ class Measures:
         for (_, a, b), layer in self.stitches.items():
             mapped = layer(resized.to(a, layer))
             errors.append(_error(mapped, found.x[a], found.y[b], sides.pooling))
+            for label in self.detectors:
+                scores[f"{label}.stitched"].append(self._score(label, b, handed_over(mapped, sides.pooling)))
             own = {"own": self._decode(mapped, b, found.y[b]), "target": logits["target"]}
             cells.append(self._answers(own, found, batch)["own"])
         rows = [self._answers({**mean, "target": logits["target"]}, found, batch)["mean"] for mean in means]
         measured |= {f"stitched.{key}": np.stack([row[key] for row in cells], 1) for key in self.kept}
         measured |= {f"mean_only.{key}": np.stack([row[key] for row in rows], 1) for key in self.kept}
+        for label in self.detectors:
+            scores |= self._calibrate(label, found.y, start)
+        measured |= {name: np.stack(values, 1) for name, values in scores.items()}
         return measured | {"norm": np.stack(norms, 1), "error": np.stack(errors, 1)}
+
+    def _score(self, label: str, layer: str, activations: Representation) -> np.ndarray[Any, Any]:
+        return self.watches[label, layer].scorer.score(activations).cpu().numpy()
+
+    def _calibrate(self, label: str, y: Mapping[str, Representation], start: int) -> dict[str, list[Any]]:
+        """Score the target's own activations, plain and with each dose of noise."""
+        found: dict[str, list[Any]] = {f"{label}.own": [], f"{label}.doses": []}
+        for b in self.sides.layers_b:
+            own = received(y[b], self.sides.pooling)
+            generator = torch.Generator().manual_seed(self.seed + start)
+            noisy = [self.watches[label, b].noisy(own, dose, generator) for dose in DOSES]
+            found[f"{label}.own"].append(self._score(label, b, own))
+            found[f"{label}.doses"].append(np.stack([self._score(label, b, one) for one in noisy], 1))
+        return found
 
     def _decode(self, mapped: Representation, layer: str, like: Representation) -> Tensor:
         values = mapped.values.to(like.values.dtype)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Array = NDArray[np.float64]
-FIGURES = {
+DIRECTIONS = {
     "relative_accuracy": "higher",
     "accuracy": "higher",
     "relative_perplexity": "lower",
@@ -32,6 +32,11 @@ FIGURES = {
     "structural_error": "lower",
 }
 """Figures of a grid, and which direction is better."""
+
+
+def direction(figure: str) -> str:
+    """Return ``"higher"`` or ``"lower"``, whichever is better for a figure; lower is, for those of detectors."""
+    return DIRECTIONS.get(figure, "lower")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,12 @@ class StitchGrid(Result):
     as the target); those of language models are ``relative_perplexity``, ``perplexity`` and ``agreement``.
     ``structural_error`` is ``‖T f − g‖² / ‖g‖²`` over all samples, for the activations f of the source and g of the
     target (direct matching, structural; squared and relative as in their code).
+
+    For each detector there is ``auroc(<detector>)``: how well it tells the stitched activations from the target's own
+    activations of the same samples. 0.5: not at all, so the stitch is in distribution; 1: always. If the detector is
+    two-sided, unusually small scores count as strange, too. ``dose(<detector>)`` is the relative residual of noise on
+    the target's own activations that it tells apart as well as the stitch: 0 if less than the smallest of
+    :data:`DOSES`, infinity if more than the largest.
 
     Attributes:
         scores: Matcher -> figure -> (layers of a, layers of b, 3) float64: the value and both ends of its 95% interval
@@ -57,6 +68,11 @@ class StitchGrid(Result):
         task: Task of the stitched models.
         pooling: The pooling.
         n: Number of test samples.
+        doses: Detector -> (layers of b, doses, 3) float64: AUROC, with its interval, of the target's own activations
+            with noise of the relative residuals :data:`DOSES` against the same without noise.
+        far: Detector -> (layers of b, 3) float64: AUROC of the target's activations of ``far_data`` against those of
+            the test samples. A detector that does not tell these apart tells nothing at this layer. Empty without
+            ``far_data``.
         undefined: Stitch (``"matcher: layer of a -> layer of b"``) -> why it is undefined.
         recipe: Record for reproducing the grid.
         stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
@@ -80,6 +96,8 @@ class StitchGrid(Result):
     task: str
     pooling: Pooling
     n: int
+    doses: Mapping[str, Array] = field(default_factory=dict)
+    far: Mapping[str, Array] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     stitches: Mapping[tuple[str, str, str], StitchingLayer] | None = field(
@@ -212,14 +230,14 @@ class StitchGrid(Result):
         label, name = matcher or self.matchers[0], figure or self.figures[0]
         values = self.values(label, name)
         marked = np.zeros(values.shape, bool)
-        better = values if FIGURES[name] == "higher" else -values
+        better = values if direction(name) == "higher" else -values
         known = ~np.isnan(values).all(1)
         marked[known, np.nanargmax(better[known], 1)] = True
         return heatmap(
             values, self.layers_a, self.layers_b,
             row_title="layers of the source", column_title="layers of the target",
-            title=f"{label}, {self.n} samples", label=f"{name.replace('_', ' ')}\n{FIGURES[name]} = better",
-            low=0.0, high=1.0 if FIGURES[name] == "higher" else None,
+            title=f"{label}, {self.n} samples", label=f"{name.replace('_', ' ')}\n{direction(name)} = better",
+            low=0.0, high=1.0 if direction(name) == "higher" else None,
             marked=marked, marks="best of each layer of the source",
         )  # fmt: skip
 
@@ -247,7 +265,7 @@ class StitchGrid(Result):
         cells = self._cells(matcher, figure)[row]
         if np.isnan(cells[:, 0]).all():
             return "undefined"
-        place = int(np.nanargmax(cells[:, 0] if FIGURES[figure] == "higher" else -cells[:, 0]))
+        place = int(np.nanargmax(cells[:, 0] if direction(figure) == "higher" else -cells[:, 0]))
         return f"{self.layers_b[place]}  {Score(*map(float, cells[place]))}"
 
     def _cells(self, matcher: str | None, figure: str | None) -> Array:
