@@ -208,7 +208,8 @@ def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
         own = grid.score("layer1.0", "layer1.0", f"auroc({label})", "identity")
         assert own.value == 0.5 and own.low == own.high == 0.5
         assert grid.score("layer1.0", "layer1.0", f"dose({label})", "identity").value == 0
-        assert (np.diff(grid.doses[label][..., 0], axis=1) >= -0.05).all() and (grid.doses[label][:, -1, 0] > 0.8).all()
+        weakest, strongest = grid.doses[label][:, 0, 0], grid.doses[label][:, -1, 0]
+        assert (np.abs(weakest - 0.5) < 0.25).all() and (strongest > 0.8).all()
         assert (grid.far[label][:, 0] > 0.95).all()
     assert grid.score("layer1.0", "layer1.0", "auroc(mahalanobis)", "random").value > 0.9
     assert StitchGrid.from_dict(grid.to_dict()).to_pandas().equals(grid.to_pandas())
@@ -263,7 +264,7 @@ def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tm
     torch.set_num_threads(1)
     whole = job(tmp_path / "whole", images)
     kills = 0
-    for _ in killed_at_every_operation(lambda: job(tmp_path / "killed", images), step=3):
+    for _ in killed_at_every_operation(lambda: job(tmp_path / "killed", images), step=2):
         assert job(tmp_path / "killed", images).to_dict() == whole.to_dict()
         kills += 1
         shutil.rmtree(tmp_path / "killed")
