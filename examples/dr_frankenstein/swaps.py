@@ -162,7 +162,7 @@ def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[di
 
     Returns:
         One row per pair, draw, number of anchors and map: accuracy of the swapped head and of the head on its own
-        network, and R² of the map on the anchors.
+        network, and R² of the map on the test images.
     """
 
     def accuracy(head: nn.Linear, features: Tensor) -> float:
@@ -183,8 +183,9 @@ def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[di
                     except ValueError:  # least squares needs more anchors than features
                         rows.append({**row, "accuracy": None, "r2": None})
                         continue
-                    score = accuracy(target.head, stitch(source.test))
-                    rows.append({**row, "accuracy": score, "r2": (stitch.fitted or {}).get("r2")})
+                    mapped = stitch(source.test)
+                    errors = (mapped - target.test).square().sum() / (target.test - target.test.mean(0)).square().sum()
+                    rows.append({**row, "accuracy": accuracy(target.head, mapped), "r2": 1 - errors.item()})
     return rows
 
 
