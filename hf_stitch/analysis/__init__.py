@@ -11,6 +11,7 @@ from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.distribution import Distribution
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.extraction import extract_activations
+from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.permutation import PermutationTestResult, permutation_test
 from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
@@ -32,6 +33,7 @@ __all__ = [
     "PermutationTestResult",
     "Score",
     "SimilarityAtlas",
+    "StitchGrid",
     "Trajectory",
     "TrajectoryRecorder",
     "bootstrap",

@@ -77,7 +77,7 @@ def stitch(
 ) -> None:
     """Stitch two networks, score the result compared with baselines, and save it."""
     output = Output(json)
-    held_out = _test_size(test_size)
+    held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
     fitted_by = matcher_of(matcher, option or [])
     out.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,15 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
     return saved
 
 
-def _test_size(size: float) -> float | int:
+def check_test_size(size: float) -> float | int:
+    """Return the size of the held-out part: a share, or a whole number of samples.
+
+    Args:
+        size: The value of ``--test-size``.
+
+    Raises:
+        typer.BadParameter: It is neither.
+    """
     if size < 1:
         return size
     if not size.is_integer():

@@ -18,6 +18,9 @@ from hf_stitch.representation import Representation
 class NearestNeighbours(Detector):
     """Distance to the k-th nearest neighbour among the network's activations (Sun et al. 2022).
 
+    Activations that are shrunk into the middle of the others have nearer neighbours than these: this detector is
+    two-sided.
+
     Attributes:
         k: Which neighbour, from 1.
         normalize: Whether vectors are divided by their norms, as in the paper. Differences of scale, such as shrinkage,
@@ -35,6 +38,7 @@ class NearestNeighbours(Detector):
     name: ClassVar[str] = "knn"
     title: ClassVar[str] = "distance to nearest neighbours"
     reads: ClassVar[Literal["positions", "samples"]] = "samples"
+    two_sided: ClassVar[bool] = True
 
     k: int = 10
     normalize: bool = False

@@ -368,3 +368,18 @@ def test_doctor_silences_transformers(tmp_path: Path) -> None:
 def test_networks_that_do_not_exist_are_named_before_data_are_read(command: str, tmp_path: Path) -> None:
     arguments = (command, "timm:nosuch", "timm:nosuch", "--data", "nosuch/data", "--out", tmp_path / "out")
     assert "'nosuch'" in error_line(*arguments)
+
+
+def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_path: Path) -> None:
+    shown = run(
+        "grid", folders["cnn"], folders["vit"], "--source-layer", "layer1.0", "--source-layer", "layer2.0",
+        "--target-layer", "vit.layers.1", "--matcher", "ridge:ridge=0.5", "--detector", "knn:k=3", "--out",
+        tmp_path / "out", "--json", *DIGITS,
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    record = json.loads(shown.stdout)
+    assert list(record["scores"]) == ["ridge(ridge=0.5)"] and record["n"] == 24
+    assert len(record["scores"]["ridge(ridge=0.5)"]["auroc(knn(k=3))"]) == 2
+    assert all(Path(path).is_file() for path in record["saved"].values()) and "grid.json" in record["saved"]
+    wrong = run("grid", folders["cnn"], folders["vit"], "--detector", "knm", *DIGITS)
+    assert wrong.exit_code == 2 and "did you mean 'knn'" in wrong.output

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Samples
 from hf_stitch.detectors import Detector, Scorer
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.statistics import LayerMoments
 from hf_stitch.stitches.layer import POOLED
 
 Array = NDArray[np.float64]
@@ -78,14 +79,12 @@ class Watch:
     Attributes:
         scorer: The fitted detector.
         known: ``(n,)`` sorted scores of the samples that it was fitted to.
-        mean: ``(d,)`` mean of the activations.
-        root: ``(d, d)``; times standard normal vectors, it gives noise with the covariance of the activations and a
-            mean square equal to theirs.
+        root: ``(d, d)`` float64; times standard normal vectors, it gives noise with the covariance of the activations
+            and a mean square equal to theirs.
     """
 
     scorer: Scorer
     known: Array
-    mean: Tensor
     root: Tensor
 
     @classmethod
@@ -95,44 +94,56 @@ class Watch:
         Args:
             detector: The detector.
             activations: Activations of the target on samples other than the scored ones.
+
+        Raises:
+            ValueError: All positions are equal, or the detector cannot be fitted.
         """
         scorer = detector.fit(activations)
-        scores, total, count = [], None, 0
-        first = second = torch.zeros(())
+        scores: list[Tensor] = []
+        kept: LayerMoments | None = None
         for batch in activations:
             scores.append(scorer.score(batch))
-            rows = batch.rows("none").double()
-            first, second = first + rows.sum(0), second + rows.T @ rows
-            count += len(rows)
-        mean = first / count
-        covariance = second / count - torch.outer(mean, mean)
-        total = second.trace() / count
-        values, vectors = torch.linalg.eigh(covariance)
+            rows = batch.rows("none")
+            kept = kept or LayerMoments([rows[:1024].double().mean(0)])
+            kept.update([rows])
+        assert kept is not None  # the detector was fitted to the same activations
+        moments = kept.moments(0, 0)
+        values, vectors = torch.linalg.eigh(moments.sxx)
         values = values.clamp(min=0)  # rounding
-        root = vectors * (values * total / values.sum()).sqrt()
-        return cls(scorer, np.sort(torch.cat(scores).cpu().numpy()), mean, root)
+        if not values.any():
+            raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
+        square = moments.sxx.trace() / moments.n + moments.mean_x @ moments.mean_x
+        root = vectors * (values * square / values.sum()).sqrt()
+        return cls(scorer, np.sort(torch.cat(scores).cpu().numpy()), root)
 
-    def noisy(self, activations: Representation, dose: float, generator: torch.Generator) -> Representation:
-        """Add noise with the covariance of the activations.
+    def noise(self, activations: Representation, seeds: Sequence[tuple[int, int]]) -> Tensor:
+        """Draw noise with the covariance of the target's activations, and a mean square equal to theirs.
 
         Args:
-            activations: Activations of the target.
-            dose: Relative residual: mean square of the noise over that of the activations.
-            generator: Source of the noise.
+            activations: Activations of the target. Prefix tokens and padding get no noise.
+            seeds: Seed of each sample, whose noise does not depend on the other samples of its batch.
+
+        Returns:
+            The noise, in the shape of the values.
         """
-        rows = activations.positions()
-        normal = torch.randn(rows.shape, generator=generator, dtype=self.root.dtype)
-        noise = (dose**0.5 * normal @ self.root.T).to(rows)
+        prefix, (batch, length, width) = activations.prefix_tokens, activations.positions().shape
+        real = torch.ones(batch, length, dtype=torch.bool, device=self.root.device)
+        if activations.mask is not None:
+            real = activations.mask[:, prefix:].to(real)
+        drawn = [
+            np.random.default_rng(seed).standard_normal((count, width))
+            for seed, count in zip(seeds, real.sum(1).tolist(), strict=True)
+        ]
+        noise = self.root.new_zeros(batch, length, width)
+        noise[real] = torch.from_numpy(np.concatenate(drawn)).to(self.root) @ self.root.T
         if activations.layout == "bd":
-            return activations.replace(values=activations.values + noise[:, 0])
-        if activations.layout == "bnd":
-            values = activations.values.clone()
-            values[:, activations.prefix_tokens :] += noise
-            return activations.replace(values=values)
-        shaped = noise.unflatten(1, activations.grid)
-        return activations.replace(
-            values=activations.values + (shaped if activations.layout == "bhwc" else shaped.permute(0, 3, 1, 2))
-        )
+            noise = noise[:, 0]
+        elif activations.layout == "bnd":
+            noise = torch.nn.functional.pad(noise, (0, 0, prefix, 0))
+        else:
+            noise = noise.unflatten(1, activations.grid)
+            noise = noise if activations.layout == "bhwc" else noise.permute(0, 3, 1, 2)
+        return noise.to(activations.values)
 
 
 def auroc(positive: Array, negative: Array, *, paired: bool = True) -> Array:
@@ -159,7 +170,7 @@ def _auroc(positive: Array, negative: Array, paired: bool) -> tuple[float, float
         error = float((above + below).std(ddof=1)) / len(above) ** 0.5
     else:
         error = float(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)) ** 0.5
-    margin = float(-ndtri(0.025)) * error
+    margin = NormalDist().inv_cdf(0.975) * error
     return value, max(0.0, value - margin), min(1.0, value + margin)
 
 

@@ -20,7 +20,6 @@ from hf_stitch.matchers.fitting import PairMoments, check_finite
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Cell = tuple[str, str, str]
@@ -143,6 +142,7 @@ class Measures:
         stitches: Cell -> stitching layer.
         samples: Labelled raw samples.
         with_source: Whether to measure the whole source, which needs the classes of the target.
+        means: Layer of the target -> stitching layer from the first layer of the source that outputs its mean.
         watches: (label of a detector, layer of the target) -> fitted detector.
         seed: Seed of the noise with which detectors are calibrated.
     """
@@ -154,11 +154,12 @@ class Measures:
         samples: Samples,
         *,
         with_source: bool,
+        means: Mapping[str, StitchingLayer],
         watches: Mapping[tuple[str, str], Watch],
         seed: int,
     ) -> None:
         self.sides, self.stitches, self.samples, self.with_source = sides, stitches, samples, with_source
-        self.watches, self.seed = watches, seed
+        self.means, self.watches, self.seed = means, watches, seed
         self.detectors = tuple(dict.fromkeys(label for label, _ in watches))
         self.kept = KEPT["tokens" if sides.is_language_model else "classes"]
         if not sides.is_language_model and samples.labels is None:
@@ -209,12 +210,13 @@ class Measures:
         norms, means, errors, cells = [], [], [], []
         scores: dict[str, list[Any]] = {f"{label}.stitched": [] for label in self.detectors}
         for b in sides.layers_b:
-            norms.append(_squares(found.y[b].values, found.y[b]))
-            constant = self._decode(_constant(self.stitches, sides, b, found.x), b, found.y[b])
+            own = received(found.y[b], sides.pooling)
+            norms.append(_squares(own.values, own.mask))
+            constant = self._decode(self._constant(b, found.x), b, found.y[b])
             means.append({"mean": constant.expand(len(batch.samples), *constant.shape[1:])})
         for (_, a, b), layer in self.stitches.items():
             mapped = layer(resized.to(a, layer))
-            errors.append(_error(mapped, found.x[a], found.y[b], sides.pooling))
+            errors.append(_error(mapped, found.y[b], sides.pooling))
             for label in self.detectors:
                 scores[f"{label}.stitched"].append(self._score(label, b, handed_over(mapped, sides.pooling)))
             own = {"own": self._decode(mapped, b, found.y[b]), "target": logits["target"]}
@@ -235,11 +237,19 @@ class Measures:
         found: dict[str, list[Any]] = {f"{label}.own": [], f"{label}.doses": []}
         for b in self.sides.layers_b:
             own = received(y[b], self.sides.pooling)
-            generator = torch.Generator().manual_seed(self.seed + start)
-            noisy = [self.watches[label, b].noisy(own, dose, generator) for dose in DOSES]
+            watch = self.watches[label, b]
+            noise = watch.noise(own, [(self.seed, start + place) for place in range(own.batch)])
+            noisy = [own.replace(values=own.values + dose**0.5 * noise) for dose in DOSES]
             found[f"{label}.own"].append(self._score(label, b, own))
             found[f"{label}.doses"].append(np.stack([self._score(label, b, one) for one in noisy], 1))
         return found
+
+    def _constant(self, b: str, x: Mapping[str, Representation]) -> Representation:
+        """Return the mean of the target's rows as a representation: of one sample, or of all where texts differ."""
+        own = x[self.sides.layers_a[0]]
+        if own.mask is None:
+            own = own.replace(values=own.values[:1])
+        return self.means[b](own)
 
     def _decode(self, mapped: Representation, layer: str, like: Representation) -> Tensor:
         values = mapped.values.to(like.values.dtype)
@@ -272,28 +282,15 @@ class _Resized:
         return self._kept[layer, grid]
 
 
-def _constant(
-    stitches: Mapping[Cell, StitchingLayer], sides: Sides, b: str, x: Mapping[str, Representation]
-) -> Representation:
-    """Return the mean of the target's rows as a representation: of one sample, or of all where texts differ."""
-    a, layer = next((a, layer) for (_, a, of), layer in stitches.items() if of == b)
-    own = x[a]
-    if own.mask is None:
-        own = own.replace(values=own.values[:1])
-    return layer.mean_only()(own)
-
-
-def _error(mapped: Representation, x: Representation, y: Representation, pooling: Pooling) -> np.ndarray[Any, Any]:
+def _error(mapped: Representation, y: Representation, pooling: Pooling) -> np.ndarray[Any, Any]:
     """Squared distance of the mapped activations from the target's, summed over each sample."""
-    if mapped.values.shape == y.values.shape:
-        return _squares(mapped.values - y.values, y)
-    rows = paired_rows(x, y, pooling)["body"][1]  # one vector per sample
-    return _squares(mapped.positions()[:, 0] - rows, None)
+    own = received(y, pooling)
+    return _squares(handed_over(mapped, pooling).values - own.values, own.mask)
 
 
-def _squares(values: Tensor, of: Representation | None) -> np.ndarray[Any, Any]:
-    if of is not None and of.mask is not None:
-        values = torch.where(of.mask[..., None], values, 0)
+def _squares(values: Tensor, mask: Tensor | None) -> np.ndarray[Any, Any]:
+    if mask is not None:
+        values = torch.where(mask[..., None], values, 0)
     if values.dim() > 2:  # in parts, which are summed in float64: a norm of all in float64 is 20 times slower
         values = torch.linalg.vector_norm(values.flatten(2), dim=2)
     return values.double().square().sum(1).cpu().numpy()

@@ -255,6 +255,14 @@ class StitchGrid(Result):
             f"{name} {row[figure].reshape(-1, 3)[:, 0].max():.3f}" for name, row in self.baselines.items()
         )
         table.caption = f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else "")
+        blind = [
+            f"{label} at {layer}"
+            for label, far in self.far.items()
+            for layer, (_, low, _) in zip(self.layers_b, far, strict=True)
+            if low <= 0.5
+        ]
+        if blind:
+            table.caption += f"; does not tell far samples apart, so tells nothing: {', '.join(blind)}"
         for matcher in self.matchers:
             table.add_column(Text(matcher))
         for i, layer in enumerate(self.layers_a):

@@ -1,0 +1,128 @@
+"""``hf-stitch grid``: stitch every layer of one network into every layer of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_stitch.cli.options import (
+    AsJson,
+    BatchSize,
+    Count,
+    Data,
+    DataDir,
+    Device,
+    Dtype,
+    Image,
+    Label,
+    Seed,
+    Split,
+    Task,
+    Text,
+    TextPair,
+    load_network,
+    read_samples,
+)
+from hf_stitch.cli.output import Output
+from hf_stitch.cli.stitch import check_pooling, check_test_size
+from hf_stitch.registry import registries
+from hf_stitch.storage.folders import replacing
+
+if TYPE_CHECKING:
+    from hf_stitch.analysis.grid.result import StitchGrid
+
+
+def grid(
+    source: Annotated[
+        str, typer.Argument(help="Network for the front halves: a Hub id, timm/…, timm:name, or a local folder.")
+    ],
+    target: Annotated[str, typer.Argument(help="Network for the back halves.")],
+    data: Data,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder for scores and figures. Existing files are overwritten.")
+    ] = None,
+    matcher: Annotated[
+        list[str] | None,
+        typer.Option(help="Matcher, e.g. lstsq or ridge:ridge=0.5. Repeatable. See hf-stitch list matchers."),
+    ] = None,
+    detector: Annotated[
+        list[str] | None,
+        typer.Option(help="Detector of strange activations, e.g. knn:k=5. Repeatable. See hf-stitch list detectors."),
+    ] = None,
+    pooling: Annotated[
+        str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
+    ] = "none",
+    source_layer: Annotated[
+        list[str] | None, typer.Option(help="Cut of the source. Repeatable. [default: all]")
+    ] = None,
+    target_layer: Annotated[
+        list[str] | None, typer.Option(help="Cut of the target. Repeatable. [default: all]")
+    ] = None,
+    data_dir: DataDir = None,
+    split: Split = None,
+    samples: Count = None,
+    label: Label = None,
+    text: Text = None,
+    text_pair: TextPair = None,
+    image: Image = None,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    dtype: Dtype = None,
+    test_size: Annotated[
+        float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
+    ] = 0.2,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
+    ] = None,
+    seed: Seed = 0,
+    task: Task = None,
+    json: AsJson = False,
+) -> None:
+    """Stitch every layer of one network into every layer of another, and score all stitches."""
+    output = Output(json)
+    held_out = check_test_size(test_size)
+    chosen = check_pooling(pooling)
+    options: dict[str, Any] = {
+        "matchers": _built("matchers", matcher or ["lstsq"]), "detectors": _built("detectors", detector or []),
+        "pooling": chosen, "layers_a": source_layer or None, "layers_b": target_layer or None,
+    }  # fmt: skip
+    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
+
+    import hf_stitch.plots  # without matplotlib it fails here, before any work
+
+    networks = [load_network(name, device, dtype, task) for name in (source, target)]
+    read = read_samples(data, data_dir, split, samples, seed, **columns)
+    found = hf_stitch.stitch_grid(
+        networks[0], networks[1], read, test_size=held_out, batch_size=batch_size, seed=seed,
+        checkpoint_dir=checkpoint_dir, **options,
+    )  # fmt: skip
+    saved = {} if out is None else _save(found, out)
+    output.show(found)
+    if saved:
+        output.show("saved " + ", ".join(map(str, saved.values())))
+    output.record({**found.to_dict(), "saved": {name: str(path) for name, path in saved.items()}})
+
+
+def _built(kind: str, names: list[str]) -> list[Any]:
+    """Build matchers or detectors from ``name:key=value,…``."""
+    try:
+        return [registries[kind].build(name) for name in names]
+    except (TypeError, ValueError) as error:  # the name, an option, or its value
+        raise typer.BadParameter(str(error), param_hint=f"--{kind[:-1]}") from error
+
+
+def _save(found: StitchGrid, folder: Path) -> dict[str, Path]:
+    """Save the scores, and a heat map of each figure of each matcher."""
+    figures = {
+        f"{number}-{matcher.partition('(')[0]}-{figure}.png": (matcher, figure)
+        for number, matcher in enumerate(found.matchers, 1)
+        for figure in found.figures
+        if not figure.startswith("dose")  # doses may be infinite
+    }
+    with replacing(folder) as fresh:
+        found.save(fresh / "grid.json")
+        for name, (matcher, figure) in figures.items():
+            found.plot(figure, matcher=matcher).savefig(fresh / name, dpi=150)
+    return {name: folder / name for name in ("grid.json", *figures)}
