@@ -152,7 +152,8 @@ def stitch_grid(
                 else:
                     stitches[label, la, lb] = layer
         alone = head_difference(source, target, task) == ""
-        measures = Measures(sides, stitches, test, with_source=alone, watches=watches, seed=seed)
+        means = {lb: _mean_only(sides, moments, lb) for lb in sides.layers_b}
+        measures = Measures(sides, stitches, test, with_source=alone, means=means, watches=watches, seed=seed)
         kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         measures.collect(state, len(train), kept, batch_size, progress)
     grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
@@ -233,10 +234,17 @@ def _rehearse(sides: Sides, train: Samples, test: Samples) -> Outputs:
     return found
 
 
-def _identity(sides: Sides, la: str, lb: str) -> StitchingLayer:
+def _identity(sides: Sides, la: str, lb: str, means: Mapping[str, torch.Tensor] | None = None) -> StitchingLayer:
     specs = sides.source.spec(la), sides.target.spec(lb)
     maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, sides.pooling).items()}
-    return StitchingLayer(*specs, sides.pooling, maps["body"], maps.get("prefix"))
+    return StitchingLayer(*specs, sides.pooling, maps["body"], maps.get("prefix"), means)
+
+
+def _mean_only(sides: Sides, moments: PairMoments, lb: str) -> StitchingLayer:
+    """Return the stitching layer that outputs the mean of a layer of the target, whether or not a map is defined."""
+    la = sides.layers_a[0]
+    means = {part: found.mean_y for part, found in moments.of(la, lb).items()}
+    return _identity(sides, la, lb, means).mean_only().eval()
 
 
 def _fit(sides: Sides, matcher: Matcher, moments: PairMoments) -> dict[tuple[str, str], StitchingLayer | str]:

@@ -77,14 +77,19 @@ def test_scores_are_those_of_stitches_made_one_by_one(
         assert grid.baselines[name][figure].reshape(-1, 3)[-1, 0] == pytest.approx(expected, rel=1e-9), name
 
 
-def test_the_structural_error_is_that_of_the_activations(images: Any) -> None:
-    a, b, data = made("cnn"), made("vit", 1), of(images, double=True)
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_the_structural_error_is_that_of_the_activations(pooling: Any, images: Any) -> None:
+    a, b, data = made("cnn"), made("cnn" if pooling == "mean" else "vit", 1), of(images, double=True)
     train, test = data.take(60), data.select(range(60, 80))
-    la, lb = "layer2.0", "vit.layers.2"
-    grid = hf_stitch.stitch_grid(a, b, train, test_data=test, layers_a=[la], layers_b=[lb], progress=False)
+    la, lb = "layer2.0", "layer3.0" if pooling == "mean" else "vit.layers.2"
+    options: dict[str, Any] = {"layers_a": [la], "layers_b": [lb], "pooling": pooling, "progress": False}
+    grid = hf_stitch.stitch_grid(a, b, train, test_data=test, **options)
     x, y = (net.encode(net.preprocess(next(iter(test.batches(20))).samples), at)[at] for net, at in ((a, la), (b, lb)))
     mapped = grid.stitched(la, lb).stitch(x).values.double()
-    expected = (mapped - y.values).square().sum() / y.values.square().sum()
+    own = y.values
+    if pooling == "mean":  # the target receives one position, so that its activations count as their mean
+        mapped, own = mapped.flatten(1), own.mean((2, 3))
+    expected = (mapped - own).square().sum() / own.square().sum()
     assert grid.score(la, lb, "structural_error").value == pytest.approx(expected.item(), rel=1e-9)
 
 
@@ -147,6 +152,20 @@ def test_undefined_stitches_have_reasons_and_are_left_out(images: Any) -> None:
         hf_stitch.stitch_grid(a, b, few, layers_a=["layer2.0"], layers_b=layers, **options)
 
 
+def test_a_layer_without_any_stitch_still_has_its_mean() -> None:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+    with torch.no_grad():
+        nets[1][2].bias.fill_(-100)  # dead: no map into this layer is defined
+    a, b = (hf_stitch.load(net.double(), example_inputs=torch.randn(2, 4).double()) for net in nets)
+    data = hf_stitch.Samples.of(torch.randn(60, 4).double(), label=[0, 1] * 30)
+    options: dict[str, Any] = {"layers_a": ["1", "3"], "layers_b": ["1", "3"], "task": "image-classification"}
+    grid = hf_stitch.stitch_grid(a, b, data, resamples=10, progress=False, **options)
+    assert np.isnan(grid["lstsq"]).tolist() == [[False, True]] * 2
+    dead, target = (grid.baselines[name]["agreement"] for name in ("mean_only", "target"))
+    assert dead[1, 0] == target[0] == 1.0  # the mean is what the layer always outputs
+
+
 def test_a_grid_is_saved_plotted_and_exported(images: Any, tmp_path: Any) -> None:
     a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
     grid = hf_stitch.stitch_grid(
@@ -198,7 +217,7 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
 def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
     """A network into itself is in distribution; permuted channels are not; noise scores like noise."""
     a, data = made("cnn"), of(images, double=True)
-    layers = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0", "layer2.0"]}
+    layers: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0", "layer2.0"]}
     far = hf_stitch.Samples.of(torch.rand(40, 3, 32, 32, dtype=torch.float64) * 20, label=[0] * 40)
     grid = hf_stitch.stitch_grid(
         a, a, data, matchers=["identity", "random"], detectors=["mahalanobis", "knn:k=3"], far_data=far,
@@ -238,16 +257,33 @@ def test_equivalent_doses_are_interpolated() -> None:
     np.testing.assert_allclose(found, [0, 0.03, (0.03 * 0.1) ** 0.5, 1.0, np.inf])
 
 
-def test_noise_has_the_dose_and_the_covariance_that_it_claims() -> None:
+def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
     g = torch.Generator().manual_seed(0)
     mixed = torch.randn(4, 4, generator=g)
     values = torch.einsum("bchw,cd->bdhw", torch.randn(400, 4, 5, 5, generator=g), mixed) + 1
     own = Representation(values, "bchw")
     watch = Watch.of(hf_stitch.registries.detectors.build("mahalanobis"), [own])
-    noise = watch.noisy(own, 0.3, g).values - values
-    assert noise.square().sum() / values.square().sum() == pytest.approx(0.3, rel=0.05)
+    noise = watch.noise(own, [(0, place) for place in range(400)])
+    assert noise.square().sum() / values.square().sum() == pytest.approx(1, rel=0.05)
     expected, found = (part.transpose(0, 1).flatten(1).cov() for part in (values, noise))
     torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.02, rtol=0)
+    with pytest.raises(ValueError, match="all 9 positions are equal"):
+        Watch.of(hf_stitch.registries.detectors.build("knn:k=1"), [Representation(torch.ones(9, 4), "bd")])
+
+
+def test_noise_of_a_sample_depends_neither_on_its_batch_nor_on_padding() -> None:
+    g = torch.Generator().manual_seed(0)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[0, 4:] = mask[1, 1:3] = False  # on the right of one text, on the left of another, after one prefix token
+    own = Representation(torch.randn(3, 6, 5, generator=g), "bnd", mask=mask, prefix_tokens=1)
+    watch = Watch.of(hf_stitch.registries.detectors.build("knn:k=1"), [own])
+    seeds = [(7, place) for place in range(3)]
+    noise = watch.noise(own, seeds)
+    assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
+    first = own.replace(values=own.values[:1, :4], mask=mask[:1, :4])
+    second = own.replace(values=own.values[1:2, [0, 3, 4, 5]], mask=mask[1:2, [0, 3, 4, 5]])
+    torch.testing.assert_close(watch.noise(first, seeds[:1]), noise[:1, :4])
+    torch.testing.assert_close(watch.noise(second, seeds[1:2]), noise[1:2, [0, 3, 4, 5]])
 
 
 def job(folder: Any, images: Any) -> StitchGrid:
