@@ -33,6 +33,7 @@ from .representation import Representation as Representation
 from .statistics import Moments as Moments
 from .workflows import audit as audit
 from .workflows import compare as compare
+from .workflows import compare_all as compare_all
 from .workflows import evaluate as evaluate
 from .workflows import relative_model as relative_model
 from .workflows import stitch as stitch

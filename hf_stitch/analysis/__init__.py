@@ -5,6 +5,7 @@ from hf_stitch.analysis.auditing import Audit
 from hf_stitch.analysis.bootstrapping import ConfidenceInterval, bootstrap
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
 from hf_stitch.analysis.curves import Curves, score_curves
@@ -30,6 +31,7 @@ __all__ = [
     "Identification",
     "MaximumTest",
     "ModeConnectivity",
+    "NetworkAtlas",
     "PermutationTestResult",
     "Score",
     "SimilarityAtlas",

@@ -12,10 +12,11 @@ from hf_stitch.plots.heatmap import heatmap
 from hf_stitch.plots.histogram import histogram
 from hf_stitch.plots.intervals import intervals
 from hf_stitch.plots.matrices import matrices
+from hf_stitch.plots.networks import dendrogram, distance_map
 
 if find_spec("matplotlib") is None:
     raise ModuleNotFoundError(
         "figures require matplotlib, which is not installed: pip install 'hf-stitch[plots]'", name="matplotlib"
     )
 
-__all__ = ["curves", "evolution", "heatmap", "histogram", "intervals", "matrices"]
+__all__ = ["curves", "dendrogram", "distance_map", "evolution", "heatmap", "histogram", "intervals", "matrices"]

@@ -157,10 +157,10 @@ def _sides(
         raise ValueError("b is saved activations, which take no data; leave paired_data out")
     reader = None if data is None else Reader(Samples.of(data))
     other = reader if paired_data is None else Reader(Samples.of(paired_data))
-    first = _side("a", a, reader, pooling, processes)
+    first = side_of("a", a, reader, pooling, processes)
     if (a is b or (isinstance(a, str) and a == b)) and paired_data is None:
         return (first,)
-    second = _side("b", b, other, pooling, processes)
+    second = side_of("b", b, other, pooling, processes)
     if isinstance(first, Network) and isinstance(second, Network):
         one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
         if one and paired_data is None:
@@ -171,7 +171,19 @@ def _sides(
     return first, second
 
 
-def _side(name: str, side: Comparable, reader: Reader | None, pooling: Pooling, processes: Processes) -> Side:
+def side_of(name: str, side: Comparable, reader: Reader | None, pooling: Pooling, processes: Processes) -> Side:
+    """Return a network or saved activations as a side of a comparison.
+
+    Args:
+        name: Its name in error messages.
+        side: The network or its activations.
+        reader: Reader of the samples; ``None`` if there are none.
+        pooling: The pooling.
+        processes: The processes that share the samples.
+
+    Raises:
+        ValueError: If a network has no samples, or activations were recorded with another pooling.
+    """
     if isinstance(side, Activations):
         if side.pooling not in (None, pooling):
             raise ValueError(f"the activations of {name} were recorded with pooling={side.pooling!r}, not {pooling!r}")

@@ -1,13 +1,14 @@
-"""The sides of a comparison: a network with its samples, or saved activations."""
+"""The sides of a comparison: a network with its samples, several networks, or saved activations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id, Samples
+from hf_stitch.representation import Representation
 
 
 class Side(Protocol):
@@ -80,3 +81,49 @@ class Network:
             "class": type(self.adapter.model).__name__,
             "data": self.reader.samples.fingerprint,
         }
+
+
+class Networks:
+    """Several networks or saved activations as a single side, which is compared with itself.
+
+    The layers are named ``network/layer``. Each network runs once per batch.
+
+    Args:
+        sides: Name -> network or saved activations of the same samples.
+        layers: Name -> layers; ``None`` uses the default layers of each.
+    """
+
+    def __init__(self, sides: Mapping[str, Side], layers: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._sides = sides
+        self._layers = {name: tuple((layers or {}).get(name) or side.layers) for name, side in sides.items()}
+
+    @property
+    def ids(self) -> Sequence[Id]:
+        """The id of every sample, in order."""
+        return next(iter(self._sides.values())).ids
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """The layers of all networks."""
+        return [f"{name}/{layer}" for name, layers in self._layers.items() for layer in layers]
+
+    @property
+    def by_network(self) -> dict[str, tuple[str, ...]]:
+        """The layers of each network."""
+        return self._layers
+
+    def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
+        """Run each network once on the samples from ``start`` to ``stop``."""
+        wanted = set(layers)
+        for name, side in self._sides.items():
+            own = [layer for layer in self._layers[name] if f"{name}/{layer}" in wanted]
+
+            def renamed(layer: str, representation: Representation, name: str = name) -> None:
+                callback(f"{name}/{layer}", representation)
+
+            if own:
+                side.run_with_callback(start, stop, own, renamed)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the records of all networks."""
+        return {"networks": {name: side.describe() for name, side in self._sides.items()}}

@@ -219,8 +219,8 @@ class Measures:
             errors.append(_error(mapped, found.y[b], sides.pooling))
             for label in self.detectors:
                 scores[f"{label}.stitched"].append(self._score(label, b, handed_over(mapped, sides.pooling)))
-            own = {"own": self._decode(mapped, b, found.y[b]), "target": logits["target"]}
-            cells.append(self._answers(own, found, batch)["own"])
+            cell = {"own": self._decode(mapped, b, found.y[b]), "target": logits["target"]}
+            cells.append(self._answers(cell, found, batch)["own"])
         rows = [self._answers({**mean, "target": logits["target"]}, found, batch)["mean"] for mean in means]
         measured |= {f"stitched.{key}": np.stack([row[key] for row in cells], 1) for key in self.kept}
         measured |= {f"mean_only.{key}": np.stack([row[key] for row in rows], 1) for key in self.kept}

@@ -78,6 +78,9 @@ class StitchGrid(Result):
         stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
         networks: Source and target; not saved.
 
+    Raises:
+        ValueError: If scores do not have one row and one column for each layer.
+
     Example:
         >>> cells = np.array([[[0.9, 0.8, 1.0], [0.4, 0.3, 0.5]]])
         >>> scores = {"lstsq": {"agreement": cells}}
