@@ -15,7 +15,7 @@ LISTED = 12
 
 
 def kind_of(value: Any) -> str:
-    """A modality, ``integer``, or the name of the value's type."""
+    """A modality, ``integer`` (also as an array or a tensor without axes), or the name of the value's type."""
     if isinstance(value, str) or (
         isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, str) for v in value)
     ):
@@ -26,7 +26,11 @@ def kind_of(value: Any) -> str:
         return "integer"
     import torch
 
-    return "tensor" if isinstance(value, (np.ndarray, torch.Tensor)) else type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return "integer" if value.dim() == 0 and not (value.is_floating_point() or value.is_complex()) else "tensor"
+    if isinstance(value, np.ndarray):
+        return "integer" if value.ndim == 0 and value.dtype.kind in "iu" else "tensor"
+    return type(value).__name__
 
 
 def common_kind(values: Sequence[Any]) -> str:

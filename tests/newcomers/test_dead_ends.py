@@ -14,12 +14,14 @@ import torch
 import transformers
 import typer
 from PIL import Image
+from tokenizers import Tokenizer, models
 from tiny_networks import LAYERS, WORDS, network, plain_tokenizer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import hf_stitch
 from benchmarks import tiny
 from hf_stitch import Samples
+from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.training import SimilarityCallback, StitchabilityCallback
 
 # -- data as people hold them ------------------------------------------------------------------------------------------
@@ -42,6 +44,13 @@ class Items(Dataset[Any]):
         return self.items[place]
 
 
+class Boxed(Items):
+    """Each read of an item makes another object beside the sample."""
+
+    def __getitem__(self, place: int) -> Any:
+        return {**super().__getitem__(place), "box": object()}
+
+
 PAIRS = list(zip(ROWS, LABELS, strict=True))
 HELD: dict[str, Callable[[], Any]] = {
     "a list of pairs": lambda: PAIRS,
@@ -51,6 +60,9 @@ HELD: dict[str, Callable[[], Any]] = {
     "a subset": lambda: Subset(TensorDataset(ROWS, torch.tensor(LABELS)), range(6)),
     "user code": lambda: Items(PAIRS),
     "user code of dictionaries": lambda: Items([{"x": x, "label": y} for x, y in PAIRS]),
+    "dictionaries of tensors": lambda: Items([{"x": x, "label": torch.tensor(y)} for x, y in PAIRS]),
+    "a list of dictionaries of arrays": lambda: [{"x": x.numpy(), "label": np.array(y)} for x, y in PAIRS],
+    "user code with other objects": lambda: Boxed([{"x": x, "label": y} for x, y in PAIRS]),
     "two data sets": lambda: ConcatDataset([Items(PAIRS[:2]), Items(PAIRS[2:])]),
     "a loader": lambda: DataLoader(Items(PAIRS), batch_size=4, drop_last=True),
     "a loader of single samples": lambda: DataLoader(TensorDataset(ROWS, torch.tensor(LABELS)), batch_size=None),
@@ -337,3 +349,34 @@ def test_callbacks_have_curves_and_a_data_frame() -> None:
         frame = callback.to_pandas()
         assert frame["step"].unique().tolist() == [0, 1] and frame["value"].notna().all()
         assert set(frame["figure"]) == {line.get_label() for line in callback.plot().axes[0].lines}
+
+
+# -- tokenizers as people train them ------------------------------------------------------------------------------------
+
+
+def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, **{f"w{i}": i for i in range(2, 1100)}, "type": 1100, "player": 1101}
+    words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+    )
+    settings = settings_of_processor(words)
+    assert settings is not None
+    assert not [key for key in (*settings.chosen, *settings.defaults) if key.endswith(("vocab.type", "vocab.player"))]
+    net = transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=1102, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=8
+        )
+    ).eval()
+    a = hf_stitch.load(net, processor=words)
+    layer = "bert.encoder.layer.0"
+    texts = Samples.of([f"w{i}" for i in range(2, 42)], label=[0, 1] * 20)
+    made = hf_stitch.stitch(a, a, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False)
+    made.save_pretrained(tmp_path / "model")
+    made.stitcher.save_pretrained(tmp_path / "stitcher")
+    again = hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")
+    attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(a, a)
+    ids = torch.tensor([[1100, 1101]])
+    assert torch.equal(again(input_ids=ids).logits, net(input_ids=ids).logits)
+    assert torch.equal(attached(input_ids=ids).logits, net(input_ids=ids).logits)
