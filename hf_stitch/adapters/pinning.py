@@ -154,10 +154,14 @@ def _types_of(part: Any, within: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     inner: dict[str, Any] = {}
     types: dict[str, Any] = {}
-    if isinstance(part, dict) and "type" in part:
+    if isinstance(part, dict) and isinstance(part.get("type"), str):  # a number is the id of the word "type"
         inner = {f"{within}.{key}": value for key, value in part.items() if key != "type"}
         types[f"{within}.type"] = part["type"]
-    elif isinstance(part, list) and part and all(isinstance(item, dict) and "type" in item for item in part):
+    elif (
+        isinstance(part, list)
+        and part
+        and all(isinstance(item, dict) and isinstance(item.get("type"), str) for item in part)
+    ):
         inner = {f"{within}.{index}": item for index, item in enumerate(part)}
     else:
         return {}, {within: sorted(part.items()) if isinstance(part, dict) else part}

@@ -14,8 +14,8 @@ import torch
 import transformers
 import typer
 from PIL import Image
-from tokenizers import Tokenizer, models
 from tiny_networks import LAYERS, WORDS, network, plain_tokenizer
+from tokenizers import Tokenizer, models
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import hf_stitch
@@ -341,7 +341,7 @@ def test_a_stitched_model_without_a_head_has_scores(kind: str) -> None:
 def test_callbacks_have_curves_and_a_data_frame() -> None:
     rows = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)) for _ in range(2)]
-    ours, theirs = (hf_stitch.load(net, example_inputs=rows[:2]) for net in nets)
+    # -- tokenizers as people train them -----------------------------------------------------------------------------------
     labelled = Samples.of(rows, label=theirs.forward(rows).argmax(1).tolist())
     for callback in (SimilarityCallback(theirs, rows), StitchabilityCallback(theirs, labelled, layers=["1"])):
         for step in range(2):
