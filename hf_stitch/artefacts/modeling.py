@@ -42,7 +42,7 @@ from hf_stitch.artefacts.files import (
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_elements, check_specs, read_model
+from hf_stitch.artefacts.schema import Place, check_elements, check_specs
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
@@ -660,7 +660,7 @@ def _check_sizes(record: Mapping[str, Any], size: int, at: Place) -> None:
         if half := record.get(side):
             check_elements(half, size, at / side)
             if (inner := chained(half)) is not None:
-                _check_sizes(read_model(inner, str(at / side)), size, at / side / "blueprint" / "config")
+                _check_sizes(inner, size, at / side / "blueprint" / "config")
     if record.get("stitch"):
         check_specs(record["stitch"], size, at / "stitch")
 

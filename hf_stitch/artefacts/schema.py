@@ -15,7 +15,7 @@ import torch
 
 from hf_stitch.adapters.cutting.cut import Padding
 from hf_stitch.artefacts.migrations import migrated
-from hf_stitch.artefacts.record import AGAIN, check_counts, known
+from hf_stitch.artefacts.record import AGAIN, MODEL_TYPE, check_counts, known
 from hf_stitch.registry import registries
 from hf_stitch.representation import LAYOUTS, POOLINGS
 
@@ -309,6 +309,10 @@ _HALF = fields(
 def _half(found: Any, at: Place) -> dict[str, Any]:
     """Read one half, whose fields must fit together."""
     half = _HALF(found, at)
+    blueprint = half["blueprint"] or {}
+    if blueprint.get("library") == MODEL_TYPE:  # a stitched model itself
+        place = at / "blueprint" / "config"
+        half["blueprint"] = {**blueprint, "config": read_model(blueprint.get("config"), str(place))}
     cut, entry, interface = half["cut"], half["plan"]["entry"], half["interface"]
     axes, layout = cut.get("axes"), cut["spec"]["layout"]
     if axes and sorted(axes) != list(range(len(layout))):
@@ -396,8 +400,8 @@ _STITCHER: Reader = fields(
 )
 
 
-def read_model(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check the record of a stitched model.
+def read_model(record: Any, where: str) -> dict[str, Any]:
+    """Check the record of a stitched model, and those of the stitched models of which its halves were cut.
 
     Args:
         record: JSON values of any format.
@@ -489,7 +493,7 @@ def read_stitcher(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def _read(reader: Reader, record: Mapping[str, Any], where: str) -> Any:
+def _read(reader: Reader, record: Any, where: str) -> Any:
     check_counts(record, where)
     SIGNATURE(record, Place(where))
     return reader(migrated(record, where), Place(where))

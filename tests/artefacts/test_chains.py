@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,10 @@ def test_settings_of_a_chain_name_what_differs(tmp_path: Path) -> None:
     assert load(ab).pinned.changes(load(other).pinned) == {"config": ["target.layer_norm_eps 1e-12, now 0.1"]}
 
 
+def _replace(values: dict[str, Any], record: dict[str, Any]) -> None:
+    record["source"]["blueprint"].update(values)
+
+
 def test_a_damaged_record_inside_a_chain_is_refused(tmp_path: Path) -> None:
     left = chains(CHAINS[0])[1]
     left.save_pretrained(tmp_path)
@@ -195,7 +199,16 @@ def test_a_damaged_record_inside_a_chain_is_refused(tmp_path: Path) -> None:
         StitchedModel.from_pretrained(tmp_path, allow_modified=True)
     left.save_pretrained(tmp_path)
     rewrite(tmp_path / "config.json", lambda record: inner(record)["target"]["cut"].update(path="x"))
-    with pytest.raises(ValueError, match=r"target.cut.path .*must be a list"):
+    with pytest.raises(ValueError, match=r"source.blueprint.config in .*target.cut.path must be a list"):
+        StitchedModel.from_pretrained(tmp_path, allow_modified=True)
+    for wrong in ({"config": [1]}, {"config": None}):
+        left.save_pretrained(tmp_path)
+        rewrite(tmp_path / "config.json", partial(_replace, wrong))
+        with pytest.raises(ValueError, match=r"source.blueprint.config in .*must be an object"):
+            StitchedModel.from_pretrained(tmp_path, allow_modified=True)
+    left.save_pretrained(tmp_path)
+    rewrite(tmp_path / "config.json", lambda record: record["source"]["blueprint"].pop("config"))
+    with pytest.raises(ValueError, match=r"source.blueprint.config in .*must be an object"):
         StitchedModel.from_pretrained(tmp_path, allow_modified=True)
 
 
