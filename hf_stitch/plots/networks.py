@@ -55,18 +55,18 @@ def distance_map(distances: ArrayLike, labels: Sequence[str], *, label: str = ""
     Args:
         distances: (n, n) symmetric distances, 0 on the diagonal.
         labels: Names of the objects.
-        label: What the distances are, for the title (default: none).
+        label: What the distances are (default: none).
 
     Returns:
-        The figure. Its title contains the share of the squared distances that the plane shows.
+        The figure. The label of its axis contains the share of the squared distances that the plane shows.
 
     Raises:
         ValueError: If the distances are not symmetric, or do not match the labels.
 
     Example:
         >>> figure = distance_map([[0, 3, 5], [3, 0, 4], [5, 4, 0]], ["a", "b", "c"], label="distance")
-        >>> figure.axes[0].get_title()
-        'distance (100% of the squares in the plane)'
+        >>> figure.axes[0].get_xlabel()
+        'distance (100% of its squares lie in the plane)'
     """
     from matplotlib.figure import Figure
 
@@ -82,7 +82,8 @@ def distance_map(distances: ArrayLike, labels: Sequence[str], *, label: str = ""
     for name, point in zip(labels, points, strict=True):
         axes.annotate(name, tuple(point), xytext=(4, 4), textcoords="offset points")
     axes.set_aspect("equal", "datalim")
-    axes.set_title(f"{label} ({shown:.0%} of the squares in the plane)")
+    axes.margins(0.12)
+    axes.set_xlabel(f"{label} ({shown:.0%} of its squares lie in the plane)")
     return figure
 
 

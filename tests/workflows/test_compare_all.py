@@ -105,7 +105,7 @@ def test_a_map_keeps_distances_in_the_plane_and_a_dendrogram_its_tree() -> None:
     distances, labels = squareform(pdist(points)), list("abcdef")
     drawn = distance_map(distances, labels, label="d").axes[0]
     np.testing.assert_allclose(pdist(drawn.collections[0].get_offsets()), pdist(points), atol=1e-9)
-    assert "100%" in drawn.get_title()
+    assert "100%" in drawn.get_xlabel()
     leaves = hierarchy.leaves_list(hierarchy.linkage(pdist(points), "average"))
     shown = [tick.get_text() for tick in dendrogram(distances, labels).axes[0].get_yticklabels()]
     assert shown == [labels[i] for i in leaves]
