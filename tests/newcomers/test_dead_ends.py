@@ -15,13 +15,11 @@ import transformers
 import typer
 from PIL import Image
 from tiny_networks import LAYERS, WORDS, network, plain_tokenizer
-from tokenizers import Tokenizer, models
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import hf_stitch
 from benchmarks import tiny
 from hf_stitch import Samples
-from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.training import SimilarityCallback, StitchabilityCallback
 
 # -- data as people hold them ------------------------------------------------------------------------------------------
@@ -341,7 +339,7 @@ def test_a_stitched_model_without_a_head_has_scores(kind: str) -> None:
 def test_callbacks_have_curves_and_a_data_frame() -> None:
     rows = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)) for _ in range(2)]
-    # -- tokenizers as people train them -----------------------------------------------------------------------------------
+    ours, theirs = (hf_stitch.load(net, example_inputs=rows[:2]) for net in nets)
     labelled = Samples.of(rows, label=theirs.forward(rows).argmax(1).tolist())
     for callback in (SimilarityCallback(theirs, rows), StitchabilityCallback(theirs, labelled, layers=["1"])):
         for step in range(2):
@@ -349,34 +347,3 @@ def test_callbacks_have_curves_and_a_data_frame() -> None:
         frame = callback.to_pandas()
         assert frame["step"].unique().tolist() == [0, 1] and frame["value"].notna().all()
         assert set(frame["figure"]) == {line.get_label() for line in callback.plot().axes[0].lines}
-
-
-# -- tokenizers as people train them ------------------------------------------------------------------------------------
-
-
-def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
-    vocabulary = {"[UNK]": 0, "[PAD]": 1, **{f"w{i}": i for i in range(2, 1100)}, "type": 1100, "player": 1101}
-    words = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-    )
-    settings = settings_of_processor(words)
-    assert settings is not None
-    assert not [key for key in (*settings.chosen, *settings.defaults) if key.endswith(("vocab.type", "vocab.player"))]
-    net = transformers.BertForSequenceClassification(
-        transformers.BertConfig(
-            vocab_size=1102, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=8
-        )
-    ).eval()
-    a = hf_stitch.load(net, processor=words)
-    layer = "bert.encoder.layer.0"
-    texts = Samples.of([f"w{i}" for i in range(2, 42)], label=[0, 1] * 20)
-    made = hf_stitch.stitch(a, a, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False)
-    made.save_pretrained(tmp_path / "model")
-    made.stitcher.save_pretrained(tmp_path / "stitcher")
-    again = hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")
-    attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(a, a)
-    ids = torch.tensor([[1100, 1101]])
-    assert torch.equal(again(input_ids=ids).logits, net(input_ids=ids).logits)
-    assert torch.equal(attached(input_ids=ids).logits, net(input_ids=ids).logits)
