@@ -239,7 +239,7 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other
     if other == "preprocessing":
         last.register_forward_pre_hook(lambda _, args, named: (args, {"input": named["input"] * 1.5}), with_kwargs=True)
     assert anchors.has(b, "1")
-    with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but gives other representations"):
+    with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but gives other repr"):
         anchors.encode(b, "1", chosen, progress=False)
 
 
