@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -301,11 +302,7 @@ def without_waiting(failure: str) -> Iterator[None]:
     if (offline := _unreachable(failure)) is None:
         yield
         return
-    from huggingface_hub import constants
-
-    with _as(constants, "HF_HUB_OFFLINE", True), ExitStack() as more:
-        if (config := sys.modules.get("datasets.config")) is not None:  # a copy, made at its import
-            more.enter_context(_as(config, "HF_HUB_OFFLINE", True))
+    with _OFFLINE:
         try:
             yield
         except Exception as error:
@@ -330,15 +327,31 @@ def _unreachable(failure: str) -> OSError | None:
     return None
 
 
-@contextmanager
-def _as(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute inside the context."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
+class _Offline:
+    """Offline mode of the client, from the first of several threads that enter until the last one leaves."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._changed: list[Any] = []
+
+    def __enter__(self) -> None:
+        from huggingface_hub import constants
+
+        with self._lock:
+            self._inside += 1
+            for module in (constants, sys.modules.get("datasets.config")):  # the second has a copy, made at its import
+                if module is not None and not module.HF_HUB_OFFLINE:
+                    module.HF_HUB_OFFLINE = True
+                    self._changed.append(module)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            while self._changed and not self._inside:
+                self._changed.pop().HF_HUB_OFFLINE = False
+
+
+_OFFLINE = _Offline()
 
 
 @contextmanager

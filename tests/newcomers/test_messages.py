@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hf_stitch
-from hf_stitch import analysis, metrics
+from hf_stitch import analysis, hub, metrics
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.analysis import Activations
 from hf_stitch.cli import app
@@ -161,6 +162,42 @@ def test_data_of_the_hub_fail_at_once_without_a_connection() -> None:
 
     with pytest.raises(ConnectionError, match="cannot read the data set org/data: the Hub cannot be reached"):
         read_data("org/data")
+
+
+@pytest.mark.usefixtures("nobody_answers")
+def test_threads_that_leave_in_another_order_do_not_stay_offline() -> None:
+    from huggingface_hub import constants
+
+    asked, inside, second_inside, left = threading.Barrier(2), *(threading.Event() for _ in range(3))
+    seen: list[bool] = []
+    ask = hub._unreachable
+
+    def answer(failure: str) -> OSError | None:
+        found = ask(failure)
+        asked.wait(30)  # both ask before one of them is offline
+        assert failure == "first" or inside.wait(30)
+        return found
+
+    def first() -> None:
+        with hub.without_waiting("first"):
+            inside.set()
+            assert second_inside.wait(30)
+        left.set()
+
+    def second() -> None:
+        with hub.without_waiting("second"):
+            second_inside.set()
+            assert left.wait(30)
+            seen.append(constants.HF_HUB_OFFLINE)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "_unreachable", answer)
+        threads = [threading.Thread(target=each) for each in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert seen == [True] and constants.HF_HUB_OFFLINE is False
 
 
 @pytest.mark.usefixtures("nobody_answers")
