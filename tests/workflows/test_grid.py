@@ -286,6 +286,19 @@ def test_noise_of_a_sample_depends_neither_on_its_batch_nor_on_padding() -> None
     torch.testing.assert_close(watch.noise(second, seeds[1:2]), noise[1:2, [0, 3, 4, 5]])
 
 
+def test_the_corresponding_layer_is_a_hit_a_tie_or_a_miss() -> None:
+    values = np.array([[0.9, 0.2, 0.1], [0.3, 0.79, 0.8], [0.2, 0.7, 0.3]])
+    p_values = np.array([[1.0, 0.002, 0.002], [0.002, 0.6, 1.0], [0.002, 1.0, 0.002]])
+    columns = np.array([[1.0, 0.002, 0.002], [0.002, 1.0, 1.0], [0.002, 0.03, 0.002]])
+    scores = {"m": {"agreement": np.repeat(values[..., None], 3, 2)}}
+    both = {"m": {"agreement": np.stack([p_values, columns])}}
+    grid = StitchGrid(scores, {}, both, ("x", "y", "z"), ("x", "y", "z"), "image-classification", "none", 99)
+    assert grid.identify() == {"a": ("hit", "tie", "miss"), "b": ("hit", "hit", "miss")}
+    # .03 is above .05 / 2, but only the second smallest of its column: Holm rejects it.
+    assert grid.as_good()[1, :, 1].tolist() == [False, True, False]
+    assert grid.as_good(level=0.01)[1, :, 1].tolist() == [False, True, True]
+
+
 def job(folder: Any, images: Any) -> StitchGrid:
     a, b = made("cnn"), made("cnn", 1)
     return hf_stitch.stitch_grid(

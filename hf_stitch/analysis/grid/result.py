@@ -166,6 +166,67 @@ class StitchGrid(Result):
         place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
         return Score(*map(float, self._cells(matcher, figure)[place]))
 
+    def as_good(
+        self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05
+    ) -> NDArray[np.bool_]:
+        """Return which stitches are as good as the best one of the same layer, as far as the samples tell.
+
+        Args:
+            figure: The figure; ``None`` uses the first.
+            matcher: Label of the matcher; ``None`` uses the first.
+            level: Level of the tests, together for all rivals of a layer (Holm 1979).
+
+        Returns:
+            (2, layers of a, layers of b) bool. First, compared with the best stitch of the same layer of a; second, of
+            the same layer of b.
+
+        Raises:
+            KeyError: If the grid has no such matcher or figure.
+        """
+        self._cells(matcher, figure)
+        p_values = self.p_values[matcher or self.matchers[0]][figure or self.figures[0]]
+        return np.stack([_not_rejected(p_values[0], level), _not_rejected(p_values[1].T, level).T])
+
+    def identify(
+        self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05
+    ) -> dict[str, tuple[str, ...]]:
+        """Test for each layer whether its best stitch is the one with the corresponding layer of the other network.
+
+        Layer i of a corresponds to layer i of b.
+
+        Args:
+            figure: The figure; ``None`` uses the first.
+            matcher: Label of the matcher; ``None`` uses the first.
+            level: Level of the tests for ties (:meth:`as_good`).
+
+        Returns:
+            ``"a"`` -> for each layer of a among those of b, and ``"b"`` the reverse: ``hit`` (the corresponding layer
+            is the best), ``tie`` (another is, but the samples do not tell them apart) or ``miss``.
+
+        Raises:
+            KeyError: If the grid has no such matcher or figure.
+            ValueError: If the networks have different numbers of layers, or a stitch is undefined.
+        """
+        values = self.values(matcher, figure)
+        if len(self.layers_a) != len(self.layers_b) or np.isnan(values).any():
+            raise ValueError(
+                "identification needs as many layers of a as of b, and a defined stitch for each pair: got "
+                f"{len(self.layers_a)} and {len(self.layers_b)} layers, and {len(self.undefined)} undefined stitches"
+            )
+        better = values if direction(figure or self.figures[0]) == "higher" else -values
+        found = {}
+        for number, axis in enumerate("ab"):
+            rows, ties = (
+                part if axis == "a" else part.T for part in (better, self.as_good(figure, matcher, level=level)[number])
+            )
+            best = rows.max(1, keepdims=True)
+            alone = (rows == best).sum(1) == 1
+            own = np.diag(rows) == best[:, 0]
+            found[axis] = tuple(
+                "hit" if own[i] and alone[i] else "tie" if ties[i, i] else "miss" for i in range(len(rows))
+            )
+        return found
+
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
         """Build the stitched model of one cell.
 
@@ -287,6 +348,20 @@ class StitchGrid(Result):
         if name not in self.scores[label]:
             raise KeyError(f"the grid has no figure {name!r}; it has {', '.join(self.figures)}")
         return self.scores[label][name]
+
+
+def _not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
+    """Return which rivals of each row Holm's procedure does not reject; the best has the p-value 1."""
+    found = np.zeros(p_values.shape, bool)
+    for row, kept in zip(p_values, found, strict=True):
+        rivals = np.flatnonzero(~np.isnan(row))
+        ordered = rivals[np.argsort(row[rivals], kind="stable")]
+        tests = max(len(rivals) - 1, 1)  # without the best itself
+        rejected = 0
+        while rejected < len(ordered) and row[ordered[rejected]] <= level / max(tests - rejected, 1):
+            rejected += 1
+        kept[ordered[rejected:]] = True
+    return found
 
 
 def cell_name(matcher: str, layer_a: str, layer_b: str) -> str:
