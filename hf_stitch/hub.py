@@ -337,9 +337,10 @@ class _Offline:
     def __enter__(self) -> None:
         from huggingface_hub import constants
 
+        modules: tuple[Any, ...] = (constants, sys.modules.get("datasets.config"))  # this has a copy from its import
         with self._lock:
             self._inside += 1
-            for module in (constants, sys.modules.get("datasets.config")):  # the second has a copy, made at its import
+            for module in modules:
                 if module is not None and not module.HF_HUB_OFFLINE:
                     module.HF_HUB_OFFLINE = True
                     self._changed.append(module)

@@ -283,7 +283,7 @@ class Stitcher(Artefact):
         """
         wanted = dtype_of(dtype)
         given = (source, target)
-        if options and not any(each is None or isinstance(each, str) for each in given):
+        if options and not _loads(given):
             raise TypeError(f"{', '.join(options)}: options of loading, but no network is loaded by name")
         if example_inputs is not None:
             if all(isinstance(each, Adapter) for each in given):
@@ -322,6 +322,10 @@ class Stitcher(Artefact):
             if len(given) != 2:
                 raise TypeError(f"the {side} is stitched from two networks, {inner!r}, got {len(given)}")
             assert inner is not None
+            if not _loads(given):
+                options = {key: options[key] for key in ("allow_changed", "example_inputs") if key in options}
+            if all(isinstance(each, Adapter) for each in given):
+                options.pop("example_inputs", None)
             return inner.attach(*given, **options)
         if inner is not None and given is None:
             if any(end.public.id is None for end in (inner.source, inner.target)):
@@ -330,6 +334,11 @@ class Stitcher(Artefact):
                 )
             return inner.attach(**options)
         return given
+
+
+def _loads(given: Given) -> bool:
+    """Return whether a network, or one of those of a tuple, is loaded by name."""
+    return any(map(_loads, given)) if isinstance(given, tuple) else given is None or isinstance(given, str)
 
 
 def _inside(name: str, side: str) -> str:
