@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from pathlib import Path
@@ -166,6 +167,14 @@ def test_a_whole_sentence_transformer_is_a_network(encoders: Any, tmp_path: Path
     again.save_pretrained(tmp_path / "stitcher")
     attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(b, whole)
     assert torch.equal(attached(**inputs), made(**inputs))
+    other = copy.deepcopy(whole)
+    other[1].pooling_mode = "cls"  # without weights
+    with pytest.raises(ValueError, match=r"1\.pooling_mode 'mean', now 'cls'"):
+        again.attach(b, other)
+    other = copy.deepcopy(whole)
+    del other[3]
+    with pytest.raises(ValueError, match=r"3\.class 'Normalize'"):
+        again.attach(b, other)
     with pytest.raises(ValueError, match=r"or stitch its transformer alone, model\[0\].auto_model"):
         made.save_pretrained(tmp_path / "whole")
 

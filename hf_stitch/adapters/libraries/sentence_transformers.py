@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.transformers import TransformersAdapter
-from hf_stitch.reference import ModelReference
+from hf_stitch.adapters.pinning import settings_of_config
+from hf_stitch.reference import ModelReference, Settings
 
 LIBRARY = "sentence_transformers"
 
@@ -31,13 +32,16 @@ class SentenceEncoder(nn.Module):
     Two further modules name what the others keep among other values: ``pooled``, the output of the pooling, and
     ``embedding``, the output of the whole model.
 
+    Attributes:
+        steps: Names of the modules, in the order in which they run.
+
     Args:
         model: The ``SentenceTransformer``. Its modules are shared, under the same names.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self._steps = tuple(name for name, _ in model.named_children())
+        self.steps = tuple(name for name, _ in model.named_children())
         for name, module in model.named_children():
             self.add_module(name, module)
         self.pooled, self.embedding = nn.Identity(), nn.Identity()
@@ -53,7 +57,7 @@ class SentenceEncoder(nn.Module):
             The embeddings (batch, width).
         """
         features: dict[str, Any] = {"input_ids": input_ids, **inputs}
-        for name in self._steps:
+        for name in self.steps:
             before, features = features, self.get_submodule(name)(dict(features))
             if EMBEDDING in features and EMBEDDING not in before:  # later modules read nothing else
                 features = {EMBEDDING: self.pooled(features[EMBEDDING])}
@@ -138,6 +142,24 @@ class SentenceTransformersAdapter(Adapter):
     def task(self) -> str | None:
         """``None``: embeddings have no head for a task."""
         return None
+
+    def settings(self) -> Settings:
+        """Return the class of each module, the config of the transformer, and those of the others.
+
+        Pooling and normalisation have no weights by which they could be recognised.
+        See :meth:`hf_stitch.adapters.Adapter.settings`.
+        """
+        encoder: Any = self.model
+        first, *others = encoder.steps
+        network = encoder.get_submodule(first).auto_model
+        found = settings_of_config(network.config)
+        chosen: dict[str, Any] = {first: {"class": type(network).__name__, **found.chosen}}
+        defaults: dict[str, Any] = {first: found.defaults}
+        for name in others:
+            module = encoder.get_submodule(name)
+            chosen[name] = {"class": type(module).__name__}
+            defaults[name] = getattr(module, "get_config_dict", dict)()  # versions differ in their keys
+        return Settings.of(chosen, defaults)
 
     def blueprint(self) -> dict[str, Any]:
         """Raise an error, because the modules of sentence-transformers are not rebuilt from a config.
