@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.artefacts import StitchedModel
 from hf_stitch.reference import ModelReference
 
 RESETS = ("reset_parameters", "_reset_parameters")
@@ -18,9 +19,9 @@ RESETS = ("reset_parameters", "_reset_parameters")
 def untrained_copy(adapter: Adapter, seed: int) -> Adapter:
     """Return an adapter of an untrained copy of a network.
 
-    Networks of transformers are made anew from their config. In other networks, each module that can initialise its
-    weights does so. The entries of all other weights (position embeddings, class tokens) are permuted, which keeps
-    their scale and loses what they have learned.
+    Networks of transformers are made anew from their config. In other networks, and in stitched models, each module
+    that can initialise its weights does so. The entries of all other weights (position embeddings, class tokens) are
+    permuted, which keeps their scale and loses what they have learned.
 
     Args:
         adapter: Adapter of the network, which is not changed.
@@ -39,7 +40,7 @@ def untrained_copy(adapter: Adapter, seed: int) -> Adapter:
     model = adapter.model
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        if isinstance(model, PreTrainedModel):
+        if isinstance(model, PreTrainedModel) and not isinstance(model, StitchedModel):  # its config may have no code
             twin: nn.Module = type(model)(copy.deepcopy(model.config))
         else:
             twin = copy.deepcopy(model)

@@ -220,6 +220,24 @@ def test_baselines_of_stitchability_agree_with_evaluate(reference: hf_stitch.Ada
     assert {name.split("/")[1] for name in without} == {"relative_accuracy", "identity", "mean_only"}
 
 
+def test_an_untrained_copy_of_a_stitched_model_has_other_weights_in_both_halves() -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=6, patch_size=2
+    )
+    networks = [adapter(net(2)), hf_stitch.load(transformers.ViTModel(config).eval())]
+    for first, second in (networks, networks[::-1]):  # user code has no config from which it could be made anew
+        pair = first.layers[0], second.layers[-1]
+        made = hf_stitch.stitch(
+            first, second, images(60), source_layer=pair[0], target_layer=pair[1], task=None,
+            pooling="mean", matcher="ridge", progress=False,
+        )  # fmt: skip
+        own = hf_stitch.load(made)
+        twin = untrained_copy(own, 0)
+        assert own.forward(own.example) is not None and twin.layers == own.layers
+        for (name, before), after in zip(made.named_parameters(), twin.model.parameters(), strict=True):
+            assert after.isfinite().all() and (before.std() == 0 or not torch.equal(before, after)), name
+
+
 @pytest.mark.parametrize("kind", ["user code", "timm", "transformers"])
 def test_an_untrained_copy_has_learned_nothing(kind: str) -> None:
     if kind == "user code":
