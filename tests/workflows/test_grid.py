@@ -257,6 +257,30 @@ def test_equivalent_doses_are_interpolated() -> None:
     np.testing.assert_allclose(found, [0, 0.03, (0.03 * 0.1) ** 0.5, 1.0, np.inf])
 
 
+def test_grids_with_infinite_doses_are_plotted_and_the_best_baseline_is_printed() -> None:
+    dose = np.array([[[np.inf, np.nan, np.nan], [0.03, np.nan, np.nan]]])
+    losses = np.array([[[3.0, 2.0, 4.0], [2.0, 1.0, 3.0]]])
+    means = np.array([[9.0, 8.0, 10.0], [5.0, 4.0, 6.0]])
+    grid = StitchGrid(
+        {"lstsq": {"perplexity": losses, "dose(knn)": dose}}, {"mean_only": {"perplexity": means}}, {}, ("a0",),
+        ("b0", "b1"), "text-generation", "none", 9,
+    )  # fmt: skip
+    figure = grid.plot("dose(knn)")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1.00", "0.03"]
+    assert figure.axes[1].get_ylabel() == "dose(knn)\nlower = better; 1: at least 1"
+    assert "mean_only 5.000" in str(grid)  # the best of its layers
+
+
+def test_a_stitched_model_of_a_grid_does_not_share_its_map(images: Any) -> None:
+    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
+    layers: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0"]}
+    grid = hf_stitch.stitch_grid(a, b, data, resamples=5, progress=False, **layers)
+    before = grid.stitched("layer1.0", "layer1.0").stitch.state_dict()
+    grid.stitched("layer1.0", "layer1.0").half()
+    after = grid.stitched("layer1.0", "layer1.0").stitch.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
     g = torch.Generator().manual_seed(0)
     mixed = torch.randn(4, 4, generator=g)

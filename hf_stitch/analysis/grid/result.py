@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.grid.detection import DOSES
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -236,7 +238,7 @@ class StitchGrid(Result):
             matcher: Label of the matcher; ``None`` uses the first.
 
         Returns:
-            The stitched model, which can be evaluated, audited and saved.
+            The stitched model, which can be evaluated, audited and saved. Its stitching layer is a copy.
 
         Raises:
             KeyError: If the grid has no such cell.
@@ -248,7 +250,7 @@ class StitchGrid(Result):
             raise ValueError(f"the stitch {cell_name(label, layer_a, layer_b)} is undefined: {why}")
         if self.stitches is None or self.networks is None:
             raise ValueError("a grid that was loaded from a file contains scores, not weights: run stitch_grid again")
-        layer = self.stitches[label, layer_a, layer_b]
+        layer = copy.deepcopy(self.stitches[label, layer_a, layer_b])
         source, target = self.networks
         recipe = {key: value for key, value in self.recipe.items() if key not in ("layers_a", "layers_b", "matchers")}
         recipe["matcher"] = self.recipe["matchers"][label]
@@ -279,6 +281,8 @@ class StitchGrid(Result):
     def plot(self, figure: str | None = None, *, matcher: str | None = None) -> Figure:
         """Plot a figure of all pairs of layers as a heat map, with a frame around the best of each row.
 
+        An infinite dose has the colour of the largest dose that was measured.
+
         Args:
             figure: The figure; ``None`` uses the first.
             matcher: Label of the matcher; ``None`` uses the first.
@@ -297,11 +301,15 @@ class StitchGrid(Result):
         better = values if direction(name) == "higher" else -values
         known = ~np.isnan(values).all(1)
         marked[known, np.nanargmax(better[known], 1)] = True
+        explained = f"{name.replace('_', ' ')}\n{direction(name)} = better"
+        most = 1.0 if direction(name) == "higher" else None
+        if name.startswith("dose(") and np.isinf(values).any():
+            values, most = np.minimum(values, max(DOSES)), max(DOSES)
+            explained += f"; {most:g}: at least {most:g}"
         return heatmap(
             values, self.layers_a, self.layers_b,
             row_title="layers of the source", column_title="layers of the target",
-            title=f"{label}, {self.n} samples", label=f"{name.replace('_', ' ')}\n{direction(name)} = better",
-            low=0.0, high=1.0 if direction(name) == "higher" else None,
+            title=f"{label}, {self.n} samples", label=explained, low=0.0, high=most,
             marked=marked, marks="best of each layer of the source",
         )  # fmt: skip
 
@@ -315,8 +323,9 @@ class StitchGrid(Result):
             "layer of the source", title=f"best of {len(self.layers_b)} layers of the target, by "
             f"{figure.replace('_', ' ')}", title_justify="left",
         )  # fmt: skip
+        best = np.max if direction(figure) == "higher" else np.min
         beside = ", ".join(
-            f"{name} {row[figure].reshape(-1, 3)[:, 0].max():.3f}" for name, row in self.baselines.items()
+            f"{name} {best(row[figure].reshape(-1, 3)[:, 0]):.3f}" for name, row in self.baselines.items()
         )
         table.caption = f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else "")
         blind = [
