@@ -67,6 +67,13 @@ def test_matrices_of_samples_give_the_values_of_the_function(name: str, monkeypa
         np.testing.assert_allclose(getattr(by_matrices, field), getattr(by_pairs, field), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["linear_cka", "linear_cka:debiased=True", "rbf_cka"])
+def test_a_layer_that_outputs_a_constant_is_refused(name: str) -> None:
+    x, y = torch.randn(12, 3), torch.ones(12, 4)
+    with pytest.raises(ValueError, match="cka"):
+        maximum_test(registries.metrics.build(name), [x], [y], permutations=9, seed=0, memory=2**30)
+
+
 def test_p_of_the_maximum_is_uniform_between_unrelated_networks() -> None:
     """The layers of a network are alike, so that a permutation of its own for each pair would not do."""
     metric, count, trials = registries.metrics.build("linear_cka"), 9, 1500

@@ -157,7 +157,9 @@ def _unit(metric: Metric, rows: Tensor) -> Tensor:
     """The matrix of samples of a layer as one vector of length 1, (n²,)."""
     matrix = metric.sample_matrix(rows.double())
     assert matrix is not None
-    return matrix.flatten() / matrix.norm()
+    if not (length := matrix.norm()) > 0:
+        raise ValueError(f"{metric.name} is undefined for a layer that outputs the same for all {len(rows)} samples")
+    return matrix.flatten() / length
 
 
 def _by_pairs(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor]) -> Array:
