@@ -72,7 +72,7 @@ def test_a_chain_of_user_code_is_saved_in_one_folder(chain: Any, tmp_path: Path)
         )
         assert torch.equal(stitcher.attach((a, b), nets[2], example_inputs=pixels[:2])(x=pixels), abc(x=pixels))
         assert torch.equal(stitcher.attach(ab, c)(x=pixels), abc(x=pixels))
-    with pytest.raises(ValueError, match="the source Images, .* has other weights"):  # loaded with the option
+    with pytest.raises(ValueError, match=r"the source Images, .* has other weights"):  # loaded with the option
         stitcher.attach(("timm:resnet10t", b), c, pretrained=False)
     with pytest.raises(TypeError, match="pretrained: options of loading, but no network is loaded by name"):
         stitcher.attach((a, b), c, pretrained=False)
