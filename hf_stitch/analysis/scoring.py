@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
@@ -200,6 +201,7 @@ def relative_accuracies(
     samples = Samples.of(data)
     if stitched.task == "text-generation" or samples.labels is None:
         raise ValueError("relative accuracy needs a classification head and samples with labels")
+    samples = numbered_as(samples, stitched.config)
     found = answers(stitched, layers, samples, whole_target(stitched, target), batch_size=batch_size, progress=progress)
     if not found["target"]["right"].any():
         raise ValueError(
@@ -240,8 +242,10 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
     if task == "text-generation" or not isinstance(target, Adapter):
         return ""
     (count, names), (others, theirs) = _classes(source), _classes(target)
-    same = count == others and (names == theirs or not names or not theirs)
-    return "" if same else "its head has other classes"
+    if count == others and (names == theirs or not names or not theirs):
+        return ""
+    order = sorted(names) == sorted(theirs)
+    return "its head has the same classes in another order" if order else "its head has other classes"
 
 
 def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:

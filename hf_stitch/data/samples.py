@@ -6,6 +6,7 @@ them itself, so that networks with different processors receive the same samples
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import operator
 import warnings
@@ -192,15 +193,15 @@ class Samples:
             )
         if self._source.labels is None:
             return None
-        labels = []
+        labels, numbers = [], self._source.numbers or range(self.num_classes or 0)
         for id_, position in zip(self.ids, self._positions, strict=True):
             label = self._source.labels[position]
-            if label is None or not 0 <= label < (self.num_classes or 0):
+            if label is None or not 0 <= label < len(numbers):
                 raise ValueError(
-                    f"sample {id_!r} has the label {label}, which is not one of the {self.num_classes} classes; "
+                    f"sample {id_!r} has the label {label}, which is not one of the {len(numbers)} classes; "
                     "drop unlabelled samples with select, or the column of labels if no sample has one"
                 )
-            labels.append(label)
+            labels.append(numbers[label])
         return labels
 
     @property
@@ -245,6 +246,32 @@ class Samples:
                     digest.update(content)
                 hashes.append(digest.digest())
         return hashes
+
+    def renumbered(self, numbers: Sequence[int], names: Sequence[str]) -> Samples:
+        """Return the same samples with other numbers of their classes. Their fingerprint and splits stay the same.
+
+        Args:
+            numbers: The new number of each class, in the order of the classes of the data. Each at most once.
+            names: Names of all classes in their new order.
+
+        Returns:
+            The samples with ``numbers[label]`` for each label.
+
+        Raises:
+            ValueError: The data have labels of another number of classes, or a number repeats or has no name.
+
+        Example:
+            >>> samples = Samples.of(["a", "b", "c"], label=[0, 1, 1])
+            >>> samples.renumbered([2, 0], ["no", "perhaps", "yes"]).labels
+            [2, 0, 0]
+        """
+        if len(numbers) != self.num_classes or len(set(numbers)) < len(numbers):
+            raise ValueError(f"numbers must have a different one for each of {self.num_classes} classes, got {numbers}")
+        if any(not 0 <= number < len(names) for number in numbers):
+            raise ValueError(f"numbers must be from 0 to {len(names) - 1}, one for each of the names, got {numbers}")
+        before = self._source.numbers
+        after = tuple(numbers) if before is None else tuple(numbers[number] for number in before)
+        return Samples(dataclasses.replace(self._source, numbers=after, label_names=tuple(names)), self._positions)
 
     def select(self, indices: Iterable[int]) -> Samples:
         """Return the samples at some positions, in the given order.

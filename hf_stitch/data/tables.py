@@ -122,6 +122,8 @@ class Source:
     label_names: tuple[str, ...] | None
     undecided: Sequence[str] = ()
     """Columns of which each could contain the labels."""
+    numbers: tuple[int, ...] | None = None
+    """The number of the class of each label, if labels are numbered in another order than that of the data."""
 
     @cached_property
     def num_classes(self) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 import torch
 
 from hf_stitch.adapters import Adapter, load
+from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.scoring import check_labels, target_changes
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
@@ -234,7 +235,7 @@ class TaskLoss(TrainedMatcher):
             ValueError: If labels are not classes of the target, the logits of a parent have another shape, penalties
                 need more rows than a batch has, or final features cannot be matched.
         """
-        samples = Samples.of(data)
+        samples = numbered_as(Samples.of(data), stitched.config)
         others = samples if paired_data is None else Samples.of(paired_data)
         networks = self._networks({"0": stitched}, target, None)
         layers = {"0": stitched.stitch}
@@ -326,6 +327,8 @@ class TaskLoss(TrainedMatcher):
         if paired_data is not None and held_out is not None:
             raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
         _check_models(models)
+        samples = numbered_as(samples, models[0].config)
+        held_out = None if held_out is None else numbered_as(held_out, models[0].config)
         self.check(samples, models[0].task, held_out)
         names = [str(i) for i in range(len(models))]
         layers = {n: trainable(m.stitch, self.orthogonal) for n, m in zip(names, models, strict=True)}

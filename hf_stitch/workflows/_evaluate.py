@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
 from hf_stitch.analysis.scoring import (
@@ -107,6 +108,9 @@ def evaluate(
     """
     samples = Samples.of(data)
     others = None if paired_data is None else Samples.of(paired_data)
+    if stitched.task in CLASSIFIES:
+        samples = numbered_as(samples, stitched.config)
+        warn_of_other_classes(samples, stitched.config)
     check_apart(stitched, samples, others)
     warn_of_other_activations(stitched, samples)
     for name, layer in (baselines or {}).items():

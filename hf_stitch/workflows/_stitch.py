@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.analysis.classes import CLASSIFIES, numbered_as
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
@@ -27,8 +28,6 @@ from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
-
-CLASSIFIES = ("image-classification", "text-classification")
 
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
@@ -118,6 +117,8 @@ def stitch(
             raise ValueError("paired_data is split together with data: leave out test_data")
         check_same_order(samples, other)
         recipe["paired_data"] = other.fingerprint
+    if task in CLASSIFIES:
+        samples = numbered_as(samples, getattr(b.model, "config", None))
     if test_data is None:
         train, test = samples.split(test_size, seed)
         recipe |= {"test_size": test_size, "seed": seed}

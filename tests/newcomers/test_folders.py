@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer, models
 
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.adapters.pinning import settings_of_processor
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
+from hf_stitch.data import read_data
+from hf_stitch.training import TaskLoss
 
 
 def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
@@ -39,3 +47,87 @@ def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
     ids = torch.tensor([[1100, 1101]])
     assert torch.equal(again(input_ids=ids).logits, net(input_ids=ids).logits)
     assert torch.equal(attached(input_ids=ids).logits, net(input_ids=ids).logits)
+
+
+# -- classes of the data and of the network ----------------------------------------------------------------------------
+
+
+class Brightness(torch.nn.Module):
+    """Names the darkest, the middle and the brightest third of grey values: 0, 1 and 2."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.config: Any = transformers.PretrainedConfig(id2label=names)
+        weighted = torch.nn.Linear(12, 1)
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), weighted, torch.nn.ReLU())
+        self.head = torch.nn.Linear(1, 3)
+        with torch.no_grad():
+            torch.nn.init.constant_(weighted.weight, 1 / 12)
+            torch.nn.init.zeros_(weighted.bias)
+            self.head.weight.copy_(torch.tensor([[0.0], [3.0], [6.0]]))
+            self.head.bias.copy_(torch.tensor([0.0, -1.0, -3.0]))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.body(x))
+
+
+def grey(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255
+
+
+@pytest.fixture
+def shades(tmp_path: Path) -> Path:
+    """A folder of images, one folder per class; the alphabet orders the classes differently than the network."""
+    for name, low in (("dark_grey", 0), ("Medium", 95), ("bright", 185)):
+        (tmp_path / "shades" / name).mkdir(parents=True)
+        for place in range(20):
+            Image.new("RGB", (2, 2), (low + place,) * 3).save(tmp_path / "shades" / name / f"{place}.png")
+    return tmp_path / "shades"
+
+
+NAMES = {0: "Dark grey", 1: "medium", 2: "BRIGHT"}
+
+
+def named(names: dict[int, str]) -> hf_stitch.Adapter:
+    """A network whose config names its classes."""
+    return hf_stitch.load(Brightness(names).eval(), example_inputs=torch.rand(2, 3, 2, 2), processor=grey)
+
+
+@pytest.mark.parametrize("matcher", ["identity", TaskLoss(epochs=1, labels="hard", initial="identity", lr=1e-6)])
+def test_labels_of_a_folder_of_images_are_matched_by_name(matcher: str | TaskLoss, shades: Path) -> None:
+    a, data = named(NAMES), read_data(str(shades))
+    assert data.features["label"].names != ["dark_grey", "Medium", "bright"]
+    with pytest.warns(
+        UserWarning, match=r"Medium, bright, dark_grey\) are not numbered as .*Dark grey, medium, BRIGHT"
+    ):
+        made = hf_stitch.stitch(a, a, data, source_layer="body", target_layer="body", matcher=matcher, progress=False)
+    assert made.evaluation is not None
+    assert made.evaluation["accuracy"].value == made.evaluation.scores["target"]["accuracy"].value == 1
+    with pytest.warns(UserWarning, match="matched by name"):
+        again = hf_stitch.evaluate(made, data, progress=False)
+    assert again["accuracy"].value == 1 and again.data == Samples.of(data).fingerprint
+    some = Samples.of(data.select(range(20, 60)))  # classes that are absent keep their numbers
+    assert numbered_as(some, a.model.config).labels == [2] * 20 + [0] * 20
+
+
+def test_other_classes_than_those_of_the_network_are_told(shades: Path) -> None:
+    data = read_data(str(shades))
+    more = named({**dict(enumerate(["red", "green", "blue"]))})
+    with warnings.catch_warnings():  # other names for the same number of classes may mean the same
+        warnings.simplefilter("error")
+        warn_of_other_classes(Samples.of(data), more.model.config)
+        warn_of_other_classes(Samples.of([grey(row["image"]) for row in data], label=data["label"]), more.model.config)
+    for names in ({0: "a", 1: "b"}, {0: "bright", 1: "other", 2: "dark_grey"}):
+        config = transformers.PretrainedConfig(id2label=names)
+        assert numbered_as(Samples.of(data), config).labels == list(data["label"])
+        with pytest.warns(UserWarning, match=r"3 classes Medium, bright, dark_grey, and .* by number"):
+            warn_of_other_classes(Samples.of(data), config)
+
+
+def test_labels_are_renumbered_once_for_each_class() -> None:
+    samples = Samples.of(["a", "b", "c"], label=[0, 1, 1])
+    twice = samples.renumbered([2, 0], ["x", "y", "z"]).renumbered([1, 2, 0], ["z", "x", "y"])
+    assert (twice.labels, twice.label_names, twice.fingerprint) == ([0, 1, 1], ("z", "x", "y"), samples.fingerprint)
+    for numbers in ([0], [0, 0], [0, 2], [-1, 0]):
+        with pytest.raises(ValueError, match="numbers must"):
+            samples.renumbered(numbers, ["x", "y"])
