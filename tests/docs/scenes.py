@@ -263,6 +263,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/compare.md": compare,
     "docs/how-to/cut.md": cut,
     "docs/how-to/extend.md": nothing,
+    "docs/how-to/gpu.md": stitch,
     "docs/how-to/grid.md": stitch,
     "docs/how-to/relative.md": relative,
     "docs/how-to/save.md": save,
