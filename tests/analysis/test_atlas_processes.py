@@ -78,10 +78,10 @@ def die(folder: Path, batches: int) -> None:
 def share(rank: int, folder: Path) -> None:
     """Compare as one of several processes."""
     for made in (sides, alone):
-        np.savez(folder / f"{made.__name__}-{rank}.npz", **tested(made, checkpoint_dir=folder / made.__name__))
+        np.savez(folder / f"{made.__name__}-{rank}.npz", **permuted(made, checkpoint_dir=folder / made.__name__))
 
 
-def tested(made: Any, **options: Any) -> dict[str, Any]:
+def permuted(made: Any, **options: Any) -> dict[str, Any]:
     """Values of all metrics, and their p-values."""
     atlas = compared(False, made, permutations=9, **options)
     return {**atlas.values, **{f"p of {metric}": atlas.p_values(metric) for metric in atlas.values}}
@@ -123,7 +123,7 @@ def test_several_processes_return_the_atlas_of_one_process(count: int, names: An
     """61 samples, a prime, cannot be split evenly."""
     run_ranks(count, share, tmp_path, names=names)
     for made, rounding in ((sides, 1e-9), (alone, 1e-10)):
-        whole = tested(made)
+        whole = permuted(made)
         each = [np.load(tmp_path / f"{made.__name__}-{rank}.npz") for rank in range(count)]
         for name in each[0]:
             assert all(np.array_equal(each[0][name], other[name]) for other in each)

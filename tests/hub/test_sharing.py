@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "low_rank": ("timm/cnn", "alice/vit", "low_rank", {"rank": 4}),
     "lasso": ("timm/cnn", "alice/vit", "lasso", {"alpha": 0.01}),
     "inverse_relative": ("timm/cnn", "alice/vit", "inverse_relative", {}),
+    "recoloured": ("timm/cnn", "alice/vit", "recoloured", {}),
     "random": ("timm/cnn", "alice/vit", "random", {}),
     "task_loss": ("timm/cnn", "alice/vit", "task_loss", {"max_steps": 2, "batch_size": 16}),
     "procrustes": ("alice/vit", "alice/vit-2", "procrustes", {}),
