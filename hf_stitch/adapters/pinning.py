@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hf_stitch.reference import Settings
@@ -69,7 +70,8 @@ def _follows(config: Any, name: str, value: Any) -> bool:
         return True
     others = {key: there for key, there in config.to_dict().items() if key != name}
     try:
-        again = kind.from_dict(others).to_dict()
+        with _unlogged():
+            again = kind.from_dict(others).to_dict()
     except Exception:  # the class demands the value
         return False
     return name in again and bool(again[name] == value)
@@ -101,6 +103,19 @@ def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Sett
     values["class"] = values.get("image_processor_type", type(processor).__name__)
     kept = {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}
     return _apart(kept, {name for name, value in kept.items() if _is_default(type(processor), name, value)})
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Silence the log of transformers, which would tell what is wrong with a config that nobody wrote."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _is_default(kind: type, name: str, value: Any) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_stitch.adapters.cutting.surgery import KEPT
-from hf_stitch.artefacts.files import CONFIG, STITCHER
+from hf_stitch.artefacts.files import CONFIG, STITCHER, artefacts_below
 from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_record
 from hf_stitch.artefacts.schema import read_model, read_stitcher
 from hf_stitch.provenance import Method
@@ -182,5 +182,6 @@ def is_stitcher(folder: Path) -> bool:
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
             f"{folder} has neither {STITCHER} nor {CONFIG}: it contains no stitcher and no stitched model"
+            + artefacts_below(folder)
         )
     return False

@@ -51,6 +51,18 @@ STITCHER_FILES = [STITCHER, STITCHES, CONFIG, *ANCHORS]
 """Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
 
 
+def artefacts_below(folder: Path) -> str:
+    """Return the advice to name a subfolder, for messages about a folder without an artefact; empty without any.
+
+    Args:
+        folder: The folder, which need not exist.
+    """
+    names = [
+        below.name for below in sorted(folder.glob("*/")) if (below / STITCHER).is_file() or (below / CONFIG).is_file()
+    ]
+    return f"; name one of its subfolders: {', '.join(str(folder / name) for name in names)}" if names else ""
+
+
 def save_weights(weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int) -> None:
     """Write weights as safetensors, split into several files if they are large.
 

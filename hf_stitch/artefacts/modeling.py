@@ -33,6 +33,7 @@ from hf_stitch.artefacts.files import (
     SHARDS,
     STITCHER,
     WEIGHTS,
+    artefacts_below,
     load_strictly,
     named_files,
     save_beside,
@@ -623,7 +624,7 @@ def read_config(folder: Path) -> StitchConfig:
             + (
                 "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
                 if (folder / STITCHER).is_file()
-                else "it contains no stitched model"
+                else "it contains no stitched model" + artefacts_below(folder)
             )
         )
     values = read_record(path)

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from hf_stitch.data import Samples
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
-Data = Annotated[str, typer.Option(help="Data set: a Hub id, a local folder, or sklearn:digits.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or sklearn:digits."
+    ),
+]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with a local copy of the data set as <name>/<split>.parquet.")
 ]

@@ -92,9 +92,12 @@ def stitch(
         pooling=chosen, test_size=held_out, batch_size=batch_size, seed=seed,
     )  # fmt: skip
     saved = save(stitched, out)
+    layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
+    output.show(" → ".join(layers.values()))
     output.show(stitched.evaluation or f"not scored: {target} has no head")
     output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({
+        **layers,
         "evaluation": stitched.evaluation.to_dict() if stitched.evaluation else None,
         "recipe": stitched.config.recipe,
         "saved": {name: str(path) for name, path in saved.items()},

@@ -22,7 +22,8 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
 
     Args:
         source: A Hub id ``owner/name`` or ``owner/name/config``; a folder with one data file per split, for example
-            ``train.parquet`` and ``test.parquet``; or ``sklearn:digits``: the 1797 images of handwritten digits, 8x8
+            ``train.parquet`` and ``test.parquet``, or with one subfolder of images per class (below ``train`` and
+            ``test``, if there are several splits); or ``sklearn:digits``: the 1797 images of handwritten digits, 8x8
             pixels, that scikit-learn includes, 1438 for training and 359 for testing.
         data_dir: Folder with local copies of data sets. The Hub's ``owner/name/config`` is then read from
             ``<data_dir>/name/config`` without access to the Hub.
@@ -36,7 +37,7 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         FileNotFoundError: The data set does not exist.
         PermissionError: It is gated, or the token may not read it.
         ConnectionError: The Hub is not available.
-        ValueError: The split does not exist, or there are several and none was named.
+        ValueError: The split does not exist, there are several and none was named, or ``source`` is a file.
 
     Example:
         >>> digits = read_data("sklearn:digits", split="test")
@@ -47,6 +48,11 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
 
     if source == "sklearn:digits":
         return _pick_split(_digits(), source, split)
+    if Path(source).expanduser().is_file():
+        raise ValueError(
+            f"{source} is a file: name its folder, which contains one file per split (train.parquet, test.parquet, …), "
+            "or one subfolder of images per class"
+        )
     if Path(source).expanduser().is_dir():
         arguments = [str(Path(source).expanduser())]
     elif data_dir is not None:

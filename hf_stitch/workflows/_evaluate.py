@@ -139,7 +139,7 @@ def evaluate(
     if fitted:
         warnings.warn(
             f"the stitching layer was fitted to {fitted:.1%} of these samples: the scores are too good; pass "
-            "samples that it was not fitted to",
+            "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
             stacklevel=2,
         )
     scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}

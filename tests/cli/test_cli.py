@@ -165,8 +165,9 @@ def test_evaluate_scores_both_artefacts_the_same(
     """The stitched model and the stitcher have the same scores on samples that ``stitch`` did not use."""
     out, record = stitched
     data = ("--data", "sklearn:digits", "--split", "train", "--max-samples", 50)
-    model = recorded("evaluate", out / "model", *data, "--target", folders["vit"])
-    stitcher = recorded("evaluate", out / "stitcher", *data, "--source", folders["cnn"], "--target", folders["vit"])
+    parents = ("--source", folders["cnn"], "--target", folders["vit"])
+    model = recorded("evaluate", out / "model", *data, *parents)
+    stitcher = recorded("evaluate", out / "stitcher", *data, *parents)
     assert model == stitcher
     assert model["n"] == 50
     assert model["data"] != record["evaluation"]["data"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models
+from transformers.utils import logging
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import Samples
-from hf_stitch.adapters.pinning import settings_of_processor
+from hf_stitch.adapters.pinning import settings_of_config, settings_of_processor
 from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
+from hf_stitch.cli import app
 from hf_stitch.data import read_data
 from hf_stitch.training import TaskLoss
 
@@ -131,3 +135,53 @@ def test_labels_are_renumbered_once_for_each_class() -> None:
     for numbers in ([0], [0, 0], [0, 2], [-1, 0]):
         with pytest.raises(ValueError, match="numbers must"):
             samples.renumbered(numbers, ["x", "y"])
+
+
+# -- on the command line -----------------------------------------------------------------------------------------------
+
+
+def test_a_stitch_on_the_command_line_names_its_layers_and_its_folder_leads_to_the_model(
+    shades: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    for name in "ab":
+        config = transformers.ResNetConfig(
+            embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", id2label=NAMES
+        )
+        transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / name)
+        transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / name)
+    out, run = tmp_path / "out", CliRunner().invoke
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = run(
+            app,
+            ["stitch", str(tmp_path / "a"), str(tmp_path / "b"), "--data", str(shades), "--out", str(out), "--json"],
+        )
+    assert made.exit_code == 0, made.stderr
+    record = json.loads(made.stdout)
+    layers = (record["source_layer"], record["target_layer"])
+    found = hf_stitch.StitchedModel.from_pretrained(out / "model")
+    assert layers == (found.source.cut.layer, found.target.cut.layer) and " → ".join(layers) in made.stderr
+    for command in (["info"], ["evaluate", "--data", str(shades)], ["push", "--private"]):
+        failed = run(app, [command[0], str(out), *command[1:], *(["me/it"] if command[0] == "push" else [])])
+        assert failed.exit_code == 1
+        assert f"name one of its subfolders: {out / 'model'}, {out / 'stitcher'}" in failed.stderr.replace("\n", "")
+
+
+def test_a_file_of_data_is_told_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "test.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"test\.parquet is a file: name its folder"):
+        read_data(str(tmp_path / "test.parquet"))
+
+
+def test_pinning_a_config_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    config = transformers.GPT2Config(vocab_size=50, bos_token_id=0, eos_token_id=0, n_embd=8, n_head=1, n_layer=1)
+    caplog.clear()
+    logger = logging.get_logger("transformers")
+    logger.addHandler(caplog.handler)
+    before = logging.get_verbosity()
+    try:
+        assert settings_of_config(config).chosen["vocab_size"] == 50
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records and logging.get_verbosity() == before
