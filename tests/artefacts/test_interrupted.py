@@ -114,7 +114,8 @@ def test_a_full_disk_leaves_the_old_artefact(kind: str, versions: Any, tmp_path:
     old, new = versions[kind]
     folder = tmp_path / "saved"
     old.save_pretrained(folder)
-    sizes = sorted(path.stat().st_size for path in folder.iterdir())
+    new.save_pretrained(tmp_path / "whole")
+    sizes = sorted(path.stat().st_size for path in (tmp_path / "whole").iterdir())
     for size in {0, sizes[0] - 1, sizes[len(sizes) // 2] - 1, sizes[-1] - 1}:
 
         def attempt(size: int = size) -> None:
