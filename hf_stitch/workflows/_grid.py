@@ -16,6 +16,7 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.grid.detection import (
     DOSES,
     Activations,
@@ -122,8 +123,13 @@ def stitch_grid(
     task = str(target.task) if task == "auto" else task
     if class_for(task).task is None:
         raise ValueError(f"a grid scores the logits of the target, but its task is {task!r}; pass task=")
-    samples = Samples.of(data)
-    train, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(test_size, seed)
+    classes = getattr(target.model, "config", None)
+    samples = numbered_as(Samples.of(data), classes)
+    train, test = (
+        (samples, numbered_as(Samples.of(test_data), classes))
+        if test_data is not None
+        else samples.split(test_size, seed)
+    )
     for matcher in chosen.values():
         if isinstance(matcher, TrainedMatcher):
             matcher.check(train, task)
