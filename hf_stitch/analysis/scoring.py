@@ -244,7 +244,7 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
     (count, names), (others, theirs) = _classes(source), _classes(target)
     if count == others and (names == theirs or not names or not theirs):
         return ""
-    order = sorted(names) == sorted(theirs)
+    order = count == others and sorted(names) == sorted(theirs)
     return "its head has the same classes in another order" if order else "its head has other classes"
 
 
