@@ -57,4 +57,6 @@ $(READY): pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --python $(BIN)/python --resolution $(RESOLUTION) -e ".[dev]" $(addprefix -e ./,$(PLUGINS))
+	# Half a minute once, and every import takes half as long. Some packages contain files that are no Python for this version.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@

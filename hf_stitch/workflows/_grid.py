@@ -81,7 +81,8 @@ def stitch_grid(
             undefined for a pair of layers (too few samples for the width), its scores are NaN and
             ``StitchGrid.undefined`` has the reason.
         detectors: Names in ``hf_stitch.registries.detectors``, or detectors: do stitches hand over what the target has
-            seen? They are fitted to the target's activations of the samples in ``data``, once for each layer.
+            seen? They are fitted to the target's activations of the samples in ``data``, once for each layer. Each
+            detector takes two more runs of the target for each layer.
         far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: a detector that does not tell
             these from the test samples tells nothing.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.

@@ -85,7 +85,7 @@ class SimilarityAtlas(Result):
         Raises:
             KeyError: If the atlas does not contain the metric, or contains it with several options.
         """
-        return self.values[self._label(metric)]
+        return self.values[self.label(metric)]
 
     def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
@@ -107,7 +107,7 @@ class SimilarityAtlas(Result):
             {'a0': 'b0', 'a1': 'b1'}
         """
         own, other = self._sides(axis)
-        return {layer: other[place] for layer, place in zip(own, self._best(self._label(metric), axis), strict=True)}
+        return {layer: other[place] for layer, place in zip(own, self._best(self.label(metric), axis), strict=True)}
 
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
@@ -122,7 +122,7 @@ class SimilarityAtlas(Result):
             KeyError: If the atlas does not contain the metric.
             ValueError: If the atlas has no test.
         """
-        return self._test(self._label(metric)).p_values
+        return self._test(self.label(metric)).p_values
 
     def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
         """Return the p-values of the best matches, each adjusted for the search over the layers of the other side.
@@ -138,7 +138,7 @@ class SimilarityAtlas(Result):
             KeyError: If the atlas does not contain the metric.
             ValueError: If the atlas has no test, or ``axis`` is not ``"a"`` or ``"b"``.
         """
-        label, (own, _) = self._label(metric), self._sides(axis)
+        label, (own, _) = self.label(metric), self._sides(axis)
         return dict(zip(own, self._test(label).match_p_values(self._best(label, axis), axis).tolist(), strict=True))
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
@@ -158,7 +158,7 @@ class SimilarityAtlas(Result):
             >>> SimilarityAtlas({"cka": values}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"}).best_pair()
             ('a1', 'b0')
         """
-        name = self._label(metric)
+        name = self.label(metric)
         place = self._best(name, "a")
         rows = np.arange(len(place))
         values = self[name][rows, place]
@@ -211,7 +211,7 @@ class SimilarityAtlas(Result):
 
         if scale not in ("fixed", "data"):
             raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
-        name = self._label(metric)
+        name = self.label(metric)
         values, test = self.values[name], self.tests.get(name)
         marked = np.zeros(values.shape, bool)
         marked[np.arange(len(self.layers_a)), self._best(name, "a")] = True
@@ -271,8 +271,18 @@ class SimilarityAtlas(Result):
         found = [f"layers of {side}" + (f": {name}" if name else "") for side, name in zip("ab", names, strict=True)]
         return found[0], found[1]
 
-    def _label(self, metric: str | None) -> str:
-        """Return the label of the metric that is named with or without its options; the first one for ``None``."""
+    def label(self, metric: str | None) -> str:
+        """Return the label of a metric that is named with or without its options.
+
+        Args:
+            metric: Name of the metric, for example ``"linear_cka"``; ``None`` for the first of the atlas.
+
+        Returns:
+            The label, for example ``"linear_cka(debiased=True)"``.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric, or contains it with several options.
+        """
         if metric is None:
             return next(iter(self.values))
         if metric in self.values:

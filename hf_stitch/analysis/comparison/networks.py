@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class NetworkAtlas(Result):
         Raises:
             KeyError: If the atlas does not contain the metric.
         """
-        values = self.atlas[metric or next(iter(self.atlas.values))]
+        values = self.atlas.values[self.atlas.label(metric)]
         best = np.min if self._is_distance(metric) else np.max
         places = [self._place(name) for name in self.networks]
         found = [[best(values[a, b], axis=1).mean() for b in places] for a in places]
@@ -131,7 +131,7 @@ class NetworkAtlas(Result):
             KeyError: If the atlas does not contain the metric.
             ValueError: If the networks have different numbers of layers.
         """
-        values = self.atlas[metric or next(iter(self.atlas.values))]
+        values = self.atlas.values[self.atlas.label(metric)]
         names = self.networks
         pairs = {(a, b): values[self._place(a), self._place(b)] for i, a in enumerate(names) for b in names[i + 1 :]}
         return identify_layers(
@@ -218,9 +218,7 @@ class NetworkAtlas(Result):
         raise AssertionError(network)
 
     def _is_distance(self, metric: str | None) -> bool:
-        chosen: Any = self.atlas[metric] if metric else None
-        label = next((key for key, values in self.atlas.values.items() if values is chosen), None)
-        return (label or next(iter(self.atlas.values))) in self.atlas.distances
+        return self.atlas.label(metric) in self.atlas.distances
 
     def _label(self, metric: str | None) -> str:
-        return f"distance by {metric or next(iter(self.atlas.values))}"
+        return f"distance by {self.atlas.label(metric)}"

@@ -1,0 +1,63 @@
+"""Every experiment runs from the command line to its record, on random images and untrained networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write random images and three untrained networks."""
+    made, random = tmp_path_factory.mktemp("experiment"), np.random.default_rng(0)
+    (made / "cifar10").mkdir()
+    (made / "networks").mkdir()
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    for split, n in (("train", 150), ("test", 60)):
+        images = list(random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8))
+        columns = {"img": images, "label": [i % 10 for i in range(n)]}
+        datasets.Dataset.from_dict(columns, features).to_parquet(made / "cifar10" / f"{split}.parquet")
+    sys.path.insert(0, str(EXAMPLES / "dr_frankenstein"))
+    import networks
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        save_file(networks.Tiny10().state_dict(), made / "networks" / f"in{seed}-gn{seed}.safetensors")
+    sys.path.pop(0)
+    return made
+
+
+def run(script: str, folder: Path, *options: object) -> None:
+    command = [sys.executable, EXAMPLES / "how_not_to_stitch" / f"{script}.py", "--data-dir", folder]
+    done = subprocess.run(
+        [*map(str, (*command, "--networks", folder / "networks", *options))],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_layer_identification_writes_its_scores(folder: Path, tmp_path: Path) -> None:
+    run("layer_identification", folder, "--images", 60, "--out", tmp_path / "scores.json")
+    record = json.loads((tmp_path / "scores.json").read_text())
+    assert {"linear CKA", "PWCCA"} <= record.keys()
+
+
+@pytest.mark.slow
+def test_grids_of_all_layers_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("layer_grids", folder, "--preset", "test", "--out", tmp_path)
+    record = json.loads((tmp_path / "layer_grids.json").read_text())
+    assert record["networks"] == ["in0", "in1", "in2"] and np.shape(record["mean"]["lstsq, structural"]) == (8, 8)
+    assert all(len(counts) == 3 for counts in record["distant"].values())
+    assert "3 published" in (tmp_path / "layer_grids.md").read_text()
