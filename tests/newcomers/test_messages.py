@@ -288,7 +288,7 @@ def test_wrong_devices_and_dtypes_are_wrong_usage(folder: Path, option: str, val
 
 
 def test_a_stitch_in_another_dtype_is_evaluated_and_attached_again(folder: Path, tmp_path: Path) -> None:
-    place = ("--data", "sklearn:digits", "--split", "test", "--max-samples", 60, "--batch-size", 30, "--device", "cpu")
+    place = ("--data", "sklearn:digits", "--split", "test", "--max-samples", 16, "--batch-size", 16, "--device", "cpu")
     cut = ("--source-layer", "layer2.0", "--target-layer", "layer2.0")
     out = tmp_path / "out"
     made = invoke("stitch", folder, folder, *place, *cut, "--dtype", "float64", "--matcher", "ridge", "--out", out)
