@@ -18,8 +18,9 @@ from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import Trainer, TrainingArguments, get_cosine_schedule_with_warmup, set_seed
 
 import hf_stitch
 
@@ -29,7 +30,7 @@ class Base:
     """Architecture and training of a base network.
 
     Attributes:
-        architecture: ``tiny10`` or ``resnet20``.
+        architecture: ``tiny10``, ``resnet20`` or ``vit``.
         epochs: Passes over the images.
         images: Number of training images.
         seed: Seed of initial weights, order and augmentation.
@@ -37,7 +38,7 @@ class Base:
         width: Width multiplier of ResNet-20.
         norm: Whether Tiny-10 has BatchNorm.
         optimizer: ``sgd`` (Nesterov momentum .9, learning rate .1, .02 without BatchNorm, weight decay 1e-4) or
-            ``adam`` (1e-3).
+            ``adam`` (1e-3). The ViT takes ``adamw`` (1e-3 after a warm-up, then cosine, weight decay .05).
     """
 
     architecture: str
@@ -58,6 +59,8 @@ class Base:
     def build(self) -> nn.Module:
         """Create the network with random weights."""
         set_seed(self.seed)
+        if self.architecture == "vit":
+            return networks.small_vit()
         return networks.ResNet20(self.width) if self.architecture == "resnet20" else networks.Tiny10(self.norm)
 
 
@@ -89,7 +92,7 @@ def recorded_accuracy(base: Base, folder: Path) -> float:
 
 
 def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> None:
-    """Train with ``transformers.Trainer``, with a tenth of the learning rate after each third of the steps."""
+    """Train with ``transformers.Trainer``."""
     model = _Classifier(network.to(memory_format=torch.channels_last))
     data = _Augmented(pixels, labels, torch.Generator().manual_seed(base.seed))
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +102,7 @@ def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> Non
             per_device_train_batch_size=128,
             max_grad_norm=0,
             seed=base.seed,
-            bf16=True,
+            bf16=base.architecture != "vit",  # attention in bfloat16 is slow on many CPUs
             use_cpu=not torch.cuda.is_available(),
             save_strategy="no",
             logging_strategy="epoch",
@@ -107,14 +110,22 @@ def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> Non
             remove_unused_columns=False,
         )
         steps = base.epochs * -(-len(pixels) // 128)
-        if base.optimizer == "adam":
-            optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=1e-4)
-        else:
-            rate = 0.1 if base.norm else 0.02
-            optimizer = torch.optim.SGD(model.parameters(), rate, 0.9, weight_decay=1e-4, nesterov=True)
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 3, 2 * steps // 3])
-        Trainer(model, arguments, train_dataset=data, data_collator=dict, optimizers=(optimizer, schedule)).train()
+        optimizers = _optimizers(base, model, steps)
+        Trainer(model, arguments, train_dataset=data, data_collator=dict, optimizers=optimizers).train()
     network.to("cpu", memory_format=torch.contiguous_format)
+
+
+def _optimizers(base: Base, model: nn.Module, steps: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
+    optimizer: torch.optim.Optimizer
+    if base.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
+        return optimizer, get_cosine_schedule_with_warmup(optimizer, steps // 20, steps)
+    if base.optimizer == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=1e-4)
+    else:
+        rate = 0.1 if base.norm else 0.02
+        optimizer = torch.optim.SGD(model.parameters(), rate, 0.9, weight_decay=1e-4, nesterov=True)
+    return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 3, 2 * steps // 3])
 
 
 @torch.no_grad()
@@ -159,11 +170,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=Path, required=True, help="folder of trained networks")
     parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-    parser.add_argument("--architecture", choices=("tiny10", "resnet20"), default="resnet20")
+    parser.add_argument("--architecture", choices=("tiny10", "resnet20", "vit"), default="resnet20")
     parser.add_argument("--data", choices=tuple(images.DATA), default="cifar10")
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--plain", action="store_true", help="Tiny-10 without BatchNorm")
-    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), default="sgd")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--epochs", type=int, default=PAPER["epochs"])
     parser.add_argument("--images", type=int, default=PAPER["images"])

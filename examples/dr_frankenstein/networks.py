@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -112,6 +113,15 @@ class ResNet20(nn.Module):
         for stage in (1, 2, 3):
             x = self.get_submodule(f"layer{stage}")(x)
         return self.fc(x.mean((2, 3)))
+
+
+VIT_CUTS = tuple(f"blocks.{i}" for i in range(6))
+"""Layers of :func:`small_vit`."""
+
+
+def small_vit() -> VisionTransformer:
+    """Create a vision transformer for CIFAR: patches of 4×4, 64 features, 6 blocks with 4 heads; 308,042 parameters."""
+    return VisionTransformer(img_size=32, patch_size=4, embed_dim=64, depth=len(VIT_CUTS), num_heads=4, num_classes=10)
 
 
 def normalised(pixels: Tensor) -> Tensor:
