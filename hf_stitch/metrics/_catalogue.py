@@ -99,7 +99,7 @@ CATALOGUE = {
     ),
     "pwcca": Described(
         "projection-weighted CCA", True, (0.0, 1.0), _UNITS,
-        "CCA that weighs directions by how much of x they explain; not symmetric",
+        "CCA that weighs directions by how much of x they explain; not symmetric; for a y of low rank directions='all'",
     ),
     "rank_similarity": Described(
         "rank similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from hf_stitch.metrics._rows import (
     of_rows,
 )
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
-from hf_stitch.papers import KORNBLITH_2019, MORCOS_2018, RAGHU_2017
+from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
 
 _EPS = torch.finfo(torch.float64).eps
+_EQUAL = _EPS**0.5
+"""Difference of two canonical correlations that may be rounding."""
 
 
 @of_rows
@@ -86,38 +89,62 @@ class CCA(MomentsMetric):
 
 
 @of_rows
-def pwcca(x: Tensor, y: Tensor) -> Tensor:
+def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paired") -> Tensor:
     """Projection-weighted CCA: canonical correlations weighted by how much of x each direction explains.
 
     The weight of direction i is ``Σⱼ |⟨hᵢ, xⱼ⟩|`` over the features xⱼ of x, where hᵢ is its canonical variate (Morcos
-    et al. 2018). Only the first ``min(dx, dy)`` directions count, because the basis beyond them is arbitrary. The
-    metric is asymmetric, and rotating x changes its value.
+    et al. 2018). The metric is asymmetric, and rotating x changes its value.
+
+    ``directions`` determines which directions of x have a weight. ``"paired"``: the ``min(dx, dy)`` that have a
+    partner in y, as in the paper. ``"all"``: all dx, as in the code of Ding et al. (2021) and of Balogh and Jelasity
+    (2025); those without a partner have the correlation 0, so that the value falls with the part of x that y lacks. A
+    y of low rank is then allowed. It must be exactly so: float64 rows, as rounding to float32 restores full rank.
+
+    Among directions of equal correlation (those without a partner, or several perfectly correlated ones), CCA leaves
+    the basis open, and the weights depend on it. Here it consists of the principal axes of what these directions
+    explain of x. The code of the papers uses whatever basis the SVD returns, so values may differ there.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. The weights are computed from this side. Row i of ``x`` and
             of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
+        directions: ``"paired"`` or ``"all"``, the directions of x that have a weight.
 
     Returns:
         Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: n is at most a width + 1, or a side does not have full rank.
+        ValueError: n is at most a width + 1 (for y with ``"all"``: its rank + 1); or x, or with ``"paired"`` also y,
+            does not have full rank.
 
     Example:
         >>> import torch
-        >>> x = torch.randn(50, 4)
-        >>> round(pwcca(x, x @ torch.randn(4, 4)).item(), 6)
+        >>> x = torch.randn(50, 4, dtype=torch.float64)
+        >>> round(pwcca(x, x @ torch.randn(4, 4, dtype=torch.float64)).item(), 6)
         1.0
+        >>> pwcca(x, x[:, :2] @ x[:2, :2], directions="all").item() < 1
+        True
     """
-    return _pwcca(RowMoments(x, y))
+    return _pwcca(RowMoments(x, y), directions=directions)
 
 
-def _pwcca(moments: SecondMoments) -> Tensor:
-    check_full_rank("pwcca", moments, "use svcca, which drops small directions")
-    factor = _factor(moments.sxx)
-    left, correlations, _ = torch.linalg.svd(_whitened(moments, factor, _factor(moments.syy)), full_matrices=False)
-    weights = (left.T @ factor.T).abs().sum(1)
+def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
+    everything = directions == "all"
+    if everything:
+        check_variation("pwcca", moments)
+        check_full_rank("pwcca", moments, "pass the side of full rank as x, or use svcca", sides=("x",))
+        factor, whitening = _factor(moments.sxx), _whitening(moments)
+        rank = whitening.shape[1]
+        why = f", as y has rank {rank}: with n <= rank + 1 every canonical correlation is 1"
+        check_count("pwcca", moments.n, least_for_full_rank(rank), why)
+        cross = torch.linalg.solve_triangular(factor, moments.sxy @ whitening, upper=False)
+    else:
+        check_full_rank("pwcca", moments, "use svcca, or, if y has low rank, directions='all'")
+        factor = _factor(moments.sxx)
+        cross = _whitened(moments, factor, _factor(moments.syy))
+    left, correlations, _ = torch.linalg.svd(cross, full_matrices=everything)
+    correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
+    weights = _settled(left.T @ factor.T, correlations).abs().sum(1)
     return correlations @ weights / weights.sum()
 
 
@@ -126,15 +153,15 @@ class PWCCA(MomentsMetric):
 
     name = "pwcca"
     title = "projection-weighted CCA"
-    papers = (MORCOS_2018,)
+    papers = (MORCOS_2018, DING_2021)
     function = staticmethod(pwcca)
     formula = staticmethod(_pwcca)
     symmetric = False
     invariances: Invariances = ("scaling", "permutation", "translation")
 
     def min_rows(self, side: Operand, width: int) -> int:
-        """Width + 2."""
-        return least_for_full_rank(width)
+        """Width + 2; for y with all directions the number for rank one, as the rank depends on the data."""
+        return least_for_full_rank(1 if side == "y" and self.options["directions"] == "all" else width)
 
 
 @of_rows
@@ -193,13 +220,16 @@ def least_for_full_rank(width: int) -> int:
     return width + 2
 
 
-def check_full_rank(name: str, moments: SecondMoments, remedy: str) -> None:
+def check_full_rank(
+    name: str, moments: SecondMoments, remedy: str, sides: Sequence[Literal["x", "y"]] = ("x", "y")
+) -> None:
     """Check that canonical correlations are defined: enough rows, and no linearly dependent features.
 
     The rank is that of the correlation matrix, so it does not depend on the scales of the features.
     """
-    check_features_vary(name, moments)
-    for side, scatter in (("x", moments.sxx), ("y", moments.syy)):
+    check_features_vary(name, moments, sides)
+    for side in sides:
+        scatter = moments.sxx if side == "x" else moments.syy
         width = len(scatter)
         why = f": with n <= width + 1 = {width + 1} ({side}) every canonical correlation is 1; {remedy}"
         check_count(name, moments.n, least_for_full_rank(width), why)
@@ -222,6 +252,34 @@ def _whitened(moments: SecondMoments, factor_x: Tensor, factor_y: Tensor) -> Ten
     """``Lx⁻¹ Sxy Ly⁻ᵀ``: its singular values are the canonical correlations."""
     half = torch.linalg.solve_triangular(factor_x, moments.sxy, upper=False)
     return torch.linalg.solve_triangular(factor_y, half.T, upper=False).T
+
+
+def _whitening(moments: SecondMoments) -> Tensor:
+    """The map of y to uncorrelated features of equal variance, ``(dy, rank of y)``.
+
+    Directions whose variance is rounding are dropped.
+    """
+    values, vectors = torch.linalg.eigh(moments.syy)
+    rounding = moments.n * (8 * _EPS * moments.mean_y.norm()) ** 2
+    kept = values > torch.clamp(len(values) * _EPS * values[-1], min=rounding)
+    return vectors[:, kept] / values[kept].sqrt()
+
+
+def _settled(parts: Tensor, correlations: Tensor) -> Tensor:
+    """Choose the principal axes as the basis of directions with equal correlations.
+
+    Args:
+        parts: ``(directions, dx)`` products of each canonical variate with each feature of x.
+        correlations: ``(directions,)``, descending.
+    """
+    starts = torch.cat([correlations.new_ones(1, dtype=torch.bool), -correlations.diff() > _EQUAL])
+    sizes = starts.nonzero()[:, 0].diff(append=torch.tensor([len(parts)], device=parts.device)).tolist()
+    return torch.cat([group if len(group) == 1 else _axes(group) for group in parts.split(sizes)])
+
+
+def _axes(parts: Tensor) -> Tensor:
+    _, lengths, axes = torch.linalg.svd(parts, full_matrices=False)
+    return lengths[:, None] * axes
 
 
 def _leading(scatter: Tensor, variance: float) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Concatenate, ParamSpec, Protocol, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, overload
 
 import numpy as np
 import torch
@@ -190,12 +190,12 @@ def check_variation(name: str, moments: SecondMoments) -> None:
             )
 
 
-def check_features_vary(name: str, moments: SecondMoments) -> None:
-    """Check that there are at least 2 rows and that no feature is constant."""
+def check_features_vary(name: str, moments: SecondMoments, sides: Sequence[Literal["x", "y"]] = ("x", "y")) -> None:
+    """Check that there are at least 2 rows and that no feature of these sides is constant."""
     check_count(name, moments.n, 2)
     for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
         constant = variance <= moments.n * (8 * _EPS * mean) ** 2
-        if constant.any():
+        if side in sides and constant.any():
             features = constant.nonzero()[:, 0].tolist()
             raise ValueError(
                 f"{name}: {len(features)} of {len(mean)} features of {side} are constant (the first: {features[0]}), "

@@ -43,6 +43,7 @@ METRICS: list[tuple[type[Metric], dict[str, Any]]] = [
     (_cca.CCA, {"squared": True}),
     (_cca.CCA, {"ridge": 0.1}),
     (_cca.PWCCA, {}),
+    (_cca.PWCCA, {"directions": "all"}),
     (_cca.SVCCA, {"variance": 0.9}),
     (_procrustes.Procrustes, {}),
     (_procrustes.Procrustes, {"squared": True}),

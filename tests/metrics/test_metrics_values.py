@@ -87,6 +87,87 @@ def test_pwcca_weights_only_directions_that_are_there() -> None:
     assert M.pwcca(X, Y) == pytest.approx(weights @ correlations / weights.sum(), rel=1e-10)
 
 
+def weighted_over_all(x: np.ndarray, y: np.ndarray, basis: np.ndarray | None = None) -> float:
+    """PWCCA with weights over all directions of x, from symmetric whitening as in the code of Ding et al. (2021).
+
+    ``basis`` rotates the directions of x without a partner in y; None aligns them with the principal axes of the rest.
+    """
+    x, y = centred(x), centred(y)
+    values, vectors = np.linalg.eigh(x.T @ x)
+    variates = x @ vectors / np.sqrt(values) @ vectors.T
+    span = scipy.linalg.orth(y, rcond=1e-10)
+    left, correlations, _ = np.linalg.svd(variates.T @ span)
+    count = min(len(left), span.shape[1])
+    known, rest = (variates @ left[:, :count]).T @ x, (variates @ left[:, count:]).T @ x
+    if basis is None:
+        _, lengths, axes = np.linalg.svd(rest, full_matrices=False)
+        rest = np.diag(lengths) @ axes
+    else:
+        rest = basis @ rest
+    weights = np.abs(known).sum(1)
+    return float(weights @ correlations[:count] / (weights.sum() + np.abs(rest).sum()))
+
+
+def test_pwcca_over_all_directions_is_near_that_of_any_other_basis() -> None:
+    """The code of the papers takes the basis of the rest from an SVD: here 200 others."""
+    x, y = related(200, 12, 4, seed=1)
+    turned = [scipy.stats.ortho_group.rvs(8, random_state=seed) for seed in range(200)]
+    others = [weighted_over_all(x, y, basis) for basis in turned]
+    assert min(others) < max(others) < M.pwcca(x, y, directions="all") < M.pwcca(x, y)
+    assert min(others) == pytest.approx(M.pwcca(x, y, directions="all"), rel=0.3)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 5])
+def test_pwcca_weights_all_directions_of_the_reference(rank: int) -> None:
+    """A y of any rank: sums of its directions, with noise so that no two correlations are equal."""
+    g = np.random.default_rng(rank)
+    x, y = related(80, 6, 5, seed=rank)
+    low = y @ g.standard_normal((5, rank)) @ g.standard_normal((rank, 7))
+    value = M.pwcca(x, low, directions="all")
+    assert value == pytest.approx(weighted_over_all(x, low), rel=1e-9)
+    assert M.pwcca(x, low @ g.standard_normal((7, 7)) + 3, directions="all") == pytest.approx(value, rel=1e-8)
+    assert value < M.pwcca(x, low @ np.linalg.svd(low)[2][:rank].T)  # which ignores the part of x that y lacks
+
+
+def test_pwcca_over_all_directions_is_the_usual_one_if_all_have_a_partner() -> None:
+    x, y = related(80, 5, 8)
+    assert M.pwcca(x, y, directions="all") == pytest.approx(M.pwcca(x, y), rel=1e-9)
+
+
+def test_pwcca_of_low_rank_approximations_rises_with_the_rank_in_any_basis() -> None:
+    """All their correlations are 1 or 0, so that the basis is open on both sides; the paired weights give 1."""
+    x = centred(related(80, 6, 6, seed=3)[0]) @ np.diag([1.0, 0.7, 0.5, 0.3, 0.2, 0.1])
+    left, lengths, axes = np.linalg.svd(x, full_matrices=False)
+    found = []
+    for rank in range(1, 7):
+        low, coordinates = (left[:, :rank] * lengths[:rank]) @ axes[:rank], left[:, :rank] * lengths[:rank]
+        value = M.pwcca(x, low, directions="all")
+        lengths_l1 = lengths * np.abs(axes).sum(1)  # the canonical variates are the left singular vectors
+        assert value == pytest.approx(lengths_l1[:rank].sum() / lengths_l1.sum(), rel=1e-9)
+        turned = np.random.default_rng(rank).permutation(80)
+        assert M.pwcca(x[turned], low[turned], directions="all") == pytest.approx(value, rel=1e-9)
+        assert M.pwcca(x, coordinates) == pytest.approx(1)
+        found.append(value)
+    assert (np.diff(found) > 0).all() and found[-1] == pytest.approx(1)
+
+
+def test_pwcca_over_all_directions_takes_the_side_of_full_rank_first() -> None:
+    x, y = related(80, 6, 5)
+    low = y[:, :2] @ np.random.default_rng(0).standard_normal((2, 5))
+    with pytest.raises(ValueError, match=r"5 features of x have rank 2.*pass the side of full rank as x"):
+        M.pwcca(low, x, directions="all")
+    with pytest.raises(ValueError, match=r"5 features of y have rank 2.*directions='all'"):
+        M.pwcca(x, low)
+    with pytest.raises(
+        ValueError, match=r"at least 21 rows, got 20, as y has rank 19.*every canonical correlation is 1"
+    ):
+        M.pwcca(x[:20, :3], np.random.default_rng(1).standard_normal((20, 30)), directions="all")
+    with pytest.raises(ValueError, match=r"all 80 rows of y are equal"):
+        M.pwcca(x, np.full((80, 3), 0.1), directions="all")
+    with pytest.raises(ValueError, match=r"directions must be one of 'paired', 'all', got 'both'"):
+        M.pwcca(x, y, directions="both")  # type: ignore[arg-type]
+
+
 def test_procrustes_is_the_residual_of_the_best_rotation() -> None:
     x, y = related(60, 5, 5)
     x, y = centred(x), centred(y)
