@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,26 +46,25 @@ def join(
     Returns:
         The stitched model.
     """
-    kind = class_for(task)
-    front, back = source.front(source_layer), target.back(target_layer)
-    config = StitchConfig(
-        task=task,
-        source=_half(source, source_layer, front),
-        target=_half(target, target_layer, back),
-        stitch=layer.to_dict(),
-        recipe=dict(recipe or {}),
-    )
-    known = getattr(target.model, "config", None)
-    labels = getattr(known, "id2label", None)
-    if labels and task in ("image-classification", "text-classification"):
-        config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
-        config.problem_type = getattr(known, "problem_type", None)
-    elif task in ("image-classification", "text-classification"):
-        with torch.no_grad():
-            config.num_labels = logits_of(target.forward(target.example)).shape[-1]
-    stitched = kind(config, front, layer, back, processor=source.processor)
-    stitched.parents = (source, target)
-    return stitched
+    return _Halves(source, target, task).join(source_layer, layer, target_layer, recipe)
+
+
+def join_all(
+    source: Adapter, target: Adapter, layers: Mapping[tuple[str, str], StitchingLayer], *, task: str | None
+) -> dict[tuple[str, str], StitchedModel]:
+    """Build stitched models between several layers of two networks. Models that are cut at the same layer share a half.
+
+    Args:
+        source: The network of the front halves.
+        target: The network of the back halves.
+        layers: (layer of the source, layer of the target) -> stitching layer.
+        task: Task of the heads, as in :func:`join`.
+
+    Returns:
+        The stitched model of each pair of layers.
+    """
+    halves = _Halves(source, target, task)
+    return {(la, lb): halves.join(la, layer, lb, {}) for (la, lb), layer in layers.items()}
 
 
 def with_encoder(
@@ -92,6 +92,44 @@ def with_encoder(
     if model.parents is not None and isinstance(source, Adapter):
         swapped.parents = (source, model.parents[1])
     return swapped
+
+
+class _Halves:
+    """Halves of two networks with their records, each copied once."""
+
+    def __init__(self, source: Adapter, target: Adapter, task: str | None) -> None:
+        self._source, self._target, self._task = source, target, task
+        self._fronts: dict[str, tuple[Front, dict[str, Any]]] = {}
+        self._backs: dict[str, tuple[Back, dict[str, Any]]] = {}
+
+    def join(self, la: str, layer: StitchingLayer, lb: str, recipe: Mapping[str, Any] | None) -> StitchedModel:
+        source, target, task = self._source, self._target, self._task
+        if la not in self._fronts:
+            front = source.front(la)
+            self._fronts[la] = front, _half(source, la, front)
+        if lb not in self._backs:
+            back = target.back(lb)
+            self._backs[lb] = back, _half(target, lb, back)
+        (front, of_front), (back, of_back) = self._fronts[la], self._backs[lb]
+        config = StitchConfig(
+            task=task, source=copy.deepcopy(of_front), target=copy.deepcopy(of_back), stitch=layer.to_dict(),
+            recipe=dict(recipe or {}),
+        )  # fmt: skip
+        known = getattr(target.model, "config", None)
+        labels = getattr(known, "id2label", None)
+        if labels and task in ("image-classification", "text-classification"):
+            config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
+            config.problem_type = getattr(known, "problem_type", None)
+        elif task in ("image-classification", "text-classification"):
+            config.num_labels = self._classes
+        stitched = class_for(task)(config, front, layer, back, processor=source.processor)
+        stitched.parents = (source, target)
+        return stitched
+
+    @cached_property
+    def _classes(self) -> int:
+        with torch.no_grad():
+            return logits_of(self._target.forward(self._target.example)).shape[-1]
 
 
 def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class TrainedMatcher(Matcher, ABC):
         """Train the stitching layer of a ``StitchedModel``, starting from its current weights.
 
         Args:
-            stitched: The model, or a list of models that end in the same cut of the same target; they are not changed.
+            stitched: The model, or a list of models with the same target; they are not changed.
             data: Raw samples.
             target: The complete target network.
             paired_data: Samples for the target, if they differ from ``data``.

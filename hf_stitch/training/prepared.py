@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,16 @@ class PreparedBatch:
     """A batch of samples as the training loop uses it.
 
     Attributes:
-        sources: Activations at the source cut, by name of the stitch.
+        sources: Activations at a cut of a source, by the name of the first stitch that starts there.
         answers: Labels by kind: class indices ``(batch,)``, next tokens ``(batch, tokens)``, or logits of a parent
             network.
-        there: Activations of the target at its cut, if a penalty needs them.
+        there: Activations of the target by layer, if a penalty needs them.
         features: Activations of the target at its last cut, if final features are matched.
     """
 
     sources: Mapping[str, Representation]
     answers: Mapping[str, Tensor] = field(default_factory=dict)
-    there: Representation | None = None
+    there: Mapping[str, Representation] = field(default_factory=dict)
     features: Representation | None = None
 
     @property
@@ -56,13 +58,17 @@ class PreparedBatch:
         return PreparedBatch(
             {name: moved(source) for name, source in self.sources.items()},
             {name: answer.to(device) for name, answer in self.answers.items()},
-            None if self.there is None else moved(self.there),
+            {layer: moved(own) for layer, own in self.there.items()},
             None if self.features is None else moved(self.features),
         )
 
 
 class Networks:
     """The frozen networks around the stitches, which compute activations and labels of samples.
+
+    Attributes:
+        origins: For each stitched model, the name of the first one with the same source and the same cut of it.
+        fronts: These first ones, by name.
 
     Args:
         places: Stitched models by name; all have the same target.
@@ -83,6 +89,35 @@ class Networks:
         self.places, self.target, self.source, self.wanted, self.last = places, target, source, wanted, last
         self.first = next(iter(places.values()))
         self.is_language_model = self.first.task == "text-generation"
+        starts: dict[str, str] = {}
+        self.origins = {name: starts.setdefault(_start(model), name) for name, model in places.items()}
+        self.fronts = {name: places[name] for name in starts.values()}
+
+    def only(self, names: Sequence[str]) -> Networks:
+        """Return the networks around some of the stitches.
+
+        Args:
+            names: Names of stitched models.
+        """
+        part = copy.copy(self)
+        part.places = {name: self.places[name] for name in names}
+        part.first = self.places[names[0]]
+        part.origins = {name: self.origins[name] for name in names}
+        part.fronts = {name: self.fronts[name] for name in dict.fromkeys(part.origins.values())}
+        return part
+
+    def select(self, batch: PreparedBatch) -> PreparedBatch:
+        """Return a batch without what only other stitches need.
+
+        Args:
+            batch: A batch that was prepared for more stitches.
+        """
+        ends = {model.target.cut.layer for model in self.places.values()}
+        return replace(
+            batch,
+            sources={name: source for name, source in batch.sources.items() if name in self.fronts},
+            there={layer: own for layer, own in batch.there.items() if layer in ends},
+        )
 
     def has_next_tokens(self, batch: Batch) -> bool:
         """Return whether a text of a batch has a second token, which a language model predicts.
@@ -105,11 +140,12 @@ class Networks:
             The batch, with the quantities in ``wanted``.
         """
         sources: dict[str, Representation] = {}
-        for name, stitched in self.places.items():
+        for name, stitched in self.fronts.items():
             inputs = stitched.preprocess(samples)
             sources[name] = stitched.source(**stitched.source_inputs(inputs)).replace(context={})
         answers: dict[str, Tensor] = {}
-        there = features = None
+        there: dict[str, Representation] = {}
+        features = None
         if "hard" in self.wanted and not self.is_language_model:
             answers["hard"] = torch.as_tensor(labels)
         elif self.is_language_model:
@@ -118,14 +154,13 @@ class Networks:
             assert self.source is not None
             answers["source"] = logits_of(self.source.forward(self.source.preprocess(samples)))
         if self.target is not None:
-            layer = self.first.target.cut.layer
+            ends = {model.target.cut.layer for model in self.places.values()} if "there" in self.wanted else set()
             inputs = self.target.preprocess(others)
             if "target" in self.wanted:
                 answers["target"] = logits_of(self.target.forward(inputs))
-            found = {}
-            if self.wanted & {"there", "features"}:
-                found = self.target.encode(inputs, list(dict.fromkeys((layer, self.last))))
-            there = found[layer].replace(context={}) if "there" in self.wanted else None
+            asked = sorted(ends | ({self.last} if "features" in self.wanted else set()))
+            found = self.target.encode(inputs, asked) if asked else {}
+            there = {layer: found[layer].replace(context={}) for layer in asked if layer in ends}
             features = found[self.last].replace(context={}) if "features" in self.wanted else None
         return PreparedBatch(sources, answers, there, features)
 
@@ -174,6 +209,17 @@ class Prepared:
     def kept(self) -> bool:
         """Whether everything is read from files."""
         return bool(self._parts)
+
+    def only(self, names: Sequence[str]) -> Prepared:
+        """Return the same samples, prepared for some of the stitches.
+
+        Args:
+            names: Names of stitched models.
+        """
+        part = copy.copy(self)
+        part.networks = self.networks.only(names)
+        part._like = None if self._like is None else part.networks.select(self._like)
+        return part
 
     def read(self, places: Tensor, seed: int) -> PreparedBatch:
         """Read a batch.
@@ -239,10 +285,11 @@ class Prepared:
 
     def _from_files(self, places: Tensor) -> PreparedBatch:
         assert self._like is not None
+        names = list(_tensors(self._like, self.networks.is_language_model))
         if len(self._parts) == 1:
-            read = {name: store.read(places) for name, store in self._parts[0].items()}
+            read = {name: self._parts[0][name].read(places) for name in names}
         else:
-            read = self._from_parts(places)
+            read = self._from_parts(places, names)
 
         def representation(name: str, like: Representation) -> Representation:
             values, mask = read[name]
@@ -254,19 +301,19 @@ class Prepared:
         if self.networks.is_language_model:  # the files are padded with zeros
             real = read["answers/hard"][1]
             answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
-        there = None if like.there is None else representation("there", like.there)
+        there = {layer: representation(f"there/{layer}", own) for layer, own in like.there.items()}
         return PreparedBatch(
             sources, answers, there, None if like.features is None else representation("features", like.features)
         )
 
-    def _from_parts(self, places: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
+    def _from_parts(self, places: Tensor, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Read from the files of several processes and restore the order of the samples."""
         owners = torch.bucketize(places.contiguous(), self._starts, right=True)
         first = [0, *self._starts.tolist()]
         order = torch.argsort(owners, stable=True)
         back = torch.argsort(order)
         found: dict[str, tuple[Tensor, Tensor | None]] = {}
-        for name in self._parts[0]:
+        for name in names:
             chunks = [
                 self._parts[rank][name].read(places[owners == rank] - first[rank])
                 for rank in range(len(self._parts))
@@ -277,10 +324,15 @@ class Prepared:
         return found
 
 
+def _start(model: StitchedModel) -> str:
+    """Return what determines the activations at the source's cut: the network and the cut."""
+    return json.dumps([model.config.source["reference"], model.source.cut.layer], sort_keys=True)
+
+
 def _tensors(batch: PreparedBatch, is_language_model: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
     """All tensors by name, with a mask for those whose samples differ in length."""
     kept = {f"source/{name}": source for name, source in batch.sources.items()}
-    kept |= {} if batch.there is None else {"there": batch.there}
+    kept |= {f"there/{layer}": own for layer, own in batch.there.items()}
     kept |= {} if batch.features is None else {"features": batch.features}
     tensors = {name: (one.values, one.mask) for name, one in kept.items()}
     real = next(iter(batch.sources.values())).mask if is_language_model else None  # one label for each token

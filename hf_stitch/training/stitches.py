@@ -31,14 +31,22 @@ class Stitches(nn.Module):
         back: The target from the cut on.
         objective: The training objective.
         last: The last cut of the target, used to match final features.
+        origins: For each stitch, the name of its activations among the sources of a batch.
     """
 
-    def __init__(self, layers: Mapping[str, StitchingLayer], back: Back, objective: Objective, last: str) -> None:
+    def __init__(
+        self,
+        layers: Mapping[str, StitchingLayer],
+        back: Back,
+        objective: Objective,
+        last: str,
+        origins: Mapping[str, str],
+    ) -> None:
         super().__init__()
         self.names = tuple(layers)
         self.layers = nn.ModuleList(layers.values())
         self.back = back
-        self._objective, self._last = objective, last
+        self._objective, self._last, self._origins = objective, last, origins
 
     @property
     def trained(self) -> list[StitchingLayer]:
@@ -70,7 +78,7 @@ class Stitches(nn.Module):
         Returns:
             The losses, ``(stitches,)``, in float32 or higher precision.
         """
-        mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
+        mapped = self._mapped(seen)
         if features:
             assert seen.features is not None
             outputs = self._features(mapped)
@@ -97,7 +105,7 @@ class Stitches(nn.Module):
             ValueError: If the logits of a parent have another shape, a penalty needs more rows than the batch has, or
                 final features have another shape through the stitch.
         """
-        mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
+        mapped = self._mapped(seen)
         for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
             for kind, answers in seen.answers.items():
                 if kind != "hard" and answers.shape != logits.shape:
@@ -131,10 +139,13 @@ class Stitches(nn.Module):
         Returns:
             Number of correctly predicted samples (for language models, tokens), ``(stitches,)`` int64.
         """
-        mapped = [layer(seen.sources[name]) for name, layer in zip(self.names, self.layers, strict=True)]
+        mapped = self._mapped(seen)
         answers = next(iter(seen.answers[name] for name in ("hard", *seen.answers) if name in seen.answers))
         wanted = answers if not answers.is_floating_point() else answers.argmax(-1)
         return torch.stack([(logits.argmax(-1) == wanted).sum() for logits in self._logits(mapped)])
+
+    def _mapped(self, seen: PreparedBatch) -> list[Representation]:
+        return [layer(seen.sources[self._origins[n]]) for n, layer in zip(self.names, self.layers, strict=True)]
 
     def _logits(self, mapped: Sequence[Representation]) -> Sequence[Tensor]:
         if len(mapped) > 1 and len({one.values.shape for one in mapped}) == 1:
@@ -160,7 +171,8 @@ class Stitches(nn.Module):
         return found
 
     def _rows(self, layer: StitchingLayer, mapped: Representation, seen: PreparedBatch) -> tuple[Tensor, Tensor] | None:
-        return None if seen.there is None else paired_rows(mapped, seen.there, layer.pooling)["body"]
+        own = seen.there.get(self.back.cut.layer)
+        return None if own is None else paired_rows(mapped, own, layer.pooling)["body"]
 
 
 def _one_batch(representations: Sequence[Representation]) -> Representation:

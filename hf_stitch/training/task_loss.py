@@ -240,12 +240,12 @@ class TaskLoss(TrainedMatcher):
         networks = self._networks({"0": stitched}, target, None)
         layers = {"0": stitched.stitch}
         with _frozen([stitched], _device(stitched)):
-            stitches = Stitches(layers, stitched.target, self.objective, networks.last)
-            self._rehearse(stitches, networks, samples, others, None, 1)
+            groups = self._groups(networks, layers, _device(stitched))
+            self._rehearse(groups, networks, samples, others, None, 1)
 
     def _rehearse(
         self,
-        stitches: Stitches,
+        groups: Sequence[Stitches],
         networks: Networks,
         samples: Samples,
         others: Samples,
@@ -259,8 +259,8 @@ class TaskLoss(TrainedMatcher):
                 f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer "
                 "texts"
             )
-        batch = networks.prepare(one.samples, other.samples, one.labels)
-        classes = stitches.check(batch.to(_device(networks.first)))
+        batch = networks.prepare(one.samples, other.samples, one.labels).to(_device(networks.first))
+        classes = max(stitches.check(batch) for stitches in groups)
         if self._asks_labels(networks.first.task):
             for shown in (samples, validation_data):
                 if shown is not None:
@@ -279,9 +279,9 @@ class TaskLoss(TrainedMatcher):
         """Train the stitching layer of a stitched model, starting from its current maps.
 
         The option ``initial`` is not used here: :func:`hf_stitch.stitch` fits the initial map before it calls this
-        method. Several stitched models that end in the same cut of the same target can be trained together, in one
-        batch through the target; the results are those of separate training. Maps in half precision are trained in
-        float32.
+        method. Several stitched models with the same target are trained in one call: the activations of the sources are
+        computed once. Models that end in the same cut are trained together, in one batch through the target, and cuts
+        one after the other; the results are those of separate training. Maps in half precision are trained in float32.
 
         Args:
             stitched: The stitched model, or several; they are not changed.
@@ -299,12 +299,12 @@ class TaskLoss(TrainedMatcher):
                 (``accelerator.log`` is called with the loss of every step). The result is that of one process, except
                 for penalties that are metrics, which each process computes on its part of a batch.
             checkpoint_dir: Folder for the training state, from which interrupted training resumes with bit-identical
-                results.
+                results. Several cuts of the target have folders ``0``, ``1``, … in it.
             save_every: Number of steps between two saved states.
             cache_size: Maximal disk space in bytes for the stored activations, separately for training and validation
                 samples. If they need more, they are recomputed for each batch, with a warning.
             callback: Function called before the first step and after every step with the number of completed steps and
-                the list of stitching layers.
+                the list of stitching layers that are trained together.
             progress: Whether to show a progress bar.
 
         Returns:
@@ -312,7 +312,7 @@ class TaskLoss(TrainedMatcher):
 
         Raises:
             ValueError: If the task has no head, labels are missing or not classes of the target, the logits of a parent
-                have another shape, a map has no parameters to train, the models end in different cuts, the samples do
+                have another shape, a map has no parameters to train, the models have different targets, the samples do
                 not correspond, or ``checkpoint_dir`` contains the state of another job (the message lists the
                 differences). These checks run with one batch, before training starts.
             DivergedError: If a loss is NaN or infinite; the message names the step. The last saved state is kept.
@@ -330,11 +330,11 @@ class TaskLoss(TrainedMatcher):
         samples = numbered_as(samples, models[0].config)
         held_out = None if held_out is None else numbered_as(held_out, models[0].config)
         self.check(samples, models[0].task, held_out)
-        names = [str(i) for i in range(len(models))]
-        layers = {n: trainable(m.stitch, self.orthogonal) for n, m in zip(names, models, strict=True)}
+        named = {str(i): model for i, model in enumerate(models)}
+        layers = {name: trainable(model.stitch, self.orthogonal) for name, model in named.items()}
         accelerator = _default(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)
-        networks = self._networks(dict(zip(names, models, strict=True)), target, source)
+        networks = self._networks(named, target, source)
         if networks.target is not None:
             _check_same_network(networks.target, models[0])
         every = accelerator.gradient_accumulation_steps
@@ -342,19 +342,17 @@ class TaskLoss(TrainedMatcher):
         schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
         with ExitStack() as stack:
             stack.enter_context(_frozen(models, accelerator.device))
-            stitches = Stitches(layers, models[0].target, self.objective, networks.last).to(accelerator.device)
-            self._rehearse(stitches, networks, samples, others, held_out, processes.count)
-            state = None
+            groups = self._groups(networks, layers, accelerator.device)
+            self._rehearse(groups, networks, samples, others, held_out, processes.count)
+            states: list[Checkpoint | None] = [None] * len(groups)
             if checkpoint_dir is not None:
                 recipe = {
                     "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
                     "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
-                    "augment": _name(augment), "networks": [_networks_of(m) for m in models],
-                    "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in layers.values()],
-                    "accumulation": every, "processes": processes.count,
+                    "augment": _name(augment), "accumulation": every, "processes": processes.count,
                     "mixed_precision": accelerator.mixed_precision, "versions": versions(),
                 }  # fmt: skip
-                state = _begin(Path(checkpoint_dir), json.loads(json.dumps(recipe)), processes)
+                states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
             temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
 
             def prepared(part: Samples, other: Samples, name: str, change: Augment | None) -> Prepared:
@@ -367,18 +365,35 @@ class TaskLoss(TrainedMatcher):
 
             inputs = prepared(samples, others, "preparing", augment)
             validation = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
-            losses, done = train(
-                stitches, inputs, schedule, accelerator=accelerator, processes=processes, checkpoint=state,
-                save_every=save_every, validation=validation, callback=callback, progress=progress,
-            )  # fmt: skip
-            accelerator.wait_for_everyone()
-        trained = [
-            plain(layer, model.stitch).to(_device(model)) for layer, model in zip(stitches.trained, models, strict=True)
-        ]
-        for layer, count, loss in zip(trained, done.tolist(), losses.tolist(), strict=True):
-            for part in layer.parts:
-                getattr(layer, part).fitted = {"n": len(samples), "steps": count, "loss": loss}
+            found: dict[str, StitchingLayer] = {}
+            for stitches, state in zip(groups, states, strict=True):
+                names = stitches.names
+                losses, done = train(
+                    stitches, inputs.only(names), schedule, accelerator=accelerator, processes=processes,
+                    checkpoint=state, save_every=save_every, callback=callback, progress=progress,
+                    validation=None if validation is None else validation.only(names),
+                )  # fmt: skip
+                accelerator.wait_for_everyone()
+                for name, layer, count, loss in zip(
+                    names, stitches.trained, done.tolist(), losses.tolist(), strict=True
+                ):
+                    found[name] = plain(layer, named[name].stitch).to(_device(named[name]))
+                    for part in found[name].parts:
+                        getattr(found[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
+        trained = [found[name] for name in named]
         return trained[0] if isinstance(stitched, StitchedModel) else trained
+
+    def _groups(self, networks: Networks, layers: Mapping[str, StitchingLayer], device: torch.device) -> list[Stitches]:
+        """Group the stitches by their cut of the target, in the order of the first ones."""
+        ends: dict[str, dict[str, StitchingLayer]] = {}
+        for name, model in networks.places.items():
+            ends.setdefault(model.target.cut.layer, {})[name] = layers[name]
+        return [
+            Stitches(
+                group, networks.places[next(iter(group))].target, self.objective, networks.last, networks.origins
+            ).to(device)
+            for group in ends.values()
+        ]
 
     def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
         objective, first = self.objective, next(iter(places.values()))
@@ -400,15 +415,14 @@ def _check_count(name: str, value: Any, least: int) -> None:
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:
-    """Raise an error if there are no models, or if they do not end in the same target half."""
+    """Raise an error if there are no models, or if they do not have the same target."""
     if not models:
         raise ValueError("there is no stitched model to train, got an empty sequence")
-    ends = {json.dumps([m.config.target["reference"], m.target.cut.layer], sort_keys=True) for m in models}
-    if len(ends) > 1:
-        found = ", ".join(sorted({f"{m.config.target['reference']['id']} at {m.target.cut.layer}" for m in models}))
+    targets = {json.dumps(m.config.target["reference"], sort_keys=True): m.config.target["reference"] for m in models}
+    if len(targets) > 1:
+        found = ", ".join(sorted(f"{one['id']} ({one['weights_hash'][:15]})" for one in targets.values()))
         raise ValueError(
-            f"models that are trained together must end in the same cut of the same target, got {found}; train each "
-            "group separately"
+            f"models that are trained together must have the same target, got {found}; train each group separately"
         )
 
 
@@ -437,6 +451,26 @@ def _default(device: torch.device) -> Accelerator:
             f"{found.mixed_precision!r}, which all accelerators share, but the model is on {device}: pass accelerator= "
             "to train with these settings"
         )
+    return found
+
+
+def _begin_all(
+    folder: Path,
+    recipe: Mapping[str, Any],
+    groups: Sequence[Stitches],
+    models: Mapping[str, StitchedModel],
+    processes: Processes,
+) -> list[Checkpoint | None]:
+    """Begin or resume the training of each group; several have folders of their own."""
+    found: list[Checkpoint | None] = []
+    for number, stitches in enumerate(groups):
+        own = {
+            **recipe,
+            "networks": [_networks_of(models[name]) for name in stitches.names],
+            "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in stitches.trained],
+        }
+        place = folder if len(groups) == 1 else folder / str(number)
+        found.append(_begin(place, json.loads(json.dumps(own)), processes))
     return found
 
 

@@ -30,7 +30,7 @@ from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, co
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.scoring import check_labels, head_difference
 from hf_stitch.artefacts.heads import class_for
-from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -278,15 +278,13 @@ def _train(
     folder: Path | None,
     progress: bool,
 ) -> dict[tuple[str, str], StitchingLayer | str]:
-    """Train the stitches, those into the same layer of the target together."""
-    found = dict(initial)
-    for number, lb in enumerate(sides.layers_b):
-        defined = [(la, layer) for (la, of), layer in initial.items() if of == lb and isinstance(layer, StitchingLayer)]
-        models = [join(sides.source, la, layer, sides.target, lb, task=sides.task) for la, layer in defined]
-        place = None if folder is None else folder / str(number)
-        trained = matcher.fit(models, samples, target=sides.target, checkpoint_dir=place, progress=progress)
-        found |= {(la, lb): layer for (la, _), layer in zip(defined, trained, strict=True)}
-    return found
+    """Train all stitches of a matcher in one call, which computes the activations of the source once."""
+    defined = {pair: layer for pair, layer in initial.items() if isinstance(layer, StitchingLayer)}
+    models = join_all(sides.source, sides.target, defined, task=sides.task)
+    trained = matcher.fit(
+        list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress
+    )
+    return {**initial, **dict(zip(models, trained, strict=True))}
 
 
 def _scored(
