@@ -10,7 +10,7 @@ from hf_stitch.plots.curves import curves
 from hf_stitch.plots.evolution import evolution
 from hf_stitch.plots.heatmap import heatmap
 from hf_stitch.plots.histogram import histogram
-from hf_stitch.plots.intervals import intervals
+from hf_stitch.plots.intervals import interval_panels, intervals
 from hf_stitch.plots.matrices import matrices
 from hf_stitch.plots.networks import dendrogram, distance_map
 
@@ -19,4 +19,14 @@ if find_spec("matplotlib") is None:
         "figures require matplotlib, which is not installed: pip install 'hf-stitch[plots]'", name="matplotlib"
     )
 
-__all__ = ["curves", "dendrogram", "distance_map", "evolution", "heatmap", "histogram", "intervals", "matrices"]
+__all__ = [
+    "curves",
+    "dendrogram",
+    "distance_map",
+    "evolution",
+    "heatmap",
+    "histogram",
+    "interval_panels",
+    "intervals",
+    "matrices",
+]
