@@ -75,7 +75,10 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "svcca": "hf_stitch.metrics._cca:SVCCA",
     },
     "detectors": {
+        "classifier": "hf_stitch.detectors.classifier:Classifier",
+        "energy": "hf_stitch.detectors.energy:Energy",
         "knn": "hf_stitch.detectors.knn:NearestNeighbours",
+        "likelihood_ratio": "hf_stitch.detectors.likelihood_ratio:LikelihoodRatio",
         "mahalanobis": "hf_stitch.detectors.mahalanobis:Mahalanobis",
     },
     "similarities": {

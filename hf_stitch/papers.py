@@ -63,6 +63,8 @@ LENC_2015 = arxiv(
 LI_2015 = arxiv(
     "Li et al.: Convergent Learning: Do different neural networks learn the same representations?", "1511.07543"
 )
+LIU_2020 = arxiv("Liu et al.: Energy-based Out-of-distribution Detection", "2010.03759")
+LOPEZ_PAZ_2017 = arxiv("Lopez-Paz & Oquab: Revisiting Classifier Two-Sample Tests", "1610.06545")
 MAIORCA_2024 = arxiv("Maiorca et al.: Latent space translation via inverse relative projection", "2406.15057")
 MORCOS_2018 = arxiv(
     "Morcos et al.: Insights on representational similarity in neural networks with canonical correlation", "1806.05759"
@@ -80,5 +82,6 @@ RAGHU_2017 = arxiv(
     "Interpretability",
     "1706.05806",
 )
+SUN_2022 = arxiv("Sun et al.: Out-of-Distribution Detection with Deep Nearest Neighbors", "2204.06507")
 SZEKELY_2007 = arxiv("Székely et al.: Measuring and testing dependence by correlation of distances", "0803.4101")
 WILLIAMS_2021 = arxiv("Williams et al.: Generalized Shape Metrics on Neural Representations", "2110.14739")

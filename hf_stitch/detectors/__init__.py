@@ -1,7 +1,10 @@
 """Detectors of out-of-distribution activations: what a network has not seen at one of its layers."""
 
 from hf_stitch.detectors.base import Detector, Scorer
+from hf_stitch.detectors.classifier import Classifier
+from hf_stitch.detectors.energy import Energy
 from hf_stitch.detectors.knn import NearestNeighbours
+from hf_stitch.detectors.likelihood_ratio import LikelihoodRatio
 from hf_stitch.detectors.mahalanobis import Mahalanobis
 
-__all__ = ["Detector", "Mahalanobis", "NearestNeighbours", "Scorer"]
+__all__ = ["Classifier", "Detector", "Energy", "LikelihoodRatio", "Mahalanobis", "NearestNeighbours", "Scorer"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from hf_stitch.papers import Paper
@@ -42,17 +43,32 @@ class Scorer(ABC):
         """
 
 
+Reads = Literal["positions", "samples", "whole"]
+"""What a detector scores: positions, one vector for each sample, or the whole activation."""
+
+Auxiliary = Literal["none", "outliers", "stitched"]
+"""Which other activations a detector is fitted to."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Detector(ABC):
     """Base class of detectors: frozen dataclasses that learn what activations of a network at a layer look like.
+
+    A subclass implements ``_fit(activations)``, with the further parameters ``labels`` and ``auxiliary`` if it declares
+    that it needs them.
 
     Attributes:
         name: Name in the registry of detectors.
         title: Name in text.
         papers: Papers that define the detector.
-        reads: What is scored: each of the ``"positions"`` of a sample, of which the mean counts, or one vector for each
-            sample (``"samples"``), the mean of its positions. Prefix tokens and masked positions are left out.
+        reads: What is scored. ``"positions"``: each position of a sample by itself; the score of the sample is the
+            mean. ``"samples"``: one vector for each sample, the mean of its positions. Both leave out prefix tokens and
+            masked positions. ``"whole"``: the arrangement of the positions, with prefix tokens.
         two_sided: Whether unusually small scores are strange, too: activations that are shrunk towards the mean.
+        needs_labels: Whether the detector needs the class of each sample.
+        auxiliary: Other activations that it is fitted to. ``"none"``; ``"outliers"``: those of the same network on
+            other data; ``"stitched"``: those that a stitch hands over for the same samples. A detector of stitched
+            activations learns what tells these from the network's own, so it scores samples to which it was not fitted.
 
     Example:
         >>> from hf_stitch import registries
@@ -63,22 +79,44 @@ class Detector(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
-    reads: ClassVar[Literal["positions", "samples"]]
+    reads: ClassVar[Reads]
     two_sided: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
+    auxiliary: ClassVar[Auxiliary] = "none"
 
-    @abstractmethod
-    def fit(self, activations: Iterable[Representation]) -> Scorer:
+    def fit(
+        self,
+        activations: Iterable[Representation],
+        labels: Sequence[int] | None = None,
+        auxiliary: Iterable[Representation] | None = None,
+    ) -> Scorer:
         """Fit the detector to the activations of a network.
 
         Args:
             activations: Batches of activations at one layer; they may be iterated several times.
+            labels: Class of each sample, in the same order. Only detectors with ``needs_labels`` read them.
+            auxiliary: Batches of the activations that :attr:`auxiliary` names. Other detectors do not read them.
 
         Returns:
             The fitted detector.
 
         Raises:
-            ValueError: There are too few samples, or they do not vary.
+            ValueError: Labels or auxiliary activations are missing, there are too few samples, or they do not vary.
         """
+        given: dict[str, Any] = {}
+        if self.needs_labels:
+            if labels is None:
+                raise ValueError(f"detector {self.label} needs the class of each sample: pass labels")
+            given["labels"] = torch.as_tensor(labels)
+        if self.auxiliary != "none":
+            if auxiliary is None:
+                raise ValueError(f"detector {self.label} needs auxiliary activations ({_ABOUT[self.auxiliary]})")
+            given["auxiliary"] = auxiliary
+        return self._fit(activations, **given)
+
+    @abstractmethod
+    def _fit(self, activations: Iterable[Representation], *args: Any, **kwargs: Any) -> Scorer:
+        """Fit the detector to what it declares to need."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name and all options as JSON values, for ``registries.detectors.build``."""
@@ -88,3 +126,9 @@ class Detector(ABC):
     def label(self) -> str:
         """The name with all options that differ from their defaults: ``knn(k=5)``."""
         return label_of(self)
+
+
+_ABOUT = {
+    "outliers": "of the same network on other data",
+    "stitched": "those that a stitch hands over for the same samples",
+}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.detectors.base import Detector, Scorer
+from hf_stitch.detectors.base import Detector, Reads, Scorer
+from hf_stitch.papers import SUN_2022, Paper
 from hf_stitch.representation import Representation
 
 
@@ -37,7 +38,8 @@ class NearestNeighbours(Detector):
 
     name: ClassVar[str] = "knn"
     title: ClassVar[str] = "distance to nearest neighbours"
-    reads: ClassVar[Literal["positions", "samples"]] = "samples"
+    papers: ClassVar[tuple[Paper, ...]] = (SUN_2022,)
+    reads: ClassVar[Reads] = "samples"
     two_sided: ClassVar[bool] = True
 
     k: int = 10
@@ -48,18 +50,7 @@ class NearestNeighbours(Detector):
             raise ValueError(f"k must be at least 1, got {self.k}")
 
     @torch.no_grad()
-    def fit(self, activations: Iterable[Representation]) -> Scorer:
-        """Keep one vector for each sample.
-
-        Args:
-            activations: Batches of activations at one layer.
-
-        Returns:
-            The fitted detector.
-
-        Raises:
-            ValueError: There are fewer than ``k`` samples.
-        """
+    def _fit(self, activations: Iterable[Representation]) -> Scorer:
         kept = [_vectors(batch, self.normalize) for batch in activations]
         if (count := sum(map(len, kept))) < self.k:
             raise ValueError(f"the {self.k}-th nearest neighbour needs at least {self.k} samples, got {count}")

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from statistics import NormalDist
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
+from scipy.stats import multivariate_normal
+from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
-from hf_stitch.detectors import Detector, Mahalanobis, NearestNeighbours
+from hf_stitch.detectors import Classifier, Detector, Energy, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
 from hf_stitch.representation import Representation
 from hf_stitch.testing import check_detector
 
-DETECTORS = [Mahalanobis(), Mahalanobis(tolerance=0.1), NearestNeighbours(), NearestNeighbours(k=3, normalize=True)]
+QUICK = Energy.preset("small", width=4, blocks=1, size=8, epochs=3, fine_tune_epochs=3)
+DETECTORS = [
+    Mahalanobis(), Mahalanobis(tolerance=0.1), NearestNeighbours(), NearestNeighbours(k=3, normalize=True),
+    LikelihoodRatio(), LikelihoodRatio(tolerance=0.1), Classifier(), Classifier(hidden=0, epochs=3), QUICK,
+]  # fmt: skip
+NORMAL = NormalDist()
+
+
+def vectors(n: int, seed: int, width: int = 4) -> torch.Tensor:
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def area(scorer: Scorer, strange: torch.Tensor, own: torch.Tensor) -> float:
+    scores = [scorer.score(Representation(x, "bd" if x.dim() == 2 else "bnd")) for x in (strange, own)]
+    return float(roc_auc_score([1] * len(strange) + [0] * len(own), torch.cat(scores).numpy()))
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=str)
@@ -72,3 +92,132 @@ def test_too_few_samples_are_refused() -> None:
         NearestNeighbours(k=0)
     with pytest.raises(ValueError, match="tolerance must be at least 0"):
         Mahalanobis(tolerance=-1)
+
+
+def test_the_likelihood_ratio_is_scipys() -> None:
+    own, stitched, new = vectors(400, 0), vectors(300, 1) * 0.5 + 1, vectors(9, 2)
+    scorer = LikelihoodRatio(tolerance=0).fit(
+        [Representation(own, "bd")], auxiliary=[Representation(part, "bd") for part in stitched.split(70)]
+    )
+    logs = [
+        multivariate_normal(x.mean(0).numpy(), np.cov(x.T.numpy(), bias=True)).logpdf(new.numpy())
+        for x in (stitched, own)
+    ]
+    np.testing.assert_allclose(scorer.score(Representation(new, "bd")).numpy(), logs[0] - logs[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("detector", [LikelihoodRatio(), Classifier(), Classifier(hidden=0)], ids=str)
+def test_a_shift_is_told_apart_as_well_as_it_can_be(detector: Detector) -> None:
+    """Two normal distributions at a distance d of one another: the best AUROC is Φ(d / √2)."""
+    shift = torch.tensor([0.8, -0.6, 0, 0])
+    scorer = detector.fit(
+        [Representation(vectors(4000, 0), "bd")], auxiliary=[Representation(vectors(4000, 1) + shift, "bd")]
+    )
+    found = area(scorer, vectors(4000, 2) + shift, vectors(4000, 3))
+    assert found == pytest.approx(NORMAL.cdf(1 / 2**0.5), abs=0.02)
+
+
+@pytest.mark.parametrize("detector", [LikelihoodRatio(), Classifier()], ids=str)
+def test_the_mean_over_positions_adds_up_evidence(detector: Detector) -> None:
+    """Of p independent positions at a distance d, the best AUROC is Φ(d √p / √2)."""
+    own, stitched, new, other = (vectors(8000, seed).view(1000, 8, 4) for seed in range(4))
+    shift = torch.tensor([0.3, 0, 0, 0])
+    scorer = detector.fit([Representation(own, "bnd")], auxiliary=[Representation(stitched + shift, "bnd")])
+    assert area(scorer, new + shift, other) == pytest.approx(NORMAL.cdf(0.3 * 2), abs=0.04)
+
+
+def test_shrinkage_is_seen_by_what_compares_scales_and_not_by_logistic_regression() -> None:
+    own, new = vectors(1500, 0), vectors(1500, 1)
+    known, shrunk = [Representation(own, "bd")], [Representation(vectors(1500, 2) / 2, "bd")]
+    other = vectors(1500, 3) / 2
+    for detector in (LikelihoodRatio(), Classifier()):
+        assert area(detector.fit(known, auxiliary=shrunk), other, new) > 0.8
+    assert abs(area(Classifier(hidden=0).fit(known, auxiliary=shrunk), other, new) - 0.5) < 0.05
+    for detector in (Mahalanobis(), NearestNeighbours()):  # smaller scores: strange, because these are two-sided
+        assert detector.two_sided and area(detector.fit(known), other, new) < 0.25
+
+
+def test_strangeness_of_positions_that_leaves_means_alone_is_seen_only_by_what_reads_positions() -> None:
+    """Of each pair of positions, one moves as far as the other moves back."""
+    own, new = (vectors(2400, seed).view(600, 4, 4) for seed in (0, 1))
+    moved = vectors(2400, 2).view(600, 4, 4) + torch.tensor([1.0, -1, 1, -1])[None, :, None]
+    known, auxiliary = [Representation(own, "bnd")], [Representation(moved, "bnd")]
+    assert area(Mahalanobis().fit(known), moved, new) > 0.9
+    assert area(LikelihoodRatio().fit(known, auxiliary=auxiliary), moved, new) > 0.9
+    assert abs(area(NearestNeighbours().fit(known), moved, new) - 0.5) < 0.06
+
+
+def test_the_energy_learns_classes_of_grids_and_tells_other_data_apart() -> None:
+    g = torch.Generator().manual_seed(0)
+    patterns = torch.randn(3, 4, 5, 5, generator=g)
+
+    def batch(n: int) -> tuple[torch.Tensor, list[int]]:
+        labels = torch.arange(n) % 3
+        return patterns[labels] + 0.5 * torch.randn(n, 4, 5, 5, generator=g), (labels * 7).tolist()
+
+    (own, labels), (new, _) = batch(120), batch(60)
+    others, unseen = torch.randn(120, 4, 5, 5, generator=g) - 2, torch.randn(60, 4, 5, 5, generator=g) - 3
+    detector = Energy.preset("small", width=8, size=8, epochs=6, fine_tune_epochs=8)
+    parts = [Representation(part, "bchw") for part in own.split(50)]
+    scorer = detector.fit(parts, labels=labels, auxiliary=[Representation(others, "bchw")])
+    near, far = (scorer.score(Representation(x, "bchw")) for x in (new, unseen))
+    assert roc_auc_score([0] * 60 + [1] * 60, torch.cat([near, far]).numpy()) > 0.9
+    again = detector.fit([Representation(own, "bchw")], labels=labels, auxiliary=[Representation(others, "bchw")])
+    assert torch.equal(again.score(Representation(new, "bchw")), near)  # seeded
+
+
+def test_the_published_energy_network_has_the_published_size() -> None:
+    from hf_stitch.detectors._energy_networks import GridClassifier, TokenClassifier
+
+    counts = [
+        sum(p.numel() for p in net.parameters())
+        for net in (GridClassifier(3, 10, 64, 32), TokenClassifier(192, 10, 12))
+    ]
+    # ResNet-18 for CIFAR; ViT-Ti (5,362,762) without patches (9,408), positions (12,480) and class token (192)
+    assert counts == [11_173_962, 5_362_762 - 9_408 - 12_480 - 192]
+
+
+def test_needs_that_are_not_met_are_named() -> None:
+    known = [Representation(vectors(50, 0), "bd")]
+    with pytest.raises(ValueError, match=r"detector energy\(.*\) needs the class of each sample"):
+        QUICK.fit(known, auxiliary=known)
+    with pytest.raises(ValueError, match=r"needs auxiliary activations \(of the same network on other data\)"):
+        QUICK.fit(known, labels=[0, 1] * 25)
+    with pytest.raises(
+        ValueError, match=r"detector likelihood_ratio needs auxiliary activations .*a stitch hands over"
+    ):
+        LikelihoodRatio().fit(known)
+    with pytest.raises(ValueError, match="50 samples, but 3 labels"):
+        QUICK.fit(known, labels=[0, 1, 0], auxiliary=known)
+    with pytest.raises(ValueError, match="at least 5 stitched positions, got 3"):
+        LikelihoodRatio().fit(known, auxiliary=[Representation(vectors(3, 1), "bd")])
+    with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
+        LikelihoodRatio(tolerance=0).fit(known, auxiliary=[Representation(torch.ones(50, 4), "bd")])
+    with pytest.raises(ValueError, match="margin_in must be below margin_out"):
+        Energy(margin_in=0)
+    with pytest.raises(ValueError, match="there is no preset 'tiny'"):
+        Energy.preset("tiny")
+    with pytest.raises(ValueError, match="epochs must be at least 1"):
+        Classifier(epochs=0)
+
+
+def test_detectors_that_break_their_promises_do_not_conform() -> None:
+    class Secretive(Mahalanobis):
+        """Needs auxiliary activations that it does not declare."""
+
+        name: ClassVar[str] = "mahalanobis"
+
+        def _fit(self, activations: Iterable[Representation], *args: Any, **given: Any) -> Scorer:
+            return super()._fit(given["auxiliary"])
+
+    class Careless(Mahalanobis):
+        """Seeds all of torch."""
+
+        def _fit(self, activations: Iterable[Representation]) -> Scorer:
+            torch.manual_seed(0)
+            return super()._fit(activations)
+
+    with pytest.raises((AssertionError, KeyError)):
+        check_detector(Secretive())
+    with pytest.raises(AssertionError):
+        check_detector(Careless())

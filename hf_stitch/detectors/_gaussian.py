@@ -1,0 +1,130 @@
+"""Normal distributions of positions, from their moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hf_stitch.representation import Representation
+from hf_stitch.statistics import LayerMoments, Moments
+
+
+def position_moments(activations: Iterable[Representation], what: str) -> Moments:
+    """Collect the moments of all positions, as both sides of one :class:`Moments`.
+
+    Args:
+        activations: Batches of activations.
+        what: Name of the positions in the error message.
+
+    Returns:
+        Mean and covariance, in float64.
+
+    Raises:
+        ValueError: If there are at most as many positions as features.
+    """
+    kept: LayerMoments | None = None
+    for batch in activations:
+        rows = batch.rows("none")
+        kept = kept or LayerMoments([rows[:1024].double().mean(0)])
+        kept.update([rows])
+    if kept is None or kept.n <= (width := len(kept.moments(0, 0).mean_x)):
+        count, needed = (0, 2) if kept is None else (kept.n, width + 1)
+        raise ValueError(f"the covariance needs at least {needed} {what}, got {count}: give more samples")
+    return kept.moments(0, 0)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A normal distribution of positions.
+
+    Attributes:
+        mean: ``(d,)`` float64.
+        root: ``(d, d)`` float64, lower triangular; times its transpose, it is the covariance.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, moments: Moments, added: Tensor) -> Self:
+        """Make the normal distribution with given moments.
+
+        Args:
+            moments: Moments of the positions.
+            added: ``(d,)`` variance added to each feature, so that the covariance is invertible.
+
+        Raises:
+            ValueError: If the covariance is singular.
+        """
+        root, failed = torch.linalg.cholesky_ex(moments.sxx / moments.n + torch.diag(added))
+        if failed:
+            raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
+        return cls(moments.mean_x, root)
+
+    def distances(self, rows: Tensor) -> Tensor:
+        """Return the squared Mahalanobis distance of each row from the mean.
+
+        Args:
+            rows: ``(n, d)``.
+
+        Returns:
+            ``(n,)`` float64.
+
+        Raises:
+            ValueError: If the rows have another width.
+        """
+        if rows.shape[1] != len(self.mean):
+            raise ValueError(f"the detector was fitted to {len(self.mean)} features, got {rows.shape[1]}")
+        centred = (rows.to(self.mean) - self.mean).T
+        return torch.linalg.solve_triangular(self.root, centred, upper=False).square().sum(0)
+
+    def log_density(self, rows: Tensor) -> Tensor:
+        """Return the log density of each row, without the term that depends on the dimension only.
+
+        Args:
+            rows: ``(n, d)``.
+
+        Returns:
+            ``(n,)`` float64.
+        """
+        return -self.distances(rows) / 2 - self.root.diagonal().log().sum()
+
+
+def added_variance(moments: Moments, tolerance: float) -> Tensor:
+    """Return the variance to add to each feature.
+
+    Args:
+        moments: Moments of the network's own positions.
+        tolerance: Share of the variance of the feature. Dead features get the mean variance, so that any deviation
+            there is strange.
+
+    Returns:
+        ``(d,)`` float64.
+
+    Raises:
+        ValueError: If no feature varies.
+    """
+    variances = moments.sxx.diagonal() / moments.n
+    if not variances.any():
+        raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
+    dead = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
+    return torch.where(variances == 0, dead, tolerance * variances)
+
+
+def sample_means(activations: Representation, values: Tensor) -> Tensor:
+    """Return the mean over the positions of each sample.
+
+    Args:
+        activations: The activations.
+        values: ``(n,)`` one number for each of their rows (pooling ``none``).
+
+    Returns:
+        ``(batch,)``.
+    """
+    owners = activations.row_samples("none").to(values.device)
+    totals = values.new_zeros(activations.batch).index_add(0, owners, values)
+    return totals / torch.bincount(owners, minlength=activations.batch)

@@ -1,0 +1,100 @@
+"""A classifier of stitched activations against the network's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_stitch.detectors._gaussian import sample_means
+from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
+from hf_stitch.papers import LOPEZ_PAZ_2017, Paper
+from hf_stitch.representation import Representation
+
+
+@dataclass(frozen=True)
+class Classifier(Detector):
+    """A small network that learns to tell stitched positions from the network's own (Lopez-Paz & Oquab 2017).
+
+    It assumes no distribution, so it notices differences that means and covariances do not contain. The score of a
+    position is its logit. Features are standardised by the network's own.
+
+    Attributes:
+        hidden: Number of hidden units (ReLU); 0 for logistic regression (L-BFGS, to convergence), which notices shifts
+            only.
+        epochs: Number of passes over the positions (Adam, learning rate 1e-3, batches of 200).
+        weight_decay: L2 penalty.
+        seed: Seed of the initial weights and of the order of the positions.
+
+    Raises:
+        ValueError: If an option is out of its range.
+
+    Example:
+        >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+        >>> own, stitched = Representation(x, "bd"), Representation(x / 2, "bd")
+        >>> scorer = Classifier().fit([own], auxiliary=[stitched])
+        >>> bool(scorer.score(stitched).mean() > scorer.score(own).mean())
+        True
+    """
+
+    name: ClassVar[str] = "classifier"
+    title: ClassVar[str] = "classifier of stitched activations"
+    papers: ClassVar[tuple[Paper, ...]] = (LOPEZ_PAZ_2017,)
+    reads: ClassVar[Reads] = "positions"
+    auxiliary: ClassVar[Auxiliary] = "stitched"
+
+    hidden: int = 64
+    epochs: int = 10
+    weight_decay: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("hidden", 0), ("epochs", 1), ("weight_decay", 0), ("seed", 0)):
+            if not (value := getattr(self, name)) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+
+    def _fit(self, activations: Iterable[Representation], auxiliary: Iterable[Representation]) -> Scorer:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.neural_network import MLPClassifier
+
+        sides = [[batch.rows("none").detach().double().cpu() for batch in side] for side in (activations, auxiliary)]
+        if not all(sides):
+            raise ValueError("the classifier needs positions of both sides, got none: give more samples")
+        own, stitched = (torch.cat(side) for side in sides)
+        mean, scale = own.mean(0), own.std(0)
+        if not scale.any():
+            raise ValueError(f"all {len(own)} positions are equal: is the layer dead?")
+        # Dead features get the mean scale: any deviation there is strange.
+        scale = torch.where(scale == 0, scale.mean(), scale)
+        rows = ((torch.cat([own, stitched]) - mean) / scale).float().numpy()
+        labels = np.repeat([0, 1], [len(own), len(stitched)])
+        how = {"solver": "adam", "max_iter": self.epochs} if self.hidden else {"solver": "lbfgs", "max_iter": 1000}
+        sizes, batch = (self.hidden,) if self.hidden else (), min(200, len(rows))
+        model = MLPClassifier(sizes, alpha=self.weight_decay, batch_size=batch, random_state=self.seed, **how)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is an option
+            model.fit(rows, labels)
+        weights, biases = (
+            [torch.from_numpy(part).double() for part in parts] for parts in (model.coefs_, model.intercepts_)
+        )
+        return _Logit(mean, scale, weights, biases)
+
+
+class _Logit(Scorer):
+    def __init__(self, mean: Tensor, scale: Tensor, weights: list[Tensor], biases: list[Tensor]) -> None:
+        self.mean, self.scale, self.weights, self.biases = mean, scale, weights, biases
+
+    @torch.no_grad()
+    def score(self, activations: Representation) -> Tensor:
+        rows = activations.rows("none").to(self.mean)
+        if rows.shape[1] != len(self.mean):
+            raise ValueError(f"the detector was fitted to {len(self.mean)} features, got {rows.shape[1]}")
+        values = (rows - self.mean) / self.scale
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            values = (values.relu() if place else values) @ weight + bias
+        return sample_means(activations, values[:, 0])

@@ -1,0 +1,219 @@
+"""Energy of a network that classifies the activations of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_stitch.detectors._energy_networks import GridClassifier, TokenClassifier
+from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
+from hf_stitch.papers import BALOGH_2025, LIU_2020, Paper
+from hf_stitch.representation import Representation, concatenate
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "balogh2025": {},
+    "small": {"width": 16, "blocks": 2, "size": 16, "epochs": 8, "fine_tune_epochs": 4, "batch_size": 32},
+}
+"""Options of the published experiment, and of a narrow network with few epochs, for two CPU cores."""
+
+FEWEST = 4
+"""Minimum number of samples."""
+
+
+@dataclass(frozen=True)
+class Energy(Detector):
+    """Energy ``−log Σ exp(logits)`` of a network that is trained on the activations (Balogh and Jelasity 2025).
+
+    The network classifies the activations of one layer: grids are resized and enter a ResNet-18, tokens enter the
+    blocks of a ViT. It is then fine-tuned so that activations of the data have an energy below ``margin_in``, and
+    activations of other data one above ``margin_out`` (Liu et al. 2020). The defaults are those of the paper;
+    ``Energy.preset("small")`` is for two CPU cores.
+
+    The other data are in the loss, so they must not also be the far samples on which the detector is tested.
+
+    Attributes:
+        width: Channels of the first stage of the ResNet.
+        blocks: Number of transformer blocks.
+        size: Side to which grids are resized.
+        epochs: Number of epochs of cross-entropy.
+        fine_tune_epochs: Number of epochs with energies in the loss; one half of each batch is of other data.
+        margin_in: Energy below which activations of the data cost nothing.
+        margin_out: Energy above which activations of other data cost nothing.
+        weight: Weight of the squared excesses of energy beside the cross-entropy.
+        lr: Learning rate of Adam.
+        weight_decay: L2 penalty.
+        batch_size: Number of samples of a step.
+        seed: Seed of the initial weights and of the order of the samples.
+
+    Raises:
+        ValueError: If an option is out of its range.
+
+    Example:
+        >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        >>> own, others = Representation(x, "bd"), Representation(x + torch.tensor([9, 0, 0, 0]), "bd")
+        >>> detector = Energy.preset("small", epochs=3)
+        >>> scorer = detector.fit([own], labels=[0, 1, 2] * 20, auxiliary=[others])
+        >>> bool(scorer.score(others).mean() > scorer.score(own).mean())
+        True
+    """
+
+    name: ClassVar[str] = "energy"
+    title: ClassVar[str] = "energy of a classifier of activations"
+    papers: ClassVar[tuple[Paper, ...]] = (BALOGH_2025, LIU_2020)
+    reads: ClassVar[Reads] = "whole"
+    needs_labels: ClassVar[bool] = True
+    auxiliary: ClassVar[Auxiliary] = "outliers"
+
+    width: int = 64
+    blocks: int = 12
+    size: int = 32
+    epochs: int = 100
+    fine_tune_epochs: int = 20
+    margin_in: float = -25.0
+    margin_out: float = -7.0
+    weight: float = 0.1
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+    batch_size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"width": 1, "blocks": 1, "size": 8, "epochs": 0, "fine_tune_epochs": 0, "batch_size": 4, "seed": 0}
+        for name, smallest in {**least, "weight": 0, "lr": 0, "weight_decay": 0}.items():
+            if not (value := getattr(self, name)) >= smallest:
+                raise ValueError(f"{name} must be at least {smallest}, got {value}")
+        if not self.margin_in < self.margin_out:
+            raise ValueError(f"margin_in must be below margin_out, got {self.margin_in} and {self.margin_out}")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Create a detector with the options of a preset.
+
+        Args:
+            name: Name of the preset in :data:`PRESETS`: ``balogh2025`` or ``small``.
+            **changes: Options that replace those of the preset.
+
+        Returns:
+            The detector.
+
+        Raises:
+            ValueError: If there is no such preset, or an option is out of its range.
+
+        Example:
+            >>> Energy.preset("small", epochs=1).label
+            'energy(width=16, blocks=2, size=16, epochs=1, fine_tune_epochs=4, batch_size=32)'
+        """
+        if name not in PRESETS:
+            raise ValueError(f"there is no preset {name!r}. Available: {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    def _fit(
+        self, activations: Iterable[Representation], labels: Tensor, auxiliary: Iterable[Representation]
+    ) -> Scorer:
+        own, others = _Gathered(activations), _Gathered(auxiliary)
+        if len(labels) != len(own):
+            raise ValueError(f"there are activations of {len(own)} samples, but {len(labels)} labels")
+        if min(len(own), len(others)) < FEWEST:
+            raise ValueError(
+                f"the energy needs at least {FEWEST} samples of each data, got {len(own)} and {len(others)}"
+            )
+        classes, truth = labels.unique(return_inverse=True)
+        first = own.take([0])
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.default_generator.manual_seed(self.seed)  # of the CPU, where the network is made
+            network = self._network(first, len(classes)).train()
+            optimizer = torch.optim.Adam(network.parameters(), self.lr, weight_decay=self.weight_decay)
+            outside = _epochs(len(others), self.batch_size // 2, generator)
+            inside = _epochs(len(own), self.batch_size, generator)
+            for _ in range(self.epochs * _steps(len(own), self.batch_size)):
+                places = next(inside)
+                logits = network(own.take(places))
+                _step(optimizer, functional.cross_entropy(logits, truth[places].to(logits.device)))
+            inside = _epochs(len(own), self.batch_size // 2, generator)
+            for _ in range(self.fine_tune_epochs * _steps(len(own), self.batch_size // 2)):
+                places = next(inside)
+                # In one batch, so that BatchNorm does not make both kinds alike.
+                logits = network(own.take(places, others.items(next(outside))))
+                _step(optimizer, self._loss(logits, truth[places].to(logits.device)))
+        return _Energies(network.eval(), first.width)
+
+    def _network(self, first: Representation, classes: int) -> nn.Module:
+        network: nn.Module
+        if first.layout in ("bchw", "bhwc"):
+            network = GridClassifier(first.width, classes, self.width, self.size)
+        else:
+            network = TokenClassifier(first.width, classes, self.blocks)
+        return network.to(first.values.device)
+
+    def _loss(self, logits: Tensor, truth: Tensor) -> Tensor:
+        """Cross-entropy of the first samples, which have labels, and squared excesses of energy of all samples."""
+        energies = -logits.logsumexp(1)
+        inside, outside = energies[: len(truth)] - self.margin_in, self.margin_out - energies[len(truth) :]
+        excess = inside.relu().square().mean() + outside.relu().square().mean()
+        return functional.cross_entropy(logits[: len(truth)], truth) + self.weight * excess
+
+
+class _Energies(Scorer):
+    def __init__(self, network: nn.Module, width: int) -> None:
+        self.network, self.width = network, width
+
+    @torch.no_grad()
+    def score(self, activations: Representation) -> Tensor:
+        if activations.width != self.width:
+            raise ValueError(f"the detector was fitted to {self.width} features, got {activations.width}")
+        return -self.network(activations).double().logsumexp(1)
+
+
+Item = tuple[Tensor, Tensor | None]
+"""Values and mask of a sample."""
+
+
+class _Gathered:
+    """Samples of batches, taken in any order."""
+
+    def __init__(self, batches: Iterable[Representation]) -> None:
+        self._batches = list(batches)
+        self._places = [(batch, place) for batch in self._batches for place in range(batch.batch)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def items(self, places: Iterable[int]) -> list[Item]:
+        found: list[Item] = []
+        for place in places:
+            batch, i = self._places[place]
+            found.append((batch.values[i : i + 1], None if batch.mask is None else batch.mask[i : i + 1]))
+        return found
+
+    def take(self, places: Iterable[int], others: Sequence[Item] = ()) -> Representation:
+        """Return samples of these batches, and others behind them, as one batch."""
+        values, masks = zip(*self.items(places), *others, strict=True)
+        mask = None
+        if any(one is not None for one in masks):
+            real = [torch.ones_like(v[..., 0], dtype=torch.bool) for v in values]
+            mask = concatenate([r if m is None else m for r, m in zip(real, masks, strict=True)])
+        return self._batches[0].replace(values=concatenate(values), mask=mask)
+
+
+def _steps(count: int, size: int) -> int:
+    return max(1, count // size)
+
+
+def _epochs(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """Generate batches of shuffled places without end; what is left of an epoch when no batch is full is left out."""
+    while True:
+        order = torch.randperm(count, generator=generator).tolist()
+        for step in range(_steps(count, size)):
+            yield order[step * size : (step + 1) * size]
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
