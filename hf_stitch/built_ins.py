@@ -55,6 +55,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "direct_matching": "hf_stitch.metrics._regression:DirectMatching",
         "disagreement": "hf_stitch.metrics._outputs:Disagreement",
         "distance_correlation": "hf_stitch.metrics._rsa:DistanceCorrelation",
+        "frechet": "hf_stitch.metrics._frechet:Frechet",
         "jaccard": "hf_stitch.metrics._neighbours:Jaccard",
         "jensen_shannon": "hf_stitch.metrics._outputs:JensenShannon",
         "linear_cka": "hf_stitch.metrics._cka:LinearCKA",

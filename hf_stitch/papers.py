@@ -46,6 +46,13 @@ BALOGH_2025 = arxiv(
 )
 CSISZARIK_2021 = arxiv("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633")
 DING_2021 = arxiv("Ding et al.: Grounding Representation Similarity with Statistical Testing", "2108.01661")
+DOWSON_1982 = Paper(
+    "Dowson & Landau: The Fréchet distance between multivariate normal distributions",
+    "https://doi.org/10.1016/0047-259X(82)90077-X",
+)
+HEUSEL_2017 = arxiv(
+    "Heusel et al.: GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash Equilibrium", "1706.08500"
+)
 HUH_2024 = arxiv("Huh et al.: The Platonic Representation Hypothesis", "2405.07987")
 KHOSLA_2024 = arxiv(
     "Khosla & Williams: Soft Matching Distance: A metric on neural representations that captures single-neuron tuning",

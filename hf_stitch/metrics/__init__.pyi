@@ -5,6 +5,7 @@ from ._cka import linear_cka as linear_cka
 from ._cka import minibatch_cka as minibatch_cka
 from ._cka import rbf_cka as rbf_cka
 from ._evaluate import SimilarityMetric as SimilarityMetric
+from ._frechet import frechet as frechet
 from ._matching import correlation_matching as correlation_matching
 from ._matching import soft_matching as soft_matching
 from ._neighbours import jaccard as jaccard

@@ -61,6 +61,10 @@ CATALOGUE = {
         "distance correlation", True, (0.0, 1.0), _SHAPE,
         "dependence of any form, also nonlinear; positive for few samples, so test it by permutation",
     ),
+    "frechet": Described(
+        "relative squared Fréchet distance", False, (0.0, math.inf), (),
+        "whether stitched activations have the mean and the covariance of those of the target",
+    ),
     "jaccard": Described(
         "Jaccard similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
         "as mutual_knn, with shared neighbours as a share of all neighbours",

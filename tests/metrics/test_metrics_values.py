@@ -217,6 +217,30 @@ def test_r2_of_a_given_map_is_that_of_its_predictions() -> None:
     assert 1 - M.direct_matching(stitched, Y) == pytest.approx(uncentred, rel=1e-10)
 
 
+def test_the_frechet_distance_is_that_of_the_matrix_square_root() -> None:
+    g = np.random.default_rng(0)
+    x, y = X @ g.standard_normal((X.shape[1], Y.shape[1])) + 1, Y
+    cov_x, cov_y = np.cov(x.T, bias=True), np.cov(y.T, bias=True)
+    root = scipy.linalg.sqrtm(cov_x @ cov_y).real
+    apart = np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(cov_x + cov_y - 2 * root)
+    assert M.frechet(x, y) == pytest.approx(apart / (y**2).sum() * len(y), rel=1e-8)
+    assert M.frechet(g.permutation(y), y) == pytest.approx(0, abs=1e-12)
+
+
+def test_the_frechet_distance_is_at_most_the_residual_of_any_order() -> None:
+    g = np.random.default_rng(0)
+    for _ in range(20):
+        rank = g.integers(1, Y.shape[1] + 1)
+        x = g.standard_normal((len(Y), rank)) @ g.standard_normal((rank, Y.shape[1]))
+        assert M.frechet(x, Y) <= M.direct_matching(g.permutation(x), Y) + 1e-12
+
+
+def test_the_frechet_distance_has_a_gradient_where_activations_do_not_vary() -> None:
+    x = torch.zeros(40, 3, dtype=torch.float64, requires_grad=True)
+    M.frechet(x, torch.randn(40, 3, dtype=torch.float64) + 1).backward()
+    assert x.grad is not None and bool(x.grad.isfinite().all())
+
+
 def test_r2_falls_when_the_map_leaves_the_fit() -> None:
     """Refitted, R² is blind to the map; for the map as given it is not, and has a gradient."""
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
