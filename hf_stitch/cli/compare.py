@@ -157,6 +157,7 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
         "pooling": atlas.pooling,
         "routes": dict(atlas.routes),
         "values": {metric: values.tolist() for metric, values in atlas.values.items()},
+        "undefined": dict(atlas.undefined),
         "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.values},
         "p_values": {metric: test.p_values.tolist() for metric, test in atlas.tests.items()},
         "match_p_values": {metric: atlas.match_p_values(metric) for metric in atlas.tests},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,27 +17,40 @@ Collected = Literal["moments", "rows", "minibatches"]
 
 
 @dataclass(frozen=True)
+class PairValues:
+    """Values of a metric for all pairs of layers.
+
+    Attributes:
+        values: ``(layers of x, layers of y)`` float64; NaN where the metric is undefined.
+        undefined: Indices of the two layers of each such pair -> why.
+    """
+
+    values: Tensor
+    undefined: Mapping[tuple[int, int], str]
+
+
+@dataclass(frozen=True)
 class Route:
     """A way to compute a metric for all pairs of layers. All routes of one metric give the same values.
 
     Attributes:
         name: Name of the route in results.
         collects: The statistic that is collected during the pass over the data.
-        values: Function of that statistic and the workload that returns the values, ``(layers of x, layers of y)``
-            float64. It raises :class:`LayerError` or :class:`PairError` where they are undefined.
+        values: Function of that statistic and the workload that returns the values. It raises :class:`LayerError` or
+            :class:`PairError` where arithmetic fails.
         cost: Cost after the pass, in addition to the cost of collecting.
         options: Options of the statistic (``size`` of minibatches).
     """
 
     name: str
     collects: Collected
-    values: Callable[[Any, Workload], Tensor]
+    values: Callable[[Any, Workload], PairValues]
     cost: Callable[[Workload], Cost]
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LayerError(ValueError):
-    """A metric is undefined for a layer.
+    """The arithmetic of a metric fails for a layer.
 
     Attributes:
         side: ``x`` or ``y``.
@@ -49,7 +63,7 @@ class LayerError(ValueError):
 
 
 class PairError(ValueError):
-    """A metric is undefined for a pair of layers.
+    """The arithmetic of a metric fails for a pair of layers.
 
     Attributes:
         places: Indices of the two layers on their sides.
@@ -68,7 +82,7 @@ def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
         symmetric: Whether a pair and the reversed pair have the same value.
     """
 
-    def values(moments: LayerMoments, work: Workload) -> Tensor:
+    def values(moments: LayerMoments, work: Workload) -> PairValues:
         return _pairwise(lambda i, j: value(moments.moments(i, j)), work, symmetric)
 
     def cost(work: Workload) -> Cost:
@@ -86,7 +100,7 @@ def from_rows(value: Callable[[Tensor, Tensor], Tensor], symmetric: bool, compar
         compares_samples: Whether the function compares every row with every other, which needs n² numbers at a time.
     """
 
-    def values(rows: LayerRows, work: Workload) -> Tensor:
+    def values(rows: LayerRows, work: Workload) -> PairValues:
         return _pairwise(lambda i, j: value(rows.x(i), rows.y(j)).item(), work, symmetric)
 
     def cost(work: Workload) -> Cost:
@@ -123,27 +137,39 @@ def _share(work: Workload, symmetric: bool) -> float:
     return 0.5 if work.same and symmetric else 1.0
 
 
-def _pairwise(value: Callable[[int, int], float], work: Workload, symmetric: bool) -> Tensor:
-    found = torch.empty(len(work.x), len(work.y), dtype=torch.float64)
+def _pairwise(value: Callable[[int, int], float], work: Workload, symmetric: bool) -> PairValues:
+    found = torch.full((len(work.x), len(work.y)), torch.nan, dtype=torch.float64)
+    undefined: dict[tuple[int, int], str] = {}
     for i in range(len(work.x)):
         for j in range(len(work.y)):
             if work.same and symmetric and j < i:
                 found[i, j] = found[j, i]
+                if (j, i) in undefined:
+                    undefined[i, j] = undefined[j, i]
                 continue
             try:
                 found[i, j] = value(i, j)
-            except (ValueError, ArithmeticError) as error:
+            except ValueError as error:
+                undefined[i, j] = str(error)
+            except ArithmeticError as error:
                 raise PairError((i, j), str(error)) from error
-    return found
+    return PairValues(found, undefined)
 
 
-def _alignment(hsic: HSIC) -> Tensor:
+def _alignment(hsic: HSIC) -> PairValues:
+    undefined: dict[tuple[int, int], str] = {}
+    shape = hsic.xy.shape
     for side, own in (("x", hsic.xx), ("y", hsic.yy)):
-        wrong = ~((own > 0) & own.isfinite())
-        if bool(wrong.any()):
-            place = int(wrong.nonzero()[0])
-            why = "is the layer dead, or are there too few samples?"
-            if not bool(own[place].isfinite()):
+        for place, value in enumerate(own.tolist()):
+            if not math.isfinite(value):
                 why = "products of its rows overflow their dtype; run the network in a wider one"
-            raise LayerError(side, place, f"HSIC with itself is {own[place].item():.1e}; {why}")
-    return (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).cpu()
+                raise LayerError(side, place, f"HSIC with itself is {value:.1e}; {why}")
+            if value <= 0:
+                why = "is the layer dead, or are there too few samples?"
+                why = f"HSIC of {side} with itself is {value:.1e}; {why}"
+                pairs = [(place, j) if side == "x" else (j, place) for j in range(shape[side == "x"])]
+                undefined |= dict.fromkeys(pairs, why)
+    values = (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).cpu()
+    for pair in undefined:
+        values[pair] = torch.nan
+    return PairValues(values, undefined)

@@ -177,6 +177,8 @@ class SimilarityCallback(ProbingCallback):
             best = atlas.best_matches(label)
             found[label] = {
                 layer: (best[layer], float(atlas[label][place, others.index(best[layer])]))
+                if layer in best
+                else (others[0], self._undefined(f"{label} of {layer}", ValueError(atlas.why(label, layer, others[0]))))
                 for place, layer in enumerate(layers)
             }
         return found

@@ -99,15 +99,17 @@ def compare(
         progress: Whether to show a progress bar.
 
     Returns:
-        The atlas, with one (layers of a, layers of b) matrix per metric; with ``plan=True``, the plan.
+        The atlas, with one (layers of a, layers of b) matrix per metric; with ``plan=True``, the plan. Where a metric
+        is undefined (too few samples for wide layers, a constant layer), the value is NaN and ``atlas.undefined`` has
+        the reason.
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward pass.
         ValueError: If an option is out of range; both sides do not hold the same samples in the same order; layers
             cannot be compared under the pooling; activations are NaN or infinite (the message names layer and sample);
             a metric needs more samples (the message names the layers); a sample is masked entirely; a metric is
-            undefined for a pair of layers (the message names them); offsets cannot be aligned; no route fits into
-            memory; or the folder holds the state of another comparison.
+            undefined for all pairs of layers; offsets cannot be aligned; no route fits into memory; or the folder holds
+            the state of another comparison.
 
     Example:
         >>> import torch, hf_stitch

@@ -360,10 +360,10 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("at least 2 samples, got 1", a, a, points[:1])
     refused(r"linear_cka\(debiased=True\) takes at least 4 samples, got 3", a, a, points[:3], metrics=[DEBIASED])
     refused("mutual_knn takes at least 11 samples, got 9", a, a, points[:9], metrics=["mutual_knn"])
-    wide = Activations({"w": torch.randn(N, N - 1), "v": torch.randn(N, N + 5), "l": torch.randn(N, 3)}, range(N))
+    wide = Activations({"w": torch.randn(N, N - 1), "v": torch.randn(N, N + 5)}, range(N))
     for metric in ("cca", "pwcca", registries.metrics.build("shape_distance", alpha=0.5)):
         few = r"takes more than the 61 samples given: at least 62 for layers of a with 60 features \('w'\), "
-        few += r"68 for layers of a with 66 features \('v'\), 62 .* of b with 60 features \('w'\), .*; pass more"
+        few += r"68 for layers of a with 66 features \('v'\); pass more"
         refused(few, wide, wide, metrics=[metric])
     many = Activations({f"l{i}": torch.randn(N, N) for i in range(5)}, range(N))
     refused(
@@ -386,11 +386,11 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("write", a, a, points, metrics="rsa", error=TypeError)
     refused("must contain at least one layer", a, a, points, layers_a=[])
     refused("contains '0' more than once", a, a, points, layers_a=["0", "0"])
-    refused("widths", a, a, points, layers_a=["2"], metrics=["direct_matching"])
+    refused("widths", a, a, points, layers_a=["2"], layers_b=["0"], metrics=["direct_matching"])
     refused("no layer 'll'; did you mean 'l'", saved, saved, layers_a=["ll"])
     refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
     whole = Activations({"l": torch.full((N, 1), 2.0)}, range(N), mask=None)
-    refused("undefined for layer 'l' of a", whole, whole)
+    refused("linear_cka is undefined for all pairs of layers; layer 'l' of a .* is the layer dead", whole, whole)
     refused("takes image and the target tensor|no sample serves both", vit, a, images)
     twice = hf_stitch.load(nn.Sequential(Twice(), nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
     refused("fires 2 times", twice, twice, points.float(), layers_a=["0.layer"], error=NotACutError)
@@ -417,14 +417,54 @@ def test_errors_in_the_data_name_layer_and_sample(points: Tensor) -> None:
     partly = Activations({"partly": constant}, ids)
     assert compare(partly, partly, progress=False)["linear_cka"].item() == pytest.approx(1)
     for metric in ("cca", "pwcca", "soft_matching", "correlation_matching"):
-        with pytest.raises(ValueError, match=rf"{metric} of layer 'partly' .* 1 of 3 features of x are constant"):
+        with pytest.raises(
+            ValueError, match=rf"{metric} is undefined for all .* layer 'partly' .* 1 of 3 features of x"
+        ):
             compare(partly, partly, metrics=[metric], progress=False)
-    dead = Activations({"live": torch.randn(N, 3), "dead": torch.full((N, 3), 0.1)}, ids)
-    for metric in ("linear_cka", DEBIASED, MINIBATCH):
-        with pytest.raises(ValueError, match="is undefined for layer 'dead' of a"):
-            compare(dead, dead, metrics=[metric], progress=False)
-    with pytest.raises(ValueError, match=r"cca of layer 'live' of a and layer 'dead' of b: .*constant"):
-        compare(dead, dead, metrics=["cca"], progress=False)
+
+
+def test_an_undefined_pair_has_a_reason_and_takes_no_part(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    live = torch.randn(N, 3, generator=g)
+    dead = Activations(
+        {"live": live, "dead": torch.full((N, 3), 0.1), "wide": torch.randn(N, N, generator=g)}, range(N)
+    )
+    metrics = ["linear_cka", DEBIASED, MINIBATCH, "cca", "rsa", "procrustes"]
+    atlas = compare(dead, dead, metrics=metrics, permutations=9, progress=False)
+    for metric in atlas.values:
+        nan, gone = np.isnan(atlas[metric]), np.array([False, True, metric == "cca"])
+        assert (nan == gone[:, None] | gone).all(), metric
+        assert all(
+            atlas.why(metric, a, b) for i, a in enumerate(atlas.layers_a) for b in np.array(atlas.layers_b)[nan[i]]
+        )
+        assert atlas.why(metric, "live", "live") is None
+        assert atlas.best_matches(metric, axis="b")["live"] == "live"
+        assert "dead" not in atlas.best_pair(metric)
+        assert "dead" not in atlas.best_matches(metric) and "dead" not in atlas.match_p_values(metric)
+        assert (np.isnan(atlas.p_values(metric)) == nan).all() and atlas.plot(metric).axes
+    alone = compare(dead, dead, layers_a=["live"], layers_b=["live"], metrics=["cca"], permutations=9, progress=False)
+    assert atlas.p_values("cca")[0, 0] == alone.p_values()[0, 0]  # the only pair of this metric
+    assert len(atlas.undefined) == 5 * 5 + 8
+    assert "at least 63 rows, got 61" in str(atlas.why("cca", "live", "wide"))
+    assert "is the layer dead" in str(atlas.why("linear_cka", "dead", "live"))
+    frame = atlas.to_pandas()
+    assert frame["undefined"].notna().sum() == frame["value"].isna().sum() == len(atlas.undefined)
+    assert "cca is undefined for 8 of 9 pairs, first live -> dead" in " ".join(str(atlas).split())
+    atlas.save(tmp_path / "atlas.json")
+    again = SimilarityAtlas.load(tmp_path / "atlas.json")
+    assert again.undefined == atlas.undefined and again.to_pandas().equals(frame)
+
+
+def test_layers_of_other_widths_are_undefined_for_metrics_of_features() -> None:
+    a = mlp(0)
+    points = torch.randn(N, 4)
+    layers = ["0", "1", "2"]
+    widths = [rows.values.shape[1] for rows in a.encode(a.preprocess(points.double()), layers).values()]
+    atlas = compare(
+        a, a, points.double(), layers_a=layers, layers_b=layers, metrics=["direct_matching"], progress=False
+    )
+    assert (np.isnan(atlas["direct_matching"]) == np.not_equal.outer(widths, widths)).all()
+    assert all("widths must be equal" in why for why in atlas.undefined.values()) and atlas.undefined
 
 
 def test_features_keep_their_order_where_it_matters(cnn: Adapter, images: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,7 @@ class SimilarityAtlas(Result):
     """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
 
     Attributes:
-        values: Metric -> (layers of a, layers of b) float64.
+        values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.
         layers_a: Names of the layers of a, the rows.
         layers_b: Names of the layers of b, the columns.
         n: Number of samples.
@@ -42,6 +42,8 @@ class SimilarityAtlas(Result):
         ranges: Metric -> smallest and largest value that it can have.
         tests: Metric -> permutation test of the search for the most similar layers; empty if
             ``compare(…, permutations=…)`` ran none.
+        undefined: Pair (``"metric: layer of a -> layer of b"``) -> why the metric is undefined for it: too few samples,
+            a constant layer, other widths. Such pairs take no part in any ranking.
 
     Raises:
         ValueError: If values do not have one row and one column for each layer.
@@ -66,6 +68,7 @@ class SimilarityAtlas(Result):
     recipe: Mapping[str, Any] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     tests: Mapping[str, MaximumTest] = field(default_factory=dict)
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the shapes of the values."""
@@ -95,7 +98,8 @@ class SimilarityAtlas(Result):
             axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
 
         Returns:
-            Layer of the side ``axis`` -> most similar layer of the other side.
+            Layer of the side ``axis`` -> most similar layer of the other side. A layer for which the metric is
+            undefined with all layers of the other side is left out.
 
         Raises:
             KeyError: If the atlas does not contain the metric.
@@ -107,7 +111,7 @@ class SimilarityAtlas(Result):
             {'a0': 'b0', 'a1': 'b1'}
         """
         own, other = self._sides(axis)
-        return {layer: other[place] for layer, place in zip(own, self._best(self.label(metric), axis), strict=True)}
+        return {own[layer]: other[place] for layer, place in self._best(self.label(metric), axis).items()}
 
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
@@ -117,6 +121,7 @@ class SimilarityAtlas(Result):
 
         Returns:
             (layers of a, layers of b) float64. If no pair is related, the smallest is at most p with probability p.
+            NaN where the metric is undefined.
 
         Raises:
             KeyError: If the atlas does not contain the metric.
@@ -139,7 +144,10 @@ class SimilarityAtlas(Result):
             ValueError: If the atlas has no test, or ``axis`` is not ``"a"`` or ``"b"``.
         """
         label, (own, _) = self.label(metric), self._sides(axis)
-        return dict(zip(own, self._test(label).match_p_values(self._best(label, axis), axis).tolist(), strict=True))
+        test, best = self._test(label), self._best(label, axis)
+        places = np.array([best.get(layer, 0) for layer in range(len(own))])
+        p_values = test.match_p_values(places, axis).tolist()
+        return {own[layer]: p_values[layer] for layer in best}
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
         """Find the most similar pair of layers.
@@ -152,6 +160,7 @@ class SimilarityAtlas(Result):
 
         Raises:
             KeyError: If the atlas does not contain the metric.
+            ValueError: If the metric is undefined for all pairs.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -159,18 +168,36 @@ class SimilarityAtlas(Result):
             ('a1', 'b0')
         """
         name = self.label(metric)
-        place = self._best(name, "a")
-        rows = np.arange(len(place))
-        values = self[name][rows, place]
-        a = int(values.argmin() if name in self.distances else values.argmax())
-        return self.layers_a[a], self.layers_b[place[a]]
+        best = self._best(name, "a")
+        if not best:
+            raise ValueError(f"{name} is undefined for all pairs of layers; atlas.undefined has the reasons")
+        choose = min if name in self.distances else max
+        a = choose(best, key=lambda layer: self[name][layer, best[layer]])
+        return self.layers_a[a], self.layers_b[best[a]]
+
+    def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
+        """Return why a metric is undefined for a pair of layers.
+
+        Args:
+            metric: One of the metrics of the atlas.
+            layer_a: Layer of a.
+            layer_b: Layer of b.
+
+        Returns:
+            The reason; None if the metric is defined.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+        """
+        return self.undefined.get(pair_name(self.label(metric), layer_a, layer_b))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the values in long format.
 
         Returns:
             One row per metric and pair of layers, with the columns ``metric``, ``layer_a``, ``layer_b`` and ``value``,
-            and ``p_value`` (:meth:`p_values`) if the atlas has a test.
+            ``p_value`` (:meth:`p_values`) if the atlas has a test, and ``undefined`` (the reason, or None) if a pair is
+            undefined.
         """
         import pandas
 
@@ -180,6 +207,7 @@ class SimilarityAtlas(Result):
                 {
                     "metric": metric, "layer_a": a, "layer_b": b, "value": float(values[i, j]),
                     **({"p_value": float(tested[metric][i, j])} if metric in tested else {}),
+                    **({"undefined": self.why(metric, a, b)} if self.undefined else {}),
                 }
                 for metric, values in self.values.items()
                 for i, a in enumerate(self.layers_a)
@@ -191,6 +219,8 @@ class SimilarityAtlas(Result):
         self, metric: str | None = None, *, scale: Literal["fixed", "data"] = "fixed", max_p: float = 0.05
     ) -> Figure:
         """Plot the values of a metric as a heat map, with a frame around the best match of each layer of a.
+
+        Undefined pairs are grey, with a dash.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
@@ -214,7 +244,8 @@ class SimilarityAtlas(Result):
         name = self.label(metric)
         values, test = self.values[name], self.tests.get(name)
         marked = np.zeros(values.shape, bool)
-        marked[np.arange(len(self.layers_a)), self._best(name, "a")] = True
+        best = self._best(name, "a")
+        marked[list(best), list(best.values())] = True
         low, high = (end if np.isfinite(end) else None for end in self.ranges.get(name, (np.nan, np.nan)))
         title_a, title_b = self._titles
         return heatmap(
@@ -242,12 +273,13 @@ class SimilarityAtlas(Result):
         if len(self.layers_b) == 1:
             title = "Match with the one layer of b"
         table = Table("layer of a", title=title, title_justify="left")
-        table.caption = f"{self.n} samples, pooling: {self.pooling}"
+        caption = f"{self.n} samples, pooling: {self.pooling}"
         if self.distances:
-            table.caption += "; ↓ lower = more alike"
+            caption += "; ↓ lower = more alike"
         if self.tests:
             count = len(next(iter(self.tests.values())).maxima)
-            table.caption += f"; p-values of the best match, adjusted for the search in b, from {count} permutations"
+            caption += f"; p-values of the best match, adjusted for the search in b, from {count} permutations"
+        table.caption = Text("; ".join([caption, *self._gaps()]))
         for metric in self.values:
             direction = " ↓" if metric in self.distances else ""
             table.add_column(Text(f"{metric}{direction} ({self.routes[metric]})"))
@@ -256,13 +288,23 @@ class SimilarityAtlas(Result):
             table.add_row(Text(layer), *map(Text, cells))
         return table
 
+    def _gaps(self) -> Iterator[str]:
+        """Describe for how many pairs each metric is undefined, with the first of the reasons."""
+        for metric, values in self.values.items():
+            places = np.argwhere(np.isnan(values))
+            if len(places):
+                a, b = self.layers_a[places[0, 0]], self.layers_b[places[0, 1]]
+                why = self.why(metric, a, b)
+                yield f"{metric} is undefined for {len(places)} of {values.size} pairs, first {a} -> {b}: {why}"
+
     def _cells(self, metric: str) -> list[str]:
         """Return the best match of each layer of a with its value, and its p-value if there is one."""
-        best, values = self._best(metric, "a"), self.values[metric]
-        tested = [""] * len(best)
-        if metric in self.tests:
-            tested = [f"  p = {p:.3g}" for p in self.match_p_values(metric).values()]
-        return [f"{self.layers_b[j]}  {values[i, j]:.3f}{p}" for i, (j, p) in enumerate(zip(best, tested, strict=True))]
+        cells, values = ["undefined"] * len(self.layers_a), self.values[metric]
+        p_values = self.match_p_values(metric) if metric in self.tests else {}
+        for i, j in self._best(metric, "a").items():
+            tested = f"  p = {p_values[self.layers_a[i]]:.3g}" if p_values else ""
+            cells[i] = f"{self.layers_b[j]}  {values[i, j]:.3f}{tested}"
+        return cells
 
     @property
     def _titles(self) -> tuple[str, str]:
@@ -310,9 +352,16 @@ class SimilarityAtlas(Result):
             raise ValueError(f"axis must be 'a' or 'b', got {axis!r}")
         return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
 
-    def _best(self, label: str, axis: str) -> NDArray[np.intp]:
-        values = -self.values[label] if label in self.distances else self.values[label]
-        return values.argmax(1 if axis == "a" else 0)
+    def _best(self, label: str, axis: str) -> dict[int, int]:
+        """Return the place of the best match of each layer of a side that has one."""
+        values = self.values[label] if axis == "a" else self.values[label].T
+        better = np.where(np.isnan(values), -np.inf, -values if label in self.distances else values)
+        return {layer: int(row.argmax()) for layer, row in enumerate(better) if row.max() > -np.inf}
+
+
+def pair_name(metric: str, layer_a: str, layer_b: str) -> str:
+    """Return the key of a pair of layers in ``SimilarityAtlas.undefined``."""
+    return f"{metric}: {layer_a} -> {layer_b}"
 
 
 def _name(side: Mapping[str, Any]) -> str:

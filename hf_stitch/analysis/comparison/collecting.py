@@ -153,34 +153,42 @@ class Collector:
             for statistic in self._statistics.values():
                 statistic.all_reduce(accelerator)
 
-    def values(self, label: str) -> Array:
+    def values(self, label: str) -> tuple[Array, dict[tuple[int, int], str]]:
         """Compute a metric for all pairs of the layers of a and the layers of b in the group.
 
         Args:
             label: Label of the metric.
 
         Returns:
-            (layers of a, layers of b in the group) float64.
+            (layers of a, layers of b in the group) float64, NaN where the metric is undefined; and the indices of these
+            pairs among all layers of a and of b -> why.
 
         Raises:
-            ValueError: If the metric is undefined for a layer or a pair of layers; the message contains their names.
+            ValueError: If arithmetic fails for a layer or a pair of layers; the message contains their names.
         """
         route = self._routes[label]
         try:
-            distinct = route.values(self._statistics[_name(route)], self._work).numpy()
+            found = route.values(self._statistics[_name(route)], self._work)
         except LayerError as error:
             side, name = "ab"["xy".index(error.side)], self._names[error.side][error.place]
-            raise ValueError(f"{label} is undefined for layer {name!r} of {side}: {error}") from error
+            raise ValueError(f"{label} of layer {name!r} of {side}: {error}") from error
         except PairError as error:
             a, b = (names[place] for names, place in zip(self._names.values(), error.places, strict=True))
             raise ValueError(f"{label} of layer {a!r} of a and layer {b!r} of b: {error}") from error
-        return distinct[np.ix_(self.group.of_a, self.group.of_b)]
+        undefined = {
+            (a, b): found.undefined[i, j]
+            for a, i in enumerate(self.group.of_a)
+            for b, j in zip(self.group.places, self.group.of_b, strict=True)
+            if (i, j) in found.undefined
+        }
+        return found.values.numpy()[np.ix_(self.group.of_a, self.group.of_b)], undefined
 
-    def test(self, label: str, permutations: int, seed: int, memory: int) -> MaximumTest:
+    def test(self, label: str, defined: NDArray[np.bool_], permutations: int, seed: int, memory: int) -> MaximumTest:
         """Test a metric for all pairs of layers of the group, from the rows, with one row per sample.
 
         Args:
             label: Label of the metric.
+            defined: (layers of a, layers of b) bool, where the metric is defined.
             permutations: Number of permutations of the samples.
             seed: Seed of the permutations.
             memory: Bytes that the test may take.
@@ -191,7 +199,11 @@ class Collector:
         rows = self._statistics[_ROWS]
         assert isinstance(rows, LayerRows)
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
-        found = maximum_test(self._metrics[label], x, y, permutations=permutations, seed=seed, memory=memory)
+        distinct = np.zeros((len(x), len(y)), bool)
+        distinct[np.ix_(self.group.of_a, self.group.of_b)] = defined
+        found = maximum_test(
+            self._metrics[label], x, y, defined=distinct, permutations=permutations, seed=seed, memory=memory
+        )
         pairs, of_a, of_b = np.ix_(self.group.of_a, self.group.of_b), list(self.group.of_a), list(self.group.of_b)
         return replace(
             found,

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
+from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import LayerReader
 from hf_stitch.analysis.comparison.routes import (
@@ -33,6 +34,7 @@ from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.storage.checkpoint import Checkpoint
 
+Array = NDArray[np.float64]
 _SHOWN = 3
 """Number of layers listed in an error message."""
 
@@ -109,7 +111,7 @@ class Comparison:
 
         Raises:
             ValueError: If no route fits into memory, the folder contains the checkpoint of another job, activations
-                are NaN or infinite, or a metric is undefined for a pair of layers.
+                are NaN or infinite, or a metric is undefined for all pairs of layers.
         """
         reader, processes = self._reader, self._processes
         recipe = self._recipe(batch_size, recipe or {})
@@ -125,20 +127,43 @@ class Comparison:
                 for i, group in enumerate(reader.groups)
             ]
             run_pass(reader, collectors, state, processes, batch_size, progress)
-            values = {label: np.empty((len(reader.layers_a), len(reader.layers_b))) for label in self._metrics}
             for collector in collectors:
                 collector.all_reduce(processes.accelerator)
-                for label in self._metrics:
-                    values[label][:, collector.group.places] = collector.values(label)
+            values, undefined = self._values(collectors)
             tests = {}
             if permutations:
                 (collector,) = collectors  # rows of whole samples have no grid, so there is one group
-                tests = {label: collector.test(label, permutations, seed, self._available) for label in self._metrics}
+                tests = {
+                    label: collector.test(label, ~np.isnan(found), permutations, seed, self._available)
+                    for label, found in values.items()
+                }
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(
-            values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe, ranges, tests
-        )
+            values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe, ranges, tests,
+            undefined,
+        )  # fmt: skip
+
+    def _values(self, collectors: Sequence[Collector]) -> tuple[dict[str, Array], dict[str, str]]:
+        """Compute all metrics for all pairs of layers, and return why they are undefined where they are.
+
+        Raises:
+            ValueError: If a metric is undefined for all pairs of layers.
+        """
+        layers_a, layers_b = self._reader.layers_a, self._reader.layers_b
+        values = {label: np.empty((len(layers_a), len(layers_b))) for label in self._metrics}
+        undefined: dict[str, str] = {}
+        for label, found in values.items():
+            for collector in collectors:
+                found[:, collector.group.places], why = collector.values(label)
+                undefined |= {pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in why.items()}
+            if np.isnan(found).all():
+                reason = undefined[pair_name(label, layers_a[0], layers_b[0])]
+                raise ValueError(
+                    f"{label} is undefined for all pairs of layers; layer {layers_a[0]!r} of a and layer "
+                    f"{layers_b[0]!r} of b: {reason}"
+                )
+        return values, undefined
 
     def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return everything that determines the values, as JSON values."""
@@ -196,30 +221,38 @@ def _check(scores: Mapping[str, Metric], reader: LayerReader, processes: Process
             )
         if reader.pooling != "none":
             _check_count(label, metric, reader)
-        widths = {reader.width(key) for group in reader.groups for key in group.keys}
-        if metric.equal_widths and len(widths) > 1:
-            raise ValueError(
-                f"{label} takes layers of the same width, got widths {sorted(widths)}; select other layers"
-            )
+        if metric.equal_widths:
+            _check_widths(label, reader)
+
+
+def _check_widths(label: str, reader: LayerReader) -> None:
+    """Raise an error if no layer of a is as wide as a layer of b."""
+    a = {reader.width(key) for group in reader.groups for key in group.x}
+    b = {reader.width(key) for group in reader.groups for key in group.y}
+    if not a & b:
+        raise ValueError(
+            f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
+            "other layers"
+        )
 
 
 def _check_count(label: str, metric: Metric, reader: LayerReader) -> None:
-    """Raise an error if there are fewer samples than the metric needs for layers of these widths."""
+    """Raise an error if all layers of a side are too wide for this number of samples, so that no pair is defined."""
     least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if reader.n < least:
         raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
     (group,) = reader.groups  # there is one group, because pooled rows have no grid
     widths_a = [reader.width(group.x[place]) for place in group.of_a]
     widths_b = [reader.width(group.y[place]) for place in group.of_b]
-    few: dict[str, list[str]] = {}
     for name, layers, widths, takes in (
         ("a", reader.layers_a, widths_a, partial(metric.min_rows, "x")),
         ("b", reader.layers_b, widths_b, partial(metric.min_rows, "y")),
     ):
+        if reader.n >= min(map(takes, widths)):
+            continue
+        few: dict[str, list[str]] = {}
         for layer, width in zip(layers, widths, strict=True):
-            if reader.n < takes(width):
-                few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
-    if few:
+            few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
         wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
         raise ValueError(
             f"{label} takes more than the {reader.n} samples given: at least {wants}; pass more samples or use other "

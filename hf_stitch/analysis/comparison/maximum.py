@@ -37,7 +37,8 @@ class MaximumTest:
     permutations and the observed order, so that all orders are treated alike and the p-values are exact.
 
     Attributes:
-        chance: (layers of a, layers of b) mean value of each pair over all orders of the samples.
+        chance: (layers of a, layers of b) mean value of each pair over all orders of the samples. Here and below: NaN
+            for pairs for which the metric is undefined; they take no part in the search.
         scores: (layers of a, layers of b) observed values, studentised; higher is more similar.
         unadjusted: (layers of a, layers of b) p-value of each pair by itself, without regard to the search.
         maxima: (permutations,) highest studentised value of all pairs.
@@ -86,14 +87,16 @@ class MaximumTest:
 
 
 def maximum_test(
-    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], *, permutations: int, seed: int, memory: int
-) -> MaximumTest:
+    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], *, defined: NDArray[np.bool_] | None = None,
+    permutations: int, seed: int, memory: int,
+) -> MaximumTest:  # fmt: skip
     """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs.
 
     Args:
         metric: The metric.
         x: Rows of each layer of x, (n, d), one row per sample.
         y: Rows of each layer of y.
+        defined: (layers of x, layers of y) bool, where the metric is defined; ``None`` for everywhere.
         permutations: Number of permutations.
         seed: Seed of the permutations.
         memory: Bytes that the matrices of samples may take.
@@ -106,9 +109,15 @@ def maximum_test(
     """
     random, n = np.random.default_rng(seed), len(x[0])
     orders = [torch.arange(n), *(torch.from_numpy(random.permutation(n)) for _ in range(permutations))]
-    values = _by_matrices(metric, x, y, orders, memory)
-    if values is None:
-        values = _by_pairs(metric, x, y, orders)
+    known = np.ones((len(x), len(y)), bool) if defined is None else defined
+    of_x, of_y = (np.flatnonzero(known.any(axis)) for axis in (1, 0))
+    some_x, some_y = [x[int(i)] for i in of_x], [y[int(j)] for j in of_y]
+    found = _by_matrices(metric, some_x, some_y, orders, memory)
+    if found is None:
+        found = _by_pairs(metric, some_x, some_y, orders, known[np.ix_(of_x, of_y)])
+    values = np.full((len(orders), *known.shape), np.nan)
+    values[np.ix_(np.arange(len(orders)), of_x, of_y)] = found
+    values[:, ~known] = np.nan
     return tested(values, metric.higher_is_better, seed)
 
 
@@ -116,21 +125,23 @@ def tested(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
     """Return the test from the values of all pairs under all orders of the samples.
 
     Args:
-        values: (1 + permutations, layers of a, layers of b) float64, with the observed order first.
+        values: (1 + permutations, layers of a, layers of b) float64, with the observed order first; NaN for pairs that
+            take no part.
         higher_is_better: Whether a higher value means more similar.
         seed: Seed of the permutations, to be recorded.
     """
     chance, spread = values.mean(0), values.std(0)
     varies = spread > _ROUNDING * np.abs(values).max(0)
     scores = np.where(varies, (values - chance) / np.where(varies, spread, 1.0), 0.0) * (1 if higher_is_better else -1)
-    own, null = scores[0], scores[1:]
+    scores[:, np.isnan(chance)] = np.nan
+    own, null = scores[0], np.where(np.isnan(scores[1:]), -np.inf, scores[1:])
     return MaximumTest(chance, own, _p_values(own[None], null), null.max((1, 2)), null.max(2), null.max(1), seed)
 
 
 def _p_values(observed: Array, null: Array) -> Array:
     """``(1 + #) / (1 + B)`` (Phipson and Smyth 2010); the permutations are the first axis of ``null``."""
     found: Array = (1 + (null >= observed - _ROUNDING).sum(0)) / (1 + len(null))
-    return found
+    return np.where(np.isnan(observed[0]), np.nan, found)
 
 
 def _by_matrices(
@@ -162,11 +173,12 @@ def _unit(metric: Metric, rows: Tensor) -> Tensor:
     return matrix.flatten() / length
 
 
-def _by_pairs(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor]) -> Array:
-    """Compute the metric of every pair under every order."""
-    values = np.empty((len(orders), len(x), len(y)))
-    for i, rows_x in enumerate(x):
-        for j, rows_y in enumerate(y):
-            score: Callable[[Tensor], float] = pairing(metric, rows_x.double(), rows_y.double())
-            values[:, i, j] = [score(order) for order in orders]
+def _by_pairs(
+    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], defined: NDArray[np.bool_]
+) -> Array:
+    """Compute the metric of every pair for which it is defined under every order."""
+    values = np.full((len(orders), len(x), len(y)), np.nan)
+    for i, j in np.argwhere(defined):
+        score: Callable[[Tensor], float] = pairing(metric, x[i].double(), y[j].double())
+        values[:, i, j] = [score(order) for order in orders]
     return values
