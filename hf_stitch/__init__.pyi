@@ -32,6 +32,7 @@ from .registry import registries as registries
 from .representation import Representation as Representation
 from .statistics import Moments as Moments
 from .workflows import audit as audit
+from .workflows import bench as bench
 from .workflows import compare as compare
 from .workflows import compare_all as compare_all
 from .workflows import evaluate as evaluate

@@ -2,6 +2,9 @@
 
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.auditing import Audit
+from hf_stitch.analysis.bench.correlation import BenchGroup, BenchScore
+from hf_stitch.analysis.bench.probing import linear_probe
+from hf_stitch.analysis.bench.result import Bench
 from hf_stitch.analysis.bootstrapping import ConfidenceInterval, bootstrap
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.maximum import MaximumTest
@@ -23,6 +26,9 @@ from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
 __all__ = [
     "Activations",
     "Audit",
+    "Bench",
+    "BenchGroup",
+    "BenchScore",
     "ComparisonPlan",
     "ConfidenceInterval",
     "Curves",
@@ -42,6 +48,7 @@ __all__ = [
     "extract_activations",
     "identify_layers",
     "interpolate",
+    "linear_probe",
     "mode_connectivity",
     "permutation_test",
     "rank_curve",

@@ -1,0 +1,197 @@
+"""Distances that the bench judges: metrics, matchers, given numbers, and baselines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_stitch.analysis.bench.correlation import TESTS, Array, Test
+from hf_stitch.analysis.comparison.comparing import labelled
+from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.metrics import Metric, direct_matching
+from hf_stitch.registry import registries
+from hf_stitch.statistics import Moments
+
+
+@dataclass(frozen=True)
+class Represented:
+    """One representation of the bench.
+
+    Attributes:
+        network: Name of the network.
+        depth: Number of the layer.
+        rank: Rank of the approximation; the width if it is none.
+        train: Returns the rows of the training samples, ``(n, d)`` float64.
+        rows: ``(k, d)`` float64, the rows of the test samples on which distances are computed.
+    """
+
+    network: str
+    depth: int
+    rank: int
+    train: Callable[[], Tensor]
+    rows: Tensor
+
+    @cached_property
+    def train_rows(self) -> Tensor:
+        """The rows of the training samples, computed once."""
+        return self.train()
+
+
+@dataclass(frozen=True)
+class RepresentedPair:
+    """A reference and a representation that is compared with it.
+
+    Attributes:
+        reference: The reference, which is never approximated.
+        other: The representation.
+    """
+
+    reference: Represented
+    other: Represented
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Moments of the training rows, of the other representation (x) and of the reference (y)."""
+        x, y = self.other.train_rows, self.reference.train_rows
+        return Moments(x.shape[1], y.shape[1]).update(x, y)
+
+
+class Distance(ABC):
+    """A distance of two representations.
+
+    Attributes:
+        kind: What it is, for the table.
+        tests: The tests in which it is defined.
+    """
+
+    kind: ClassVar[str]
+    tests: ClassVar[tuple[Test, ...]] = TESTS
+
+    @abstractmethod
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair.
+
+        Raises:
+            ValueError: If it is undefined for the pair; the message is the reason.
+            torch.linalg.LinAlgError: If a decomposition did not converge, with the same meaning.
+        """
+
+
+@dataclass(frozen=True)
+class MetricDistance(Distance):
+    """A metric on the test rows, with the reference as its first argument; a similarity s becomes 1 − s."""
+
+    metric: Metric
+    kind = "metric"
+
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair."""
+        value: float = self.metric.function(pair.reference.rows, pair.other.rows, **self.metric.options).item()
+        return 1 - value if self.metric.higher_is_better else value
+
+
+@dataclass(frozen=True)
+class StructuralDistance(Distance):
+    """The relative squared error of a stitch on test rows, ``‖T b − a‖² / ‖a‖²``.
+
+    The stitch maps the other representation b to the reference a, and is fitted to the training rows.
+    """
+
+    matcher: ClosedFormMatcher
+    kind = "matcher, structural"
+
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair."""
+        stitch = self.matcher.fit(pair.moments, dtype=torch.float64)
+        return direct_matching(stitch(pair.other.rows), pair.reference.rows).item()
+
+
+@dataclass(frozen=True)
+class GivenDistance(Distance):
+    """Distances of the layers of all networks, computed elsewhere.
+
+    Attributes:
+        networks: Names of the networks.
+        values: (networks, layers, networks, layers) float64, from the reference to the other; NaN where undefined.
+    """
+
+    networks: tuple[str, ...]
+    values: Array
+    kind = "given"
+    tests = ("specificity",)
+
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair."""
+        a, b = pair.reference, pair.other
+        places = self.networks.index(a.network), a.depth, self.networks.index(b.network), b.depth
+        value = float(self.values[places])
+        if np.isnan(value):
+            raise ValueError("the given distance is NaN")
+        return value
+
+
+class DepthDistance(Distance):
+    """The number of layers between two layers, which knows nothing of the networks."""
+
+    kind = "baseline"
+
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair."""
+        return float(abs(pair.reference.depth - pair.other.depth))
+
+
+class RankDistance(Distance):
+    """The difference of the ranks; of layers that are not approximated, of their widths."""
+
+    kind = "baseline"
+
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair."""
+        return float(abs(pair.reference.rank - pair.other.rank))
+
+
+def metric_distances(metrics: Iterable[str | Metric]) -> dict[str, Distance]:
+    """Return the distances of metrics by their labels.
+
+    Args:
+        metrics: Metrics, or names of registered metrics.
+
+    Raises:
+        TypeError: If ``metrics`` is a single metric, or an option is unknown.
+        ValueError: If one is unknown, requested twice, or compares outputs.
+    """
+    listed = metrics if isinstance(metrics, str | Metric) else list(metrics)
+    return {label: MetricDistance(metric) for label, metric in labelled(listed).items()} if listed else {}
+
+
+def structural_distances(matchers: Iterable[str | Matcher]) -> dict[str, Distance]:
+    """Return the structural distances of matchers by their labels.
+
+    Args:
+        matchers: Closed-form matchers, or names of registered ones.
+
+    Raises:
+        TypeError: If ``matchers`` is a single matcher, or an option is unknown.
+        ValueError: If one is unknown, requested twice, or trained.
+    """
+    if isinstance(matchers, str | Matcher):
+        raise TypeError(f"matchers must be a list, got {matchers!r}; write [{matchers!r}]")
+    found: dict[str, Distance] = {}
+    for matcher in map(registries.matchers.build, matchers):
+        if not isinstance(matcher, ClosedFormMatcher):
+            raise ValueError(
+                f"matcher {matcher.label} is trained through a target, but structural distances are those of pooled "
+                "rows; use a closed-form matcher, or functional="
+            )
+        label = f"{matcher.label}, structural"
+        if label in found:
+            raise ValueError(f"matcher {matcher.label} is requested twice; name it once")
+        found[label] = StructuralDistance(matcher)
+    return found

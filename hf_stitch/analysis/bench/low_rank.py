@@ -1,0 +1,101 @@
+"""Low-rank approximations of a representation, in a basis that is fixed on training rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+def default_ranks(width: int) -> tuple[int, ...]:
+    """Return the ranks at which a layer is approximated, those of Balogh and Jelasity (2025) at their widths.
+
+    The width itself; multiples of the largest power of 2 that is at most an eighth of the width; halves from there down
+    to 1.
+
+    Args:
+        width: Number of features, at least 1.
+
+    Returns:
+        The ranks, from the width down to 1.
+
+    Raises:
+        ValueError: If the width is below 1.
+
+    Example:
+        >>> default_ranks(512)
+        (512, 448, 384, 320, 256, 192, 128, 64, 32, 16, 8, 4, 2, 1)
+        >>> default_ranks(12)
+        (12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)
+    """
+    if width < 1:
+        raise ValueError(f"a layer has at least 1 feature, got width={width}")
+    step = 1 << max((width // 8).bit_length() - 1, 0)
+    multiples = [rank for rank in range(width, 0, -1) if rank % step == 0 or rank == width]
+    halves = [step >> power for power in range(1, step.bit_length())]
+    return (*multiples, *halves)
+
+
+@dataclass(frozen=True)
+class LowRankBasis:
+    """Principal directions of training rows, onto which any rows can be projected.
+
+    Attributes:
+        mean: ``(d,)`` float64, the mean of the training rows.
+        directions: ``(d, d)`` float64, orthonormal columns by decreasing variance of the training rows.
+
+    Example:
+        >>> rows = torch.randn(50, 4)
+        >>> basis = LowRankBasis.of(rows)
+        >>> torch.linalg.matrix_rank(basis.approximate(rows, 2) - basis.mean).item()
+        2
+    """
+
+    mean: Tensor
+    directions: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Self:
+        """Compute the basis from the singular value decomposition of centred rows.
+
+        Args:
+            rows: ``(n, d)`` floating point, the training rows.
+
+        Returns:
+            The basis.
+
+        Raises:
+            ValueError: If there are at most d rows, which leaves directions undetermined.
+        """
+        n, width = rows.shape
+        if n <= width:
+            raise ValueError(
+                f"the principal directions of {width} features need more than {width} training samples, got {n}; "
+                "give more samples"
+            )
+        exact = rows.double()
+        mean = exact.mean(0)
+        return cls(mean, torch.linalg.svd(exact - mean, full_matrices=False).Vh.T)
+
+    def approximate(self, rows: Tensor, rank: int) -> Tensor:
+        """Project rows onto the mean and the leading directions of the training rows.
+
+        Args:
+            rows: ``(n, d)`` floating point.
+            rank: Number of directions, from 1 to d. At d the rows are returned as they are.
+
+        Returns:
+            ``(n, d)`` float64.
+
+        Raises:
+            ValueError: If the rank is out of range.
+        """
+        width = len(self.mean)
+        if not 1 <= rank <= width:
+            raise ValueError(f"rank must be from 1 to {width}, the number of features, got {rank}")
+        if rank == width:
+            return rows.double()
+        kept = self.directions[:, :rank]
+        return self.mean + (rows.double() - self.mean) @ kept @ kept.T

@@ -1,0 +1,348 @@
+"""The measures of the bench: probing accuracies, references, and distances from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.bench.correlation import BASELINES, Array, BenchGroup, Test
+from hf_stitch.analysis.bench.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
+from hf_stitch.analysis.bench.low_rank import LowRankBasis, default_ranks
+from hf_stitch.analysis.bench.probing import linear_probes
+from hf_stitch.analysis.bench.result import Bench
+
+Key = tuple[str, int, int]
+"""A representation: network, number of the layer, rank."""
+
+Probed = dict[Key, tuple[float, float]]
+"""Representation -> probing accuracy on the half that chooses references, and on the other."""
+
+STACK = 2**29
+"""Bytes of training rows whose probes are trained side by side."""
+
+
+@dataclass(frozen=True, eq=False)
+class BenchData:
+    """Activations of all networks on the same training and test samples, with one vector per sample and layer.
+
+    Attributes:
+        train: Network -> its activations of the training samples.
+        test: Network -> its activations of the test samples.
+        train_labels: Labels of the training samples.
+        test_labels: Labels of the test samples.
+        selection: Places of the test samples on which references are chosen.
+        scoring: Places of the test samples of accuracies and distances.
+        classes: Number of classes.
+
+    Raises:
+        ValueError: If there are fewer than three networks, they have different numbers of layers, or the two halves
+            share a sample.
+    """
+
+    train: Mapping[str, Activations]
+    test: Mapping[str, Activations]
+    train_labels: Sequence[int]
+    test_labels: Sequence[int]
+    selection: Sequence[int]
+    scoring: Sequence[int]
+    classes: int
+
+    def __post_init__(self) -> None:
+        """Check the networks and the halves."""
+        if len(self.train) < 3:
+            raise ValueError(
+                f"bench needs at least three networks, one of which is left out at a time, got {len(self.train)}"
+            )
+        counts = {name: len(activations.layers) for name, activations in self.train.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                "bench needs the same number of layers of all networks, layer i of one corresponding to layer i of "
+                f"another, got {', '.join(f'{name}: {count}' for name, count in counts.items())}; select with layers"
+            )
+        if shared := set(self.selection) & set(self.scoring):
+            raise ValueError(f"test sample {min(shared)} is in both halves; references must be chosen on other samples")
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Names of the networks."""
+        return tuple(self.train)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers of the first network, for those of all."""
+        return tuple(self.train[self.networks[0]].layers)
+
+    def rows(self, network: str, depth: int) -> tuple[Tensor, Tensor]:
+        """Return the activations of a layer on the training and the test samples, each ``(n, d)``.
+
+        Args:
+            network: Name of the network.
+            depth: Number of the layer.
+        """
+        name = self.train[network].layers[depth]
+        return self.train[network].values[name], self.test[network].values[name]
+
+
+class Bases:
+    """The basis of every layer, computed from its training rows when it is first needed.
+
+    Args:
+        data: The activations.
+        ranks: Ranks of the approximations; ``None`` uses those of :func:`default_ranks`.
+        approximated: Numbers of the layers that are approximated.
+
+    Raises:
+        ValueError: If a rank exceeds the width of a layer, or there are too few training samples.
+    """
+
+    def __init__(self, data: BenchData, ranks: Iterable[int] | None, approximated: Iterable[int]) -> None:
+        self.data, self.approximated = data, tuple(approximated)
+        self._ranks = None if ranks is None else tuple(sorted(set(ranks), reverse=True))
+        self._bases: dict[tuple[str, int], LowRankBasis] = {}
+        for network in data.networks:
+            for depth in self.approximated:
+                width, name = self.width(network, depth), data.train[network].layers[depth]
+                if wrong := [rank for rank in self._ranks or () if not 1 <= rank <= width]:
+                    raise ValueError(
+                        f"ranks must be from 1 to {width}, the width of layer {name!r} of {network}, got {wrong[0]}"
+                    )
+
+    def width(self, network: str, depth: int) -> int:
+        """Return the width of a layer."""
+        return self.data.rows(network, depth)[0].shape[1]
+
+    def ranks(self, network: str, depth: int) -> tuple[int, ...]:
+        """Return the ranks of a layer, from its width down; its width alone if it is not approximated."""
+        width = self.width(network, depth)
+        if depth not in self.approximated:
+            return (width,)
+        return default_ranks(width) if self._ranks is None else tuple(dict.fromkeys((width, *self._ranks)))
+
+    def approximate(self, network: str, depth: int, rank: int, rows: Tensor) -> Tensor:
+        """Return the approximation of rows of a layer, float64. The basis is that of the training rows.
+
+        Args:
+            network: Name of the network.
+            depth: Number of the layer.
+            rank: The rank.
+            rows: ``(n, d)``.
+        """
+        if rank == self.width(network, depth):
+            return rows.double()
+        if (network, depth) not in self._bases:
+            self._bases[network, depth] = LowRankBasis.of(self.data.rows(network, depth)[0])
+        return self._bases[network, depth].approximate(rows, rank)
+
+    def represented(self, network: str, depth: int, rank: int) -> Represented:
+        """Return a representation with its rows of the scoring half."""
+        train, test = self.data.rows(network, depth)
+        rows = self.approximate(network, depth, rank, test[list(self.data.scoring)])
+        return Represented(network, depth, rank, partial(self.approximate, network, depth, rank, train), rows)
+
+
+def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bool) -> Probed:
+    """Train the probes of all representations on training rows, and score them on both halves of the test samples.
+
+    Args:
+        bases: The representations.
+        seed: Seed of the probes.
+        batch_size: Samples per step.
+        epochs: Passes over the training samples.
+        progress: Whether to show a progress bar.
+    """
+    data = bases.data
+    labels = torch.as_tensor(data.test_labels)
+    keys = [(n, depth, r) for depth in range(len(data.layers)) for n in data.networks for r in bases.ranks(n, depth)]
+    found = Probed()
+    with tqdm(total=len(keys), desc="probing", unit="probe", delay=3, disable=None if progress else True) as bar:
+        for some in _alike(keys, bases):
+            train = [bases.approximate(n, depth, rank, data.rows(n, depth)[0]) for n, depth, rank in some]
+            probes = linear_probes(
+                train, data.train_labels, classes=data.classes, epochs=epochs, batch_size=batch_size, seed=seed
+            )
+            for key, trained in zip(some, probes, strict=True):
+                network, depth, rank = key
+                rows = bases.approximate(network, depth, rank, data.rows(network, depth)[1])
+                right = (trained(rows.float()).argmax(1) == labels).double()
+                selected, scored = (right[list(half)].mean().item() for half in (data.selection, data.scoring))
+                found[key] = selected, scored
+            bar.update(len(some))
+    return found
+
+
+def _alike(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
+    """Group representations of the same width whose probes are trained side by side, within a limit of memory."""
+    rows = len(bases.data.train_labels)
+    some: list[Key] = []
+    for key in keys:
+        width = bases.width(*key[:2])
+        if some and (width != bases.width(*some[0][:2]) or (len(some) + 1) * rows * width * 4 > STACK):
+            yield some
+            some = []
+        some.append(key)
+    if some:
+        yield some
+
+
+def best_of_networks(
+    networks: Sequence[str], eligible: NDArray[np.bool_], accuracy: Array, count: int
+) -> tuple[int, ...]:
+    """Choose references: of each network the most accurate representation, and of these the best, best first.
+
+    Args:
+        networks: Network of each of the m representations.
+        eligible: (m,) bool, which may be references.
+        accuracy: (m,) float64. Among equal ones, the first is taken.
+        count: Number of references, at most.
+
+    Returns:
+        The places of the references.
+
+    Example:
+        >>> best_of_networks("aabb", np.ones(4, bool), np.array([0.5, 0.7, 0.9, 0.8]), 2)
+        (2, 1)
+    """
+    ordered = [place for place in np.argsort(-accuracy, kind="stable") if eligible[place]]
+    first: dict[str, int] = {}
+    for place in ordered:
+        first.setdefault(networks[place], int(place))
+    return tuple(first.values())[:count]
+
+
+def measure_group(
+    bases: Bases,
+    probed: Probed,
+    test: Test,
+    depths: Sequence[int],
+    distances: Mapping[str, Distance],
+    *,
+    references: int,
+    progress: bool,
+) -> tuple[BenchGroup, dict[str, Counter[str]]]:
+    """Compute the distances of the representations of one group from its references.
+
+    Args:
+        bases: The representations.
+        probed: Their probing accuracies.
+        test: The test.
+        depths: Numbers of the layers: one for sensitivity, all for specificity.
+        distances: Method -> distance.
+        references: Number of references, at most.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The group; and method -> why distances are undefined -> number of pairs.
+    """
+    data = bases.data
+    keys = [(n, depth, r) for n in data.networks for depth in depths for r in _ranks(bases, test, n, depth)]
+    chosen, accuracy = np.array([probed[key] for key in keys]).T
+    networks = [network for network, _, _ in keys]
+    full = np.array([rank == bases.width(network, depth) for network, depth, rank in keys])
+    places = best_of_networks(networks, full, chosen, references)
+    ends = [bases.represented(*keys[place]) for place in places]
+    methods = {label: method for label, method in distances.items() if test in method.tests}
+    found = {label: np.full((len(places), len(keys)), np.nan) for label in methods}
+    undefined: dict[str, Counter[str]] = {label: Counter() for label in methods}
+    name = data.layers[depths[0]] if test == "sensitivity" else ""
+    for column, key in enumerate(
+        tqdm(keys, f"{test} {name}".strip(), unit="representation", delay=3, disable=None if progress else True)
+    ):
+        other = bases.represented(*key)
+        for row, reference in enumerate(ends):
+            if places[row] == column:
+                continue  # a representation is not compared with itself
+            pair = RepresentedPair(reference, other)
+            for label, method in methods.items():
+                try:
+                    found[label][row, column] = method(pair)
+                except (ValueError, torch.linalg.LinAlgError) as error:
+                    undefined[label][str(error)] += 1
+    return BenchGroup(
+        test, name, tuple(networks), tuple(data.layers[depth] for _, depth, _ in keys),
+        tuple(rank for _, _, rank in keys), chosen, accuracy, places, found,
+    ), undefined  # fmt: skip
+
+
+def measure(
+    data: BenchData,
+    methods: Mapping[str, Distance],
+    *,
+    sensitivity_layers: Sequence[str] | None = None,
+    ranks: Iterable[int] | None = None,
+    references: int = 10,
+    own_network: bool = False,
+    probe_batch_size: int = 64,
+    probe_epochs: int = 10,
+    seed: int = 0,
+    recipe: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Bench:
+    """Run the bench on activations, as :func:`hf_stitch.bench` does on networks.
+
+    Args:
+        data: The activations.
+        methods: Method -> distance; both baselines are added.
+        sensitivity_layers: As in :func:`hf_stitch.bench`.
+        ranks: As in :func:`hf_stitch.bench`.
+        references: As in :func:`hf_stitch.bench`.
+        own_network: As in :func:`hf_stitch.bench`.
+        probe_batch_size: As in :func:`hf_stitch.bench`.
+        probe_epochs: As in :func:`hf_stitch.bench`.
+        seed: Seed of the probes.
+        recipe: Record of where the activations come from.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The result.
+
+    Raises:
+        ValueError: If there are no methods or fewer than two references, or a layer or a rank does not exist.
+    """
+    if references < 2:
+        raise ValueError(f"references must be at least 2, so that any network can be left out, got {references}")
+    if not methods:
+        raise ValueError("bench needs at least one metric, matcher or given distance, got none")
+    distances = {**methods, **dict(zip(BASELINES, (DepthDistance(), RankDistance()), strict=True))}
+    approximated = _numbers(data, sensitivity_layers)
+    bases = Bases(data, ranks, approximated)
+    probed = probe(bases, seed=seed, batch_size=probe_batch_size, epochs=probe_epochs, progress=progress)
+    depths: list[tuple[Test, Sequence[int]]] = [("sensitivity", (depth,)) for depth in approximated]
+    depths.append(("specificity", range(len(data.layers))))
+    groups, undefined = [], {label: Counter[str]() for label in methods}
+    for test, of_group in depths:
+        group, missing = measure_group(
+            bases, probed, test, of_group, distances, references=references, progress=progress
+        )
+        groups.append(group)
+        for label in undefined:
+            undefined[label] += missing.get(label, Counter())
+    first = data.train[data.networks[0]]
+    return Bench(
+        tuple(groups), {label: distance.kind for label, distance in distances.items()}, data.networks, data.layers,
+        first.pooling or "mean", len(data.scoring), own_network,
+        {label: dict(counts) for label, counts in undefined.items() if counts},
+        {**(recipe or {}), "probe": {"batch_size": probe_batch_size, "epochs": probe_epochs}, "seed": seed},
+    )  # fmt: skip
+
+
+def _numbers(data: BenchData, names: Sequence[str] | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that are approximated."""
+    if names is None:
+        return tuple(range(len(data.layers)))
+    if unknown := [name for name in names if name not in data.layers]:
+        raise ValueError(f"sensitivity_layers names {unknown[0]!r}, but the layers are {', '.join(data.layers)}")
+    return tuple(data.layers.index(name) for name in names)
+
+
+def _ranks(bases: Bases, test: Test, network: str, depth: int) -> tuple[int, ...]:
+    return bases.ranks(network, depth) if test == "sensitivity" else (bases.width(network, depth),)

@@ -1,0 +1,265 @@
+"""Which distance of representations predicts how much they differ in function: :func:`bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import nn
+
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.analysis.bench.correlation import BASELINES
+from hf_stitch.analysis.bench.distances import (
+    Distance,
+    GivenDistance,
+    RepresentedPair,
+    metric_distances,
+    structural_distances,
+)
+from hf_stitch.analysis.bench.measuring import BenchData, measure
+from hf_stitch.analysis.bench.result import Bench
+from hf_stitch.analysis.extraction import extract_activations
+from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.data import Samples
+from hf_stitch.matchers import Matcher
+from hf_stitch.metrics import Metric
+from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
+from hf_stitch.representation import Pooling
+from hf_stitch.workflows._grid import stitch_grid
+from hf_stitch.workflows._networks import check_runs
+
+_POOLINGS = ("mean", "cls", "last", "flatten")
+
+
+def bench(
+    networks: Mapping[str, str | nn.Module | Adapter] | Sequence[str | nn.Module | Adapter],
+    data: Any,
+    *,
+    test_data: Any = None,
+    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
+    metrics: Iterable[str | Metric] = ("linear_cka:debiased=True", "procrustes"),
+    matchers: Iterable[str | Matcher] = (),
+    functional: Iterable[str | Matcher] = (),
+    distances: Mapping[str, ArrayLike] | None = None,
+    sensitivity_layers: Sequence[str] | None = None,
+    ranks: Iterable[int] | None = None,
+    references: int = 10,
+    own_network: bool = False,
+    pooling: Pooling = "mean",
+    test_size: float | int = 0.2,
+    functional_samples: int | None = None,
+    probe_batch_size: int = 64,
+    probe_epochs: int = 10,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = True,
+) -> Bench:
+    """Measure which distances of representations predict how much they differ in function.
+
+    Two representations differ in function by the absolute difference of their probing accuracies
+    (:func:`hf_stitch.analysis.linear_probe`). A distance is good if it ranks pairs of representations alike (Ding et
+    al. 2021; Balogh and Jelasity 2025, section 5): the result has Kendall's τ and Spearman's ρ of both, for
+
+    - *sensitivity*: a layer of all networks, approximated at several ranks. The basis is that of the training rows.
+      The score is the mean over layers. Within one network, every distance that grows as the rank falls has the same τ;
+      only several networks tell such distances apart.
+    - *specificity*: all layers of all networks.
+
+    The representation with the best probing accuracy is the reference, with which all others are compared. It is chosen
+    on half of the test samples, among those that are not approximated; accuracies and distances are those of the other
+    half. The best representation of each network is a reference too, for the spread over references.
+
+    Intervals are those of a jackknife that leaves out one network at a time. They cover the choice of networks, not of
+    samples. Two baselines know nothing of the activations, "depth only" (number of layers between two layers) and "rank
+    only" (difference of ranks, or of widths where nothing is approximated). A method beats a baseline if the lower end
+    of the interval of the difference of τ is above 0. A baseline that is constant in a test is undefined there.
+
+    Args:
+        networks: Name -> network (an adapter, a module, or a name for :func:`hf_stitch.load`), at least three with
+            the same number of layers; layer i of one corresponds to layer i of another. A list names them ``0``, ….
+        data: Raw training samples with labels, for probes, bases and matchers, in any form that
+            :meth:`hf_stitch.Samples.of` accepts.
+        test_data: Separate held-out samples, instead of a split of ``data``.
+        layers: Layers of all networks, or name -> layers. Default: all candidates of each.
+        metrics: Names in ``hf_stitch.registries.metrics`` or metrics. The reference is the first argument of the
+            metric; a similarity s becomes the distance 1 − s.
+        matchers: Closed-form matchers, *structural*: the relative squared error on test rows of the stitch from a
+            representation to the reference, fitted to the training rows. Rows are pooled.
+        functional: Matchers, *functional*, in the specificity test only: 1 minus the relative accuracy of the stitched
+            model from a layer to the reference (:func:`hf_stitch.stitch_grid`, where all positions are mapped).
+        distances: Name -> (networks, layers, networks, layers) distances that were computed elsewhere, from the
+            reference to the other layer, for the specificity test. NaN where undefined.
+        sensitivity_layers: Layers that are approximated, by the names of the first network. Default: all; an empty
+            list leaves out the test.
+        ranks: Ranks of the approximations beside the full one. Default: as in the paper, by width (multiples of about
+            an eighth of the width, then halves down to 1).
+        references: Number of references, at least 2.
+        own_network: Whether representations of the reference's own network are compared with it, too.
+        pooling: How a representation becomes one vector per sample: ``mean``, ``cls``, ``last`` or ``flatten``.
+        test_size: Held-out samples: a share (float) or a number (int).
+        functional_samples: Training samples to which ``functional`` fits. Default: all; the paper takes 100.
+        probe_batch_size: Samples per step of a probe.
+        probe_epochs: Passes of a probe over the training samples.
+        batch_size: Number of samples per forward pass. Each network runs once, for all layers.
+        seed: Seed of the splits and of the probes.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The correlations of all methods with their intervals, beside both baselines.
+
+    Raises:
+        NotACutError: If a network cannot be cut at one of the layers.
+        TypeError: If a network is :class:`hf_stitch.Activations`, or a list of methods is a single one.
+        ValueError: If there are fewer than three networks or two references, networks have different numbers of
+            layers, samples have no labels, a method or a layer is unknown, a trained matcher is structural, given
+            distances have the wrong shape, or a rank exceeds a width. A distance that is undefined for a pair is no
+            error: it is left out and counted.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 6), ReLU(), Linear(6, 2)) for _ in range(4)]
+        >>> loaded = [hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets]
+        >>> points = torch.randn(300, 4)
+        >>> samples = hf_stitch.Samples.of(points, label=(points[:, 0] > 0).long().tolist())
+        >>> found = bench(loaded, samples, layers=["1", "3"], matchers=["lstsq"], probe_epochs=2, progress=False)
+        >>> list(found.scores["sensitivity"])
+        ['linear_cka(debiased=True)', 'procrustes', 'lstsq, structural', 'depth only', 'rank only']
+    """
+    if pooling not in _POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(_POOLINGS)} (one vector per sample), got {pooling!r}")
+    named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+    check_runs(**named)
+    methods = {**metric_distances(metrics), **structural_distances(matchers)}
+    stitched = list(_functional(functional))
+    adapters = {name: load(each) for name, each in named.items()}
+    chosen = _layers(adapters, layers)
+    samples = Samples.of(data)
+    train, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(test_size, seed)
+    selection, scoring = (_places(test, half) for half in test.split(0.5, seed))
+    if stitched:
+        fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
+        grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), batch_size)
+        methods |= {f"{label}, functional": FunctionalDistance(label, grids) for label in grids.labels}
+    methods |= _given(distances or {}, chosen, methods)
+    labels = _labels(train, "data"), _labels(test, "test_data")
+    recorded, tested = (
+        {name: extract_activations(each, part, layers=chosen[name], pooling=pooling, batch_size=batch_size,
+                                   progress=progress) for name, each in adapters.items()}
+        for part in (train, test)
+    )  # fmt: skip
+    classes = max(train.num_classes or 0, test.num_classes or 0)
+    recipe = {
+        "networks": {name: adapter.pinned.public.to_dict() for name, adapter in adapters.items()}, "layers": chosen,
+        "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
+        "functional_samples": functional_samples, "versions": versions(),
+    }  # fmt: skip
+    return measure(
+        BenchData(recorded, tested, *labels, selection, scoring, classes), methods,
+        sensitivity_layers=sensitivity_layers, ranks=ranks, references=references, own_network=own_network,
+        probe_batch_size=probe_batch_size, probe_epochs=probe_epochs, seed=seed, recipe=recipe, progress=progress,
+    )  # fmt: skip
+
+
+@dataclass
+class _Grids:
+    """Relative accuracies of stitches into references, computed once for each reference and source network."""
+
+    adapters: Mapping[str, Adapter]
+    layers: Mapping[str, tuple[str, ...]]
+    matchers: Sequence[Matcher]
+    train: Samples
+    test: Samples
+    batch_size: int
+    _found: dict[tuple[str, int, str], StitchGrid] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(matcher.label for matcher in self.matchers)
+
+    def into(self, network: str, depth: int, source: str) -> StitchGrid:
+        """Return the grid of all layers of a source into one layer of a network."""
+        key = network, depth, source
+        if key not in self._found:
+            self._found[key] = stitch_grid(
+                self.adapters[source], self.adapters[network], self.train, test_data=self.test,
+                layers_a=self.layers[source], layers_b=[self.layers[network][depth]], matchers=self.matchers,
+                batch_size=self.batch_size, resamples=2, progress=False,
+            )  # fmt: skip
+        return self._found[key]
+
+
+@dataclass(frozen=True)
+class FunctionalDistance(Distance):
+    """One minus the relative accuracy of the stitched model from a layer to the reference.
+
+    Attributes:
+        label: Label of the matcher.
+        grids: The grids of stitches.
+    """
+
+    label: str
+    grids: _Grids
+    kind = "matcher, functional"
+    tests = ("specificity",)
+
+    def __call__(self, pair: RepresentedPair) -> float:
+        """Compute the distance of a pair."""
+        grid = self.grids.into(pair.reference.network, pair.reference.depth, pair.other.network)
+        value = grid.values(self.label, "relative_accuracy")[pair.other.depth, 0]
+        if np.isnan(value):
+            why = [reason for cell, reason in grid.undefined.items() if cell.startswith(f"{self.label}: ")]
+            raise ValueError(why[0] if why else "the target has no correct sample")
+        return 1 - float(value)
+
+
+def _functional(matchers: Iterable[str | Matcher]) -> list[Matcher]:
+    if isinstance(matchers, str | Matcher):
+        raise TypeError(f"functional must be a list, got {matchers!r}; write [{matchers!r}]")
+    return [registries.matchers.build(matcher) for matcher in matchers]
+
+
+def _layers(
+    adapters: Mapping[str, Adapter], layers: Mapping[str, Sequence[str]] | Sequence[str] | None
+) -> dict[str, tuple[str, ...]]:
+    if isinstance(layers, Mapping):
+        if unknown := sorted(layers.keys() - adapters.keys()):
+            raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(adapters)}")
+        return {name: tuple(layers.get(name) or adapter.candidates) for name, adapter in adapters.items()}
+    return {name: tuple(adapter.candidates if layers is None else layers) for name, adapter in adapters.items()}
+
+
+def _places(samples: Samples, part: Samples) -> list[int]:
+    """Return the places of the samples of a part."""
+    place = {id_: number for number, id_ in enumerate(samples.ids)}
+    return [place[id_] for id_ in part.ids]
+
+
+def _labels(samples: Samples, name: str) -> list[int]:
+    if samples.labels is None:
+        raise ValueError(f"{name} has no labels, which probes are trained on; pass hf_stitch.Samples.of(data, label=…)")
+    return samples.labels
+
+
+def _given(
+    distances: Mapping[str, ArrayLike], layers: Mapping[str, Sequence[str]], taken: Iterable[str]
+) -> dict[str, Distance]:
+    """Return given distances as methods."""
+    if twice := sorted(distances.keys() & {*taken, *BASELINES}):
+        raise ValueError(f"distances has the name of another method, {twice[0]!r}; choose another name")
+    names = tuple(layers)
+    shape = (len(names), len(layers[names[0]])) * 2
+    found: dict[str, Distance] = {}
+    for name, given in distances.items():
+        values = np.asarray(given, np.float64)
+        if values.shape != shape:
+            raise ValueError(
+                f"distances {name!r} must have the shape (networks, layers, networks, layers) = {shape}, got "
+                f"{values.shape}"
+            )
+        found[name] = GivenDistance(names, values)
+    return found
