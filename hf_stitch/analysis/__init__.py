@@ -15,6 +15,7 @@ from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.distribution import Distribution
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.extraction import extract_activations
+from hf_stitch.analysis.grid.plan import GridPlan
 from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.permutation import PermutationTestResult, permutation_test
@@ -34,6 +35,7 @@ __all__ = [
     "Curves",
     "Distribution",
     "Evaluation",
+    "GridPlan",
     "Identification",
     "MaximumTest",
     "ModeConnectivity",

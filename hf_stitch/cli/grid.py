@@ -76,6 +76,7 @@ def grid(
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
     ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Estimate time, memory and files, then stop.")] = False,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -94,10 +95,13 @@ def grid(
 
     networks = [load_network(name, device, dtype, task) for name in (source, target)]
     read = read_samples(data, data_dir, split, samples, seed, **columns)
-    found = hf_stitch.stitch_grid(
-        networks[0], networks[1], read, test_size=held_out, batch_size=batch_size, seed=seed,
-        checkpoint_dir=checkpoint_dir, **options,
-    )  # fmt: skip
+    options |= {"test_size": held_out, "batch_size": batch_size, "seed": seed}
+    if plan:
+        planned = hf_stitch.stitch_grid(networks[0], networks[1], read, plan=True, **options)
+        output.show(planned)
+        output.record(planned.to_dict())
+        return
+    found = hf_stitch.stitch_grid(networks[0], networks[1], read, checkpoint_dir=checkpoint_dir, **options)
     saved = {} if out is None else _save(found, out)
     output.show(found)
     if saved:

@@ -110,6 +110,14 @@ class TrainedMatcher(Matcher, ABC):
         """
 
     @abstractmethod
+    def samples_read(self, count: int) -> int:
+        """Return how many samples training reads, repeated ones included, to predict its duration.
+
+        Args:
+            count: Number of training samples.
+        """
+
+    @abstractmethod
     def rehearse(self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
         """Run one batch through training, so that errors occur before all data are read.
 

@@ -219,6 +219,19 @@ class TaskLoss(TrainedMatcher):
                 "patience"
             )
 
+    def samples_read(self, count: int) -> int:
+        """Return how many samples training reads, repeated ones included.
+
+        Args:
+            count: Number of training samples.
+
+        Example:
+            >>> TaskLoss(max_steps=10, batch_size=32).samples_read(1000)
+            320
+        """
+        steps = self.max_steps or self.epochs * math.ceil(count / self.batch_size)
+        return (steps + self.feature_steps) * min(self.batch_size, count)
+
     def _asks_labels(self, task: str | None) -> bool:
         return "hard" in self.objective.labels and task != "text-generation"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from hf_stitch.analysis.grid.detection import (
 )
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
 from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, collect_moments, run
+from hf_stitch.analysis.grid.plan import GridPlan, planned
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.scoring import check_labels, head_difference
 from hf_stitch.artefacts.heads import class_for
@@ -43,6 +44,26 @@ from hf_stitch.representation import Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
+
+
+@overload
+def stitch_grid(
+    a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Any, *, test_data: Any = None, layers_a:
+    Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
+    detectors: Iterable[str | Detector] = (), far_data: Any = None, pooling: Pooling = "none", test_size: float | int =
+    0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int = 1000, plan: Literal[False] = False,
+    checkpoint_dir: str | Path | None = None, progress: bool = True,
+) -> StitchGrid: ...  # fmt: skip
+
+
+@overload
+def stitch_grid(
+    a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Any, *, test_data: Any = None, layers_a:
+    Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
+    detectors: Iterable[str | Detector] = (), far_data: Any = None, pooling: Pooling = "none", test_size: float | int =
+    0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int = 1000, plan: Literal[True],
+    checkpoint_dir: str | Path | None = None, progress: bool = True,
+) -> GridPlan: ...  # fmt: skip
 
 
 def stitch_grid(
@@ -62,9 +83,10 @@ def stitch_grid(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    plan: bool = False,
     checkpoint_dir: str | Path | None = None,
     progress: bool = True,
-) -> StitchGrid:
+) -> StitchGrid | GridPlan:
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
@@ -91,13 +113,14 @@ def stitch_grid(
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
         resamples: Number of bootstrap resamples. Samples are resampled jointly for all stitches.
+        plan: Whether to return an estimate of time and memory instead, after a few batches.
         checkpoint_dir: Folder for the state of the grid. A repeated call resumes an interrupted one from there, with
             bitwise identical results. Use one folder per grid. Default: no state is kept.
         progress: Whether to show progress bars.
 
     Returns:
         The scores of all stitches and of baselines, with intervals. ``grid.stitched(a, b)`` builds one of the stitched
-        models.
+        models. With ``plan=True``, the plan.
 
     Raises:
         NotACutError: If a network cannot be cut at one of the layers.
@@ -136,6 +159,8 @@ def stitch_grid(
             matcher.check(train, task)
     sides = Sides(source, target, tuple(layers_a or source.layers), tuple(layers_b or target.layers), pooling, task)
     first = _rehearse(sides, train, test)
+    if plan:
+        return planned(sides, chosen.values(), train, test, batch_size)
     recipe = _recipe(sides, chosen, watching, train, test, batch_size, seed)
     watches = fit_watches(watching, target, sides.layers_b, train, pooling, batch_size)
     with ExitStack() as stack:
@@ -281,9 +306,7 @@ def _train(
     """Train all stitches of a matcher in one call, which computes the activations of the source once."""
     defined = {pair: layer for pair, layer in initial.items() if isinstance(layer, StitchingLayer)}
     models = join_all(sides.source, sides.target, defined, task=sides.task)
-    trained = matcher.fit(
-        list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress
-    )
+    trained = matcher.fit(list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress)
     return {**initial, **dict(zip(models, trained, strict=True))}
 
 
