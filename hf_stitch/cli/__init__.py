@@ -12,7 +12,21 @@ import typer
 from typer.core import TyperGroup
 
 from hf_stitch import __version__
-from hf_stitch.cli import compare, doctor, evaluate, grid, info, layers, listing, pull, push, quickstart, stitch, swap
+from hf_stitch.cli import (
+    bench,
+    compare,
+    doctor,
+    evaluate,
+    grid,
+    info,
+    layers,
+    listing,
+    pull,
+    push,
+    quickstart,
+    stitch,
+    swap,
+)
 
 __all__ = ["app", "main"]
 
@@ -62,6 +76,7 @@ app.command("doctor")(doctor.doctor)
 app.command("compare")(compare.compare)
 app.command("stitch")(stitch.stitch)
 app.command("grid")(grid.grid)
+app.command("bench")(bench.bench)
 app.command("swap")(swap.swap)
 app.command("evaluate")(evaluate.evaluate)
 app.command("push")(push.push)

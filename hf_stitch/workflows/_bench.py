@@ -52,6 +52,7 @@ def bench(
     pooling: Pooling = "mean",
     test_size: float | int = 0.2,
     functional_samples: int | None = None,
+    task: str = "auto",
     probe_batch_size: int = 64,
     probe_epochs: int = 10,
     batch_size: int = 64,
@@ -102,6 +103,7 @@ def bench(
         pooling: How a representation becomes one vector per sample: ``mean``, ``cls``, ``last`` or ``flatten``.
         test_size: Held-out samples: a share (float) or a number (int).
         functional_samples: Training samples to which ``functional`` fits. Default: all; the paper takes 100.
+        task: Task of the stitched models of ``functional``. ``"auto"`` takes the task of the target.
         probe_batch_size: Samples per step of a probe.
         probe_epochs: Passes of a probe over the training samples.
         batch_size: Number of samples per forward pass. Each network runs once, for all layers.
@@ -143,7 +145,7 @@ def bench(
     selection, scoring = (_places(test, half) for half in test.split(0.5, seed))
     if stitched:
         fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
-        grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), batch_size)
+        grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), task, batch_size)
         methods |= {f"{label}, functional": FunctionalDistance(label, grids) for label in grids.labels}
     methods |= _given(distances or {}, chosen, methods)
     labels = _labels(train, "data"), _labels(test, "test_data")
@@ -174,6 +176,7 @@ class _Grids:
     matchers: Sequence[Matcher]
     train: Samples
     test: Samples
+    task: str
     batch_size: int
     _found: dict[tuple[str, int, str], StitchGrid] = field(default_factory=dict)
 
@@ -188,7 +191,7 @@ class _Grids:
             self._found[key] = stitch_grid(
                 self.adapters[source], self.adapters[network], self.train, test_data=self.test,
                 layers_a=self.layers[source], layers_b=[self.layers[network][depth]], matchers=self.matchers,
-                batch_size=self.batch_size, resamples=2, progress=False,
+                task=self.task, batch_size=self.batch_size, resamples=2, progress=False,
             )  # fmt: skip
         return self._found[key]
 
