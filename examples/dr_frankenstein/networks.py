@@ -124,6 +124,40 @@ def small_vit() -> VisionTransformer:
     return VisionTransformer(img_size=32, patch_size=8, embed_dim=96, depth=len(VIT_CUTS), num_heads=4, num_classes=10)
 
 
+def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a trained Tiny-10, ResNet-20 or small ViT from a safetensors file, in eval mode.
+
+    Returns:
+        The network, recognised by the names of its weights, and its layers.
+    """
+    weights = {name.replace("downsample", "shortcut"): value for name, value in load_file(path).items()}
+    network: nn.Module
+    cuts: tuple[str, ...]
+    if "pos_embed" in weights:
+        network, cuts = small_vit(), VIT_CUTS
+    elif "layer1.0.conv1.weight" in weights:
+        network, cuts = ResNet20(weights["conv1.weight"].shape[0] / 16), ResNet20.cuts
+    else:
+        network, cuts = Tiny10(), Tiny10.cuts
+    network.load_state_dict(weights)
+    return network.eval(), cuts
+
+
+def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple[str, ...]]:
+    """Load all trained networks of a folder, which have one architecture.
+
+    Returns:
+        The part of the file's name that names the seed (``in0``, ``seed0``) -> network; and the layers.
+    """
+    found, cuts = {}, tuple[str, ...]()
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        network, cuts = read(path)
+        found[path.stem.split("-")[0] if path.stem.startswith("in") else path.stem.split("-")[-1]] = adapted(network)
+    if not found:
+        raise FileNotFoundError(f"{folder} contains no safetensors files of trained networks")
+    return found, cuts
+
+
 def normalised(pixels: Tensor) -> Tensor:
     """Normalise images ``(…, 3, 32, 32)`` uint8 as in training."""
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]

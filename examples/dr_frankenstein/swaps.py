@@ -23,7 +23,6 @@ import networks
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import hf_stitch
@@ -102,22 +101,13 @@ def main() -> None:
         )
         for architecture in ("tiny10", "resnet20"):
             files = sorted((arguments.networks / architecture).glob("*.safetensors"))[: preset.networks]
-            sides = [encoded(load(architecture, file), task, pool, test[0]) for file in files]
+            sides = [encoded(networks.read(file)[0], task, pool, test[0]) for file in files]
             found = swapped(sides, test[1], preset)
             rows += [{"task": task, "architecture": architecture, **row} for row in found]
     table = pd.DataFrame(rows)
     text = "\n\n".join(_table(part, f"{architecture}, {task}") for (task, architecture), part in _parts(table))
     pictures = {f"swaps_{architecture}_{task}": _curve(part) for (task, architecture), part in _parts(table)}
     leave(text, {"preset": vars(preset), "scores": summary(table)}, pictures, arguments.out)
-
-
-def load(architecture: str, file: Path) -> nn.Module:
-    """Load a published network."""
-    if architecture == "tiny10":
-        return networks.Tiny10.from_file(file)
-    network = networks.ResNet20()
-    network.load_state_dict({name.replace("downsample", "shortcut"): value for name, value in load_file(file).items()})
-    return network.eval()
 
 
 @torch.no_grad()
