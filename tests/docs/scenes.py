@@ -129,6 +129,12 @@ def readme() -> Namespace:
     return {"my_images": pictures(60)}
 
 
+def bench() -> Namespace:
+    """Three networks with different seeds, and their data."""
+    train, test = Samples.of(pictures(90)).split(0.5, 0)
+    return {**{name: hf_stitch.load(cnn(seed)) for seed, name in enumerate("abc")}, "train": train, "test": test}
+
+
 def compare() -> Namespace:
     """Two image networks, two text networks, and saved activations."""
     np.savez("theirs.npz", **{"layer": np.random.default_rng(0).normal(size=(1000, 8))})
@@ -260,6 +266,7 @@ def nothing() -> Namespace:
 PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
     "docs/adapters.md": nothing,
+    "docs/how-to/bench.md": bench,
     "docs/how-to/compare.md": compare,
     "docs/how-to/cut.md": cut,
     "docs/how-to/extend.md": nothing,
@@ -291,6 +298,9 @@ def folders() -> dict[str, str]:
         Path(name).mkdir()
         for split in ("train", "test"):
             data.to_parquet(f"{name}/{split}.parquet")
+    for seed in range(3):
+        arguments = {"channels": (16, 24, 32, 32), "num_classes": CLASSES}
+        timm.models.save_for_hf(cnn(seed), f"SEED{seed}", model_args=arguments, safe_serialization=True)
     a, b = _vision_pair()
     hf_stitch.stitch(
         a, b, pictures(60), source_layer="layer2.0", target_layer="vit.layers.3", progress=False

@@ -61,3 +61,12 @@ def test_grids_of_all_layers_write_their_page_and_record(folder: Path, tmp_path:
     assert found["networks"] == ["in0", "in1", "in2"] and np.shape(found["mean"]["lstsq, structural"]) == (8, 8)
     assert all(len(counts) == 3 for counts in found["distant"].values())
     assert "3 networks, 3 pairs" in (tmp_path / "layer_grids.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_bench_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("bench", folder, "--preset", "test", "--out", tmp_path)
+    of = json.loads((tmp_path / "bench.json").read_text())["families"]["Tiny-10"]
+    assert of["networks"] == 3 and list(of["accuracies"]) == of["layers"]
+    assert {"procrustes", "lstsq, functional", "depth only", "rank only"} <= of["scores"]["specificity"].keys()
+    assert "## 3 published Tiny-10 networks" in (tmp_path / "bench.md").read_text()
