@@ -22,7 +22,7 @@ from hf_stitch.analysis.bench.distances import (
 from hf_stitch.analysis.bench.measuring import BenchData, measure
 from hf_stitch.analysis.bench.result import Bench
 from hf_stitch.analysis.extraction import extract_activations
-from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
@@ -146,7 +146,7 @@ def bench(
     if stitched:
         fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
         grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), task, batch_size)
-        methods |= {f"{label}, functional": FunctionalDistance(label, grids) for label in grids.labels}
+        methods |= {f"{each.label}, functional": FunctionalDistance(each, grids) for each in stitched}
     methods |= _given(distances or {}, chosen, methods)
     labels = _labels(train, "data"), _labels(test, "test_data")
     recorded, tested = (
@@ -155,10 +155,12 @@ def bench(
         for part in (train, test)
     )  # fmt: skip
     classes = max(train.num_classes or 0, test.num_classes or 0)
+    described = {label: method.describe() for label, method in methods.items()}
     recipe = {
         "networks": {name: adapter.pinned.public.to_dict() for name, adapter in adapters.items()}, "layers": chosen,
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
-        "functional_samples": functional_samples, "versions": versions(),
+        "functional_samples": functional_samples, "task": task, "methods": described,
+        "versions": versions((each["registry"], each["name"]) for each in described.values() if each),
     }  # fmt: skip
     return measure(
         BenchData(recorded, tested, *labels, selection, scoring, classes), methods,
@@ -180,10 +182,6 @@ class _Grids:
     batch_size: int
     _found: dict[tuple[str, int, str], StitchGrid] = field(default_factory=dict)
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(matcher.label for matcher in self.matchers)
-
     def into(self, network: str, depth: int, source: str) -> StitchGrid:
         """Return the grid of all layers of a source into one layer of a network."""
         key = network, depth, source
@@ -201,11 +199,11 @@ class FunctionalDistance(Distance):
     """One minus the relative accuracy of the stitched model from a layer to the reference.
 
     Attributes:
-        label: Label of the matcher.
+        matcher: The matcher.
         grids: The grids of stitches.
     """
 
-    label: str
+    matcher: Matcher
     grids: _Grids
     kind = "matcher, functional"
     tests = ("specificity",)
@@ -213,11 +211,16 @@ class FunctionalDistance(Distance):
     def __call__(self, pair: RepresentedPair) -> float:
         """Compute the distance of a pair."""
         grid = self.grids.into(pair.reference.network, pair.reference.depth, pair.other.network)
-        value = grid.values(self.label, "relative_accuracy")[pair.other.depth, 0]
+        layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
+        value = grid.score(*layers, "relative_accuracy", self.matcher.label).value
         if np.isnan(value):
-            why = [reason for cell, reason in grid.undefined.items() if cell.startswith(f"{self.label}: ")]
-            raise ValueError(why[0] if why else "the target has no correct sample")
-        return 1 - float(value)
+            why = grid.undefined.get(cell_name(self.matcher.label, *layers))
+            raise ValueError(why or "the target predicts no test sample correctly")
+        return 1 - value
+
+    def describe(self) -> dict[str, Any]:
+        """Return the matcher."""
+        return {"registry": "matchers", **self.matcher.to_dict()}
 
 
 def _functional(matchers: Iterable[str | Matcher]) -> list[Matcher]:

@@ -62,7 +62,7 @@ class BenchGroup:
     def gaps(self) -> Array:
         """(references, m) float64, the absolute differences of probing accuracy from each reference."""
         gaps: Array = np.abs(self.accuracy[list(self.references)][:, None] - self.accuracy)
-        return gaps
+        return gaps.round(12)  # equal gaps above and below the reference stay ties
 
     def compared(self, number: int, *, own_network: bool, without: str | None = None) -> NDArray[np.bool_]:
         """Return which representations are compared with a reference: (m,) bool.

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -83,6 +83,10 @@ class Distance(ABC):
             torch.linalg.LinAlgError: If a decomposition did not converge, with the same meaning.
         """
 
+    def describe(self) -> dict[str, Any]:
+        """Return the registry, the name and the options of the method as JSON values; empty if it is in none."""
+        return {}
+
 
 @dataclass(frozen=True)
 class MetricDistance(Distance):
@@ -95,6 +99,10 @@ class MetricDistance(Distance):
         """Compute the distance of a pair."""
         value: float = self.metric.function(pair.reference.rows, pair.other.rows, **self.metric.options).item()
         return 1 - value if self.metric.higher_is_better else value
+
+    def describe(self) -> dict[str, Any]:
+        """Return the metric."""
+        return {"registry": "metrics", "name": self.metric.name, **self.metric.options}
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,10 @@ class StructuralDistance(Distance):
         """Compute the distance of a pair."""
         stitch = self.matcher.fit(pair.moments, dtype=torch.float64)
         return direct_matching(stitch(pair.other.rows), pair.reference.rows).item()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the matcher."""
+        return {"registry": "matchers", **self.matcher.to_dict()}
 
 
 @dataclass(frozen=True)
