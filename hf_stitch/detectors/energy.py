@@ -167,6 +167,9 @@ class _Energies(Scorer):
     def score(self, activations: Representation) -> Tensor:
         if activations.width != self.width:
             raise ValueError(f"the detector was fitted to {self.width} features, got {activations.width}")
+        device = next(self.network.parameters()).device
+        mask = None if activations.mask is None else activations.mask.to(device)
+        activations = activations.replace(values=activations.values.to(device), mask=mask)
         return -self.network(activations).double().logsumexp(1)
 
 

@@ -17,17 +17,12 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.classes import numbered_as
-from hf_stitch.analysis.grid.detection import (
-    DOSES,
-    Activations,
-    auroc,
-    equivalent_dose,
-    fit_watches,
-    sided,
-)
+from hf_stitch.analysis.detection.result import Evidence, detect
+from hf_stitch.analysis.detection.watching import check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
 from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, collect_moments, run
 from hf_stitch.analysis.grid.plan import GridPlan, planned
+from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.scoring import check_labels, head_difference
 from hf_stitch.artefacts.heads import class_for
@@ -50,8 +45,9 @@ from hf_stitch.storage.checkpoint import Checkpoint
 def stitch_grid(
     a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Any, *, test_data: Any = None, layers_a:
     Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (), far_data: Any = None, pooling: Pooling = "none", test_size: float | int =
-    0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int = 1000, plan: Literal[False] = False,
+    detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
+    "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
+    1000, plan: Literal[False] = False,
     checkpoint_dir: str | Path | None = None, progress: bool = True,
 ) -> StitchGrid: ...  # fmt: skip
 
@@ -60,8 +56,9 @@ def stitch_grid(
 def stitch_grid(
     a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Any, *, test_data: Any = None, layers_a:
     Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (), far_data: Any = None, pooling: Pooling = "none", test_size: float | int =
-    0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int = 1000, plan: Literal[True],
+    detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
+    "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
+    1000, plan: Literal[True],
     checkpoint_dir: str | Path | None = None, progress: bool = True,
 ) -> GridPlan: ...  # fmt: skip
 
@@ -76,6 +73,7 @@ def stitch_grid(
     layers_b: Iterable[str] | None = None,
     matchers: Iterable[str | Matcher] = ("lstsq",),
     detectors: Iterable[str | Detector] = (),
+    auxiliary_data: Any = None,
     far_data: Any = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
@@ -103,10 +101,14 @@ def stitch_grid(
             undefined for a pair of layers (too few samples for the width), its scores are NaN and
             ``StitchGrid.undefined`` has the reason.
         detectors: Names in ``hf_stitch.registries.detectors``, or detectors: do stitches hand over what the target has
-            seen? They are fitted to the target's activations of the samples in ``data``, once for each layer. Each
-            detector takes two more runs of the target for each layer.
+            seen? They are fitted to the target's activations of the samples in ``data``, once for each layer, for which
+            the target runs once more (more often if its activations take more than 2 GiB). Those that learn from
+            stitched activations are fitted to one half of the test samples and score the other; for them, 8 positions
+            of each test sample and stitch are kept in memory and in checkpoints.
+        auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
+            (``energy``).
         far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: a detector that does not tell
-            these from the test samples tells nothing.
+            these from the test samples tells nothing. Other ones than ``auxiliary_data``.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples: a share (float) or a number (int).
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
@@ -126,8 +128,8 @@ def stitch_grid(
         NotACutError: If a network cannot be cut at one of the layers.
         TypeError: If ``matchers`` is a single matcher.
         ValueError: If the networks take different kinds of samples, the task has no logits, activations cannot be
-            joined under the pooling, a matcher is undefined for all pairs of layers, labels are not classes of the
-            target, or the folder contains the state of another grid.
+            joined under the pooling, a detector lacks labels or auxiliary data, a matcher is undefined for
+            all pairs of layers, labels are not classes of the target, or the folder contains the state of another grid.
 
     Example:
         >>> import torch, hf_stitch
@@ -157,12 +159,14 @@ def stitch_grid(
     for matcher in chosen.values():
         if isinstance(matcher, TrainedMatcher):
             matcher.check(train, task)
+    outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
+    check_needs(watching, train, outliers, far)
     sides = Sides(source, target, tuple(layers_a or source.layers), tuple(layers_b or target.layers), pooling, task)
     first = _rehearse(sides, train, test)
     if plan:
         return planned(sides, chosen.values(), train, test, batch_size)
-    recipe = _recipe(sides, chosen, watching, train, test, batch_size, seed)
-    watches = fit_watches(watching, target, sides.layers_b, train, pooling, batch_size)
+    others = {"auxiliary_data": outliers, "far_data": far}
+    recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed)
     with ExitStack() as stack:
         folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
         state = Checkpoint(folder, 0, lasting=checkpoint_dir is not None)
@@ -185,12 +189,16 @@ def stitch_grid(
                     stitches[label, la, lb] = layer
         alone = head_difference(source, target, task) == ""
         means = {lb: _mean_only(sides, moments, lb) for lb in sides.layers_b}
-        measures = Measures(sides, stitches, test, with_source=alone, means=means, watches=watches, seed=seed)
+        left = residuals(sides, moments, train, seed) if watching else None
+        watch = fit_watch(
+            watching, target, sides.layers_b, train, pooling, batch_size, outliers=outliers, residuals=left, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+        measures = Measures(sides, stitches, test, with_source=alone, means=means, watch=watch)
         kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         measures.collect(state, len(train), kept, batch_size, progress)
     grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
-    far = None if far_data is None else Samples.of(far_data)
-    return _watched(grid, measures, watching, far, batch_size) if watching else grid
+    return _watched(grid, measures, train, far, batch_size, progress) if watching else grid
 
 
 def _labelled(kind: str, entries: Iterable[Any]) -> dict[str, Any]:
@@ -210,6 +218,7 @@ def _recipe(
     detectors: Mapping[str, Detector],
     train: Samples,
     test: Samples,
+    others: Mapping[str, Samples | None],
     batch_size: int,
     seed: int,
 ) -> dict[str, Any]:
@@ -219,7 +228,9 @@ def _recipe(
         "layers_a": sides.layers_a, "layers_b": sides.layers_b, "pooling": sides.pooling, "task": sides.task,
         "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
         "detectors": {label: detector.to_dict() for label, detector in detectors.items()},
-        "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
+        "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint,
+        **{name: None if samples is None else samples.fingerprint for name, samples in others.items()},
+        "batch_size": batch_size,
         "seed": seed, "versions": versions(
             (kind, entry.name) for kind, found in (("matchers", matchers), ("detectors", detectors))
             for entry in found.values()
@@ -343,53 +354,22 @@ def _scored(
     )  # fmt: skip
 
 
-@torch.no_grad()
 def _watched(
-    grid: StitchGrid, measures: Measures, detectors: Mapping[str, Detector], far: Samples | None, batch_size: int
+    grid: StitchGrid, measures: Measures, train: Samples, far: Samples | None, batch_size: int, progress: bool
 ) -> StitchGrid:
     """Add what the detectors found."""
-    sides, arrays, cells = measures.sides, measures.arrays, list(measures.stitches)
-    scores = {matcher: dict(row) for matcher, row in grid.scores.items()}
-    doses: dict[str, Any] = {}
-    distances: dict[str, Any] = {}
-    for label, detector in detectors.items():
-        doses[label] = np.empty((len(sides.layers_b), len(DOSES), 3))
-        found = np.full((len(cells), 2, 3), np.nan)
-        for j, lb in enumerate(sides.layers_b):
-            known = measures.watches[label, lb].known
-            own, noisy = (
-                sided(values[:, j], known, two_sided=detector.two_sided)
-                for values in (arrays[f"{label}.own"], arrays[f"{label}.doses"])
-            )
-            doses[label][j] = auroc(noisy, np.broadcast_to(own[:, None], noisy.shape))
-            places = [place for place, (_, _, of) in enumerate(cells) if of == lb]
-            handed = sided(arrays[f"{label}.stitched"][:, places], known, two_sided=detector.two_sided)
-            values = auroc(handed, np.broadcast_to(own[:, None], handed.shape))
-            found[places] = np.stack([values, equivalent_dose(values, doses[label][j, :, 0])], 1)
-        for matcher in scores:
-            for number, figure in enumerate((f"auroc({label})", f"dose({label})")):
-                cube = np.full((len(sides.layers_a), len(sides.layers_b), 3), np.nan)
-                for place, (of, la, lb) in enumerate(cells):
-                    if of == matcher:
-                        cube[sides.layers_a.index(la), sides.layers_b.index(lb)] = found[place, number]
-                scores[matcher][figure] = cube
-        if far is not None:
-            distances[label] = _far(measures, label, detector, far, batch_size)
-    return replace(grid, scores=scores, doses=doses, far=distances)
-
-
-def _far(measures: Measures, label: str, detector: Detector, far: Samples, batch_size: int) -> Any:
-    """AUROC of the target's activations of far samples against those of the test samples, by layer."""
-    sides, found = measures.sides, []
-    for j, lb in enumerate(sides.layers_b):
-        watch = measures.watches[label, lb]
-        batches = Activations(sides.target, lb, far, sides.pooling, batch_size)
-        strange = torch.cat([watch.scorer.score(batch) for batch in batches]).cpu().numpy()
-        own = measures.arrays[f"{label}.own"][:, j]
-        found.append(
-            auroc(*(sided(s, watch.known, two_sided=detector.two_sided) for s in (strange, own)), paired=False)
-        )
-    return np.stack(found)
+    sides, watch = measures.sides, measures.watch
+    seen = {} if far is None else see_all(watch, sides.target, far, sides.pooling, batch_size, progress=progress)
+    evidence = Evidence(
+        measures.samples.ids,
+        {lb: measures.seen("own", j) for j, lb in enumerate(sides.layers_b)},
+        {lb: measures.seen("doses", j) for j, lb in enumerate(sides.layers_b)},
+        {cell: measures.seen("stitched", place) for place, cell in enumerate(measures.stitches)},
+        train.ids, seen, () if far is None else far.ids,
+    )  # fmt: skip
+    return replace(
+        grid, detections={label: detect(watch, label, sides.layers_a, evidence) for label in watch.detectors}
+    )
 
 
 def _chance(measures: Measures) -> dict[str, Any]:

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.grid.detection import Watch, auroc, equivalent_dose
 from hf_stitch.analysis.grid.figures import differences_from_best
 from hf_stitch.analysis.grid.result import StitchGrid
-from hf_stitch.representation import Representation
+from hf_stitch.detectors import Energy
 from hf_stitch.training import TaskLoss
 
 from killing import killed_at_every_operation  # isort: skip
@@ -232,43 +230,86 @@ def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
     """A network into itself is in distribution; permuted channels are not; noise scores like noise."""
     a, data = made("cnn"), of(images, double=True)
     layers: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0", "layer2.0"]}
-    far = hf_stitch.Samples.of(torch.rand(40, 3, 32, 32, dtype=torch.float64) * 20, label=[0] * 40)
+    g = torch.Generator().manual_seed(0)
+    far, outliers = (
+        hf_stitch.Samples.of(torch.rand(40, 3, 32, 32, dtype=torch.float64, generator=g) * size) for size in (20, 9)
+    )
+    energy = Energy.preset("small", width=4, size=8, epochs=2, fine_tune_epochs=6)
     grid = hf_stitch.stitch_grid(
-        a, a, data, matchers=["identity", "random"], detectors=["mahalanobis", "knn:k=3"], far_data=far,
-        progress=False, **layers,
+        a, a, data, matchers=["identity", "random"], detectors=["mahalanobis", "knn:k=3", "likelihood_ratio", energy],
+        far_data=far, auxiliary_data=outliers, test_size=0.5, progress=False, **layers,
     )  # fmt: skip
-    for label in ("mahalanobis", "knn(k=3)"):
+    for label, found in grid.detections.items():
         own = grid.score("layer1.0", "layer1.0", f"auroc({label})", "identity")
         assert own.value == 0.5 and own.low == own.high == 0.5
         assert grid.score("layer1.0", "layer1.0", f"dose({label})", "identity").value == 0
-        weakest, strongest = grid.doses[label][:, 0, 0], grid.doses[label][:, -1, 0]
-        assert (weakest < strongest - 0.1).all() and (strongest > 0.8).all()
-        assert (grid.far[label][:, 0] > 0.95).all()
-    assert grid.score("layer1.0", "layer1.0", "auroc(mahalanobis)", "random").value > 0.9
-    assert StitchGrid.from_dict(grid.to_dict()).to_pandas().equals(grid.to_pandas())
+        assert (np.abs(found.controls["halves"][:, 0] - 0.5) < 0.3).all()
+        if label != energy.label:  # two epochs are too few
+            assert (found.controls["far"][:, 0] > 0.9).all() and not found.blind, label
+            for kind in ("coloured", "isotropic", "residual"):
+                weakest, strongest = found.doses[kind][:, 0, 0], found.doses[kind][:, -1, 0]
+                assert (strongest > 0.8).all() and (strongest >= weakest).all(), (label, kind)
+            if label != "likelihood_ratio":  # of which the smallest dose is enough
+                assert (found.doses["coloured"][:, 0, 0] < found.doses["coloured"][:, -1, 0] - 0.1).all(), label
+    for label in ("mahalanobis", "likelihood_ratio"):
+        assert grid.score("layer1.0", "layer1.0", f"auroc({label})", "random").value > 0.9
+        assert grid.score("layer1.0", "layer1.0", f"fpr95({label})", "random").value < 0.3
+    again = StitchGrid.from_dict(grid.to_dict())
+    assert again.to_pandas().equals(grid.to_pandas()) and str(again) == str(grid)
+    assert {"aupr(knn(k=3))", "two_sided(mahalanobis)"} <= set(grid.to_pandas()["figure"])
+    detection = again.detections["mahalanobis"]
+    assert {"halves", "coloured 0.01"} <= set(detection.to_pandas()["measure"]) and detection.plot("residual").axes
+    assert "far" in str(detection) and grid.recipe["auxiliary_data"] == outliers.fingerprint
 
 
-def test_auroc_is_that_of_scikit_learn_with_the_interval_of_the_bootstrap() -> None:
-    g = np.random.default_rng(0)
-    negative = g.normal(size=300)
-    positive = negative * 0.8 + g.normal(0.7, 0.6, 300)
-    labels = [1] * 300 + [0] * 300
-    value, low, high = auroc(positive, negative)
-    assert value == pytest.approx(roc_auc_score(labels, np.concatenate([positive, negative])))
-    drawn = []
-    for _ in range(400):
-        rows = g.integers(0, 300, 300)
-        drawn.append(roc_auc_score(labels, np.concatenate([positive[rows], negative[rows]])))
-    np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.01)
-    apart = auroc(positive, negative[:200], paired=False)
-    assert apart[0] == pytest.approx(roc_auc_score(labels[:500], np.concatenate([positive, negative[:200]])))
-    assert apart[2] - apart[1] > high - low  # pairs are correlated
+def test_the_target_runs_once_for_all_detectors(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_stitch.adapters import Adapter
+
+    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
+    options: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0", "layer2.0"], "batch_size": 16}
+    calls, original = [0], Adapter.encode
+
+    def counted(self: Adapter, *given: Any) -> Any:
+        calls[0] += self is b
+        return original(self, *given)
+
+    monkeypatch.setattr(Adapter, "encode", counted)
+    hf_stitch.stitch_grid(
+        a, b, data.take(64), test_data=data.take(16), detectors=["mahalanobis", "knn", "likelihood_ratio"],
+        resamples=5, progress=False, **options,
+    )  # fmt: skip
+    assert calls[0] == 4 + 1  # batches of the training samples, and one sample for its size
 
 
-def test_equivalent_doses_are_interpolated() -> None:
-    doses = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
-    found = equivalent_dose(np.array([0.4, 0.6, 0.65, 0.9, 0.95]), doses)
-    np.testing.assert_allclose(found, [0, 0.03, (0.03 * 0.1) ** 0.5, 1.0, np.inf])
+def test_detectors_without_what_they_need_are_refused_before_any_work(images: Any) -> None:
+    net, data = made("cnn"), of(images, double=True)
+    layers: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0"]}
+    unlabelled = hf_stitch.Samples.of(torch.randn(60, 3, 32, 32, dtype=torch.float64))
+    with pytest.raises(ValueError, match="detector energy needs the class of each sample, but the data have no labels"):
+        hf_stitch.stitch_grid(net, net, unlabelled, detectors=["energy"], auxiliary_data=unlabelled, **layers)
+    with pytest.raises(ValueError, match="detector energy needs samples of other data: pass auxiliary_data="):
+        hf_stitch.stitch_grid(net, net, data, detectors=["energy"], **layers)
+    with pytest.raises(ValueError, match="100% of far_data are also in auxiliary_data"):
+        hf_stitch.stitch_grid(
+            net, net, data, detectors=["energy"], auxiliary_data=unlabelled, far_data=unlabelled.take(20), **layers
+        )
+    with pytest.raises(ValueError, match=r"auxiliary_data= is for detectors .*; knn do not"):
+        hf_stitch.stitch_grid(net, net, data, detectors=["knn"], auxiliary_data=unlabelled, **layers)
+    with pytest.raises(ValueError, match=r"detector knn\(k=999\) at layer 'layer1.0' of the target: .* 999 samples"):
+        hf_stitch.stitch_grid(net, net, data, detectors=["knn:k=999"], progress=False, **layers)
+
+
+def test_a_detector_that_cannot_be_fitted_to_stitched_activations_has_reasons(images: Any) -> None:
+    """20 images have half of them for the fit, too few for 16 channels."""
+    a, data = made("cnn"), of(images, double=True)
+    grid = hf_stitch.stitch_grid(
+        a, a, data, layers_a=["layer1.0"], layers_b=["layer1.0"], detectors=["likelihood_ratio"], pooling="mean",
+        test_size=20, resamples=5, progress=False,
+    )  # fmt: skip
+    found = grid.detections["likelihood_ratio"]
+    assert np.isnan(grid.values(figure="auroc(likelihood_ratio)")).all()
+    assert "at least 17 positions, got 10" in found.undefined["lstsq: layer1.0 -> layer1.0"]
+    assert "undefined" in str(grid)
 
 
 def test_grids_with_infinite_doses_are_plotted_and_the_best_baseline_is_printed() -> None:
@@ -295,35 +336,6 @@ def test_a_stitched_model_of_a_grid_does_not_share_its_map(images: Any) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
-    g = torch.Generator().manual_seed(0)
-    mixed = torch.randn(4, 4, generator=g)
-    values = torch.einsum("bchw,cd->bdhw", torch.randn(400, 4, 5, 5, generator=g), mixed) + 1
-    own = Representation(values, "bchw")
-    watch = Watch.of(hf_stitch.registries.detectors.build("mahalanobis"), [own])
-    noise = watch.noise(own, [(0, place) for place in range(400)])
-    assert noise.square().sum() / values.square().sum() == pytest.approx(1, rel=0.05)
-    expected, found = (part.transpose(0, 1).flatten(1).cov() for part in (values, noise))
-    torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.02, rtol=0)
-    with pytest.raises(ValueError, match="all 9 positions are equal"):
-        Watch.of(hf_stitch.registries.detectors.build("knn:k=1"), [Representation(torch.ones(9, 4), "bd")])
-
-
-def test_noise_of_a_sample_depends_neither_on_its_batch_nor_on_padding() -> None:
-    g = torch.Generator().manual_seed(0)
-    mask = torch.ones(3, 6, dtype=torch.bool)
-    mask[0, 4:] = mask[1, 1:3] = False  # on the right of one text, on the left of another, after one prefix token
-    own = Representation(torch.randn(3, 6, 5, generator=g), "bnd", mask=mask, prefix_tokens=1)
-    watch = Watch.of(hf_stitch.registries.detectors.build("knn:k=1"), [own])
-    seeds = [(7, place) for place in range(3)]
-    noise = watch.noise(own, seeds)
-    assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
-    first = own.replace(values=own.values[:1, :4], mask=mask[:1, :4])
-    second = own.replace(values=own.values[1:2, [0, 3, 4, 5]], mask=mask[1:2, [0, 3, 4, 5]])
-    torch.testing.assert_close(watch.noise(first, seeds[:1]), noise[:1, :4])
-    torch.testing.assert_close(watch.noise(second, seeds[1:2]), noise[1:2, [0, 3, 4, 5]])
-
-
 def test_the_corresponding_layer_is_a_hit_a_tie_or_a_miss() -> None:
     values = np.array([[0.9, 0.2, 0.1], [0.3, 0.79, 0.8], [0.2, 0.7, 0.3]])
     p_values = np.array([[1.0, 0.002, 0.002], [0.002, 0.6, 1.0], [0.002, 1.0, 0.002]])
@@ -342,7 +354,7 @@ def job(folder: Any, images: Any) -> StitchGrid:
     return hf_stitch.stitch_grid(
         a, b, of(images, double=True), layers_a=["layer1.0", "layer2.0"], layers_b=["layer2.0"],
         matchers=["lstsq", TaskLoss(max_steps=2, batch_size=16)], batch_size=16, checkpoint_dir=folder, resamples=20,
-        detectors=["mahalanobis"], progress=False,
+        detectors=["mahalanobis", "likelihood_ratio"], progress=False,
     )  # fmt: skip
 
 
@@ -368,11 +380,11 @@ def test_an_interrupted_grid_resumes_to_the_same_bits(
     whole = job(tmp_path / "whole", images)
     original, left = Measures._measure, [1]
 
-    def interrupted(self: Measures, batch: Any, start: int) -> Any:
+    def interrupted(self: Measures, batch: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return original(self, batch, start)
+        return original(self, batch)
 
     # 64 samples are fitted to and 16 scored: one batch.
     monkeypatch.setattr(Measures, "_measure", interrupted)

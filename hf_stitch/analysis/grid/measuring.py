@@ -12,7 +12,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.grid.detection import DOSES, Watch, handed_over, received
+from hf_stitch.analysis.detection.recording import handed_over, received
+from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
@@ -134,8 +135,8 @@ class Measures:
     Attributes:
         arrays: Name of the measure -> ``(n, …)`` float64. ``stitched.*`` have one entry per cell, ``mean_only.*`` and
             ``norm`` one per layer of the target; ``source.*`` and ``target.*`` have one per sample.
-            For each detector, ``<label>.stitched`` has scores of all cells, ``<label>.own`` of the target at each
-            layer, and ``<label>.doses`` of the target with noise, ``(n, layers of b, doses)``.
+            What detectors keep of stitched activations is in ``seen.stitched.<number of the cell>.*``, of the target's
+            own in ``seen.own.<number of the layer>.*``, and with noise in ``seen.doses.<number of the layer>.*``.
 
     Args:
         sides: The networks.
@@ -143,8 +144,7 @@ class Measures:
         samples: Labelled raw samples.
         with_source: Whether to measure the whole source, which needs the classes of the target.
         means: Layer of the target -> stitching layer from the first layer of the source that outputs its mean.
-        watches: (label of a detector, layer of the target) -> fitted detector.
-        seed: Seed of the noise with which detectors are calibrated.
+        watch: The fitted detectors.
     """
 
     def __init__(
@@ -155,12 +155,10 @@ class Measures:
         *,
         with_source: bool,
         means: Mapping[str, StitchingLayer],
-        watches: Mapping[tuple[str, str], Watch],
-        seed: int,
+        watch: Watch,
     ) -> None:
         self.sides, self.stitches, self.samples, self.with_source = sides, stitches, samples, with_source
-        self.means, self.watches, self.seed = means, watches, seed
-        self.detectors = tuple(dict.fromkeys(label for label, _ in watches))
+        self.means, self.watch = means, watch
         self.kept = KEPT["tokens" if sides.is_language_model else "classes"]
         if not sides.is_language_model and samples.labels is None:
             self.kept = ("agreement",)
@@ -189,14 +187,28 @@ class Measures:
             done = saved[0] - offset
             self._parts = {name: [tensor.numpy()] for name, tensor in within("measures.", saved[1]).items()}
         for count, batch in _remaining(self.samples, done, batch_size, "scoring", progress):
-            for name, values in self._measure(batch, count - len(batch.samples)).items():
+            for name, values in self._measure(batch).items():
                 self._parts.setdefault(name, []).append(values)
             if state.due(count == len(self.samples)):
                 self._parts = {name: [values] for name, values in self.arrays.items()}
-                arrays = {f"measures.{name}": torch.from_numpy(values) for name, values in self.arrays.items()}
+                arrays = {f"measures.{name}": torch.from_numpy(values) for name, (values,) in self._parts.items()}
                 state.save(offset + count, {**kept, **arrays})
 
-    def _measure(self, batch: Batch, start: int) -> dict[str, np.ndarray[Any, Any]]:
+    def seen(self, what: str, number: int) -> Seen:
+        """Return what detectors kept of activations.
+
+        Args:
+            what: ``stitched``, ``own`` or ``doses``.
+            number: Number of the cell, or of the layer of the target.
+        """
+        prefix = f"seen.{what}.{number}."
+        return {
+            name.removeprefix(prefix): np.concatenate(parts)
+            for name, parts in self._parts.items()
+            if name.startswith(prefix)
+        }
+
+    def _measure(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
         sides = self.sides
         found = run(sides, batch, complete=True)
         resized = _Resized(found.x)
@@ -208,41 +220,26 @@ class Measures:
         if not sides.is_language_model:
             measured["target.class"] = parents["target"]["class"]
         norms, means, errors, cells = [], [], [], []
-        scores: dict[str, list[Any]] = {f"{label}.stitched": [] for label in self.detectors}
-        for b in sides.layers_b:
+        for j, b in enumerate(sides.layers_b):
             own = received(found.y[b], sides.pooling)
             norms.append(_squares(own.values, own.mask))
+            if self.watch.detectors:
+                measured |= _named(f"seen.own.{j}.", self.watch.see(b, own, batch.ids))
+                measured |= _named(f"seen.doses.{j}.", self.watch.see_doses(b, own, batch.ids))
             constant = self._decode(self._constant(b, found.x), b, found.y[b])
             means.append({"mean": constant.expand(len(batch.samples), *constant.shape[1:])})
-        for (_, a, b), layer in self.stitches.items():
+        for place, ((_, a, b), layer) in enumerate(self.stitches.items()):
             mapped = layer(resized.to(a, layer))
             errors.append(_error(mapped, found.y[b], sides.pooling))
-            for label in self.detectors:
-                scores[f"{label}.stitched"].append(self._score(label, b, handed_over(mapped, sides.pooling)))
+            if self.watch.detectors:
+                handed = self.watch.see(b, handed_over(mapped, sides.pooling), batch.ids)
+                measured |= _named(f"seen.stitched.{place}.", handed)
             cell = {"own": self._decode(mapped, b, found.y[b]), "target": logits["target"]}
             cells.append(self._answers(cell, found, batch)["own"])
         rows = [self._answers({**mean, "target": logits["target"]}, found, batch)["mean"] for mean in means]
         measured |= {f"stitched.{key}": np.stack([row[key] for row in cells], 1) for key in self.kept}
         measured |= {f"mean_only.{key}": np.stack([row[key] for row in rows], 1) for key in self.kept}
-        for label in self.detectors:
-            scores |= self._calibrate(label, found.y, start)
-        measured |= {name: np.stack(values, 1) for name, values in scores.items()}
         return measured | {"norm": np.stack(norms, 1), "error": np.stack(errors, 1)}
-
-    def _score(self, label: str, layer: str, activations: Representation) -> np.ndarray[Any, Any]:
-        return self.watches[label, layer].scorer.score(activations).cpu().numpy()
-
-    def _calibrate(self, label: str, y: Mapping[str, Representation], start: int) -> dict[str, list[Any]]:
-        """Score the target's own activations, plain and with each dose of noise."""
-        found: dict[str, list[Any]] = {f"{label}.own": [], f"{label}.doses": []}
-        for b in self.sides.layers_b:
-            own = received(y[b], self.sides.pooling)
-            watch = self.watches[label, b]
-            noise = watch.noise(own, [(self.seed, start + place) for place in range(own.batch)])
-            noisy = [own.replace(values=own.values + dose**0.5 * noise) for dose in DOSES]
-            found[f"{label}.own"].append(self._score(label, b, own))
-            found[f"{label}.doses"].append(np.stack([self._score(label, b, one) for one in noisy], 1))
-        return found
 
     def _constant(self, b: str, x: Mapping[str, Representation]) -> Representation:
         """Return the mean of the target's rows as a representation: of one sample, or of all where texts differ."""
@@ -280,6 +277,10 @@ class _Resized:
         if (layer, grid) not in self._kept:
             self._kept[layer, grid] = own.resize(grid)
         return self._kept[layer, grid]
+
+
+def _named(prefix: str, values: Seen) -> dict[str, np.ndarray[Any, Any]]:
+    return {f"{prefix}{name}": array for name, array in values.items()}
 
 
 def _error(mapped: Representation, y: Representation, pooling: Pooling) -> np.ndarray[Any, Any]:

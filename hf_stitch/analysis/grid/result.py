@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.grid.detection import DOSES
+from hf_stitch.analysis.detection.noise import DOSES
+from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -55,7 +56,8 @@ class StitchGrid(Result):
     activations of the same samples. 0.5: not at all, so the stitch is in distribution; 1: always. If the detector is
     two-sided, unusually small scores count as strange, too. ``dose(<detector>)`` is the relative residual of noise on
     the target's own activations that it tells apart as well as the stitch: 0 if less than the smallest of
-    :data:`DOSES`, infinity if more than the largest.
+    :data:`DOSES`, infinity if more than the largest. Further figures (``one_sided``, ``two_sided``, ``aupr``,
+    ``fpr95``), noise of all kinds and doses, and the controls are in ``detections``.
 
     Attributes:
         scores: Matcher -> figure -> (layers of a, layers of b, 3) float64: the value and both ends of its 95% interval
@@ -70,11 +72,8 @@ class StitchGrid(Result):
         task: Task of the stitched models.
         pooling: The pooling.
         n: Number of test samples.
-        doses: Detector -> (layers of b, doses, 3) float64: AUROC, with its interval, of the target's own activations
-            with noise of the relative residuals :data:`DOSES` against the same without noise.
-        far: Detector -> (layers of b, 3) float64: AUROC of the target's activations of ``far_data`` against those of
-            the test samples. A detector that does not tell these apart tells nothing at this layer. Empty without
-            ``far_data``.
+        detections: Detector -> what it finds (:class:`Detection`), with its controls. A detector that does not tell
+            far samples apart at a layer tells nothing there.
         undefined: Stitch (``"matcher: layer of a -> layer of b"``) -> why it is undefined.
         recipe: Record for reproducing the grid.
         stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
@@ -101,8 +100,7 @@ class StitchGrid(Result):
     task: str
     pooling: Pooling
     n: int
-    doses: Mapping[str, Array] = field(default_factory=dict)
-    far: Mapping[str, Array] = field(default_factory=dict)
+    detections: Mapping[str, Detection] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     stitches: Mapping[tuple[str, str, str], StitchingLayer] | None = field(
@@ -125,8 +123,9 @@ class StitchGrid(Result):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of the figures."""
-        return tuple(next(iter(self.scores.values())))
+        """Names of the figures; of detectors, ``auroc`` and ``dose``."""
+        own = next(iter(self.scores.values()))
+        return *own, *(f"{figure}({label})" for label in self.detections for figure in ("auroc", "dose"))
 
     def __getitem__(self, matcher: str) -> Array:
         """Return the first figure of a matcher, (layers of a, layers of b) float64: e.g. the relative accuracy."""
@@ -260,8 +259,8 @@ class StitchGrid(Result):
         """Return the scores in long format.
 
         Returns:
-            One row per matcher, figure and pair of layers, with the columns ``matcher``, ``figure``, ``layer_a``,
-            ``layer_b``, ``value``, ``low`` and ``high``.
+            One row per matcher, figure (of detectors, all) and pair of layers, with the columns ``matcher``,
+            ``figure``, ``layer_a``, ``layer_b``, ``value``, ``low`` and ``high``.
         """
         import pandas
 
@@ -271,8 +270,8 @@ class StitchGrid(Result):
                     "matcher": matcher, "figure": figure, "layer_a": a, "layer_b": b,
                     **dict(zip(("value", "low", "high"), map(float, values[i, j]), strict=True)),
                 }
-                for matcher, row in self.scores.items()
-                for figure, values in row.items()
+                for matcher in self.matchers
+                for figure, values in self._figures(matcher).items()
                 for i, a in enumerate(self.layers_a)
                 for j, b in enumerate(self.layers_b)
             ]
@@ -328,14 +327,14 @@ class StitchGrid(Result):
             f"{name} {best(row[figure].reshape(-1, 3)[:, 0]):.3f}" for name, row in self.baselines.items()
         )
         table.caption = f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else "")
-        blind = [
-            f"{label} at {layer}"
-            for label, far in self.far.items()
-            for layer, (_, low, _) in zip(self.layers_b, far, strict=True)
-            if low <= 0.5
-        ]
+        blind = [f"{label} at {layer}" for label, found in self.detections.items() for layer in found.blind]
+        if self.detections and not all("far" in found.controls for found in self.detections.values()):
+            table.caption += "; without far_data, it is unknown whether the detectors notice anything"
         if blind:
             table.caption += f"; does not tell far samples apart, so tells nothing: {', '.join(blind)}"
+        for label, found in self.detections.items():
+            for what, why in list(found.undefined.items())[:1]:
+                table.caption += f"; {label} is undefined for {len(found.undefined)} figures, as {what}: {why}"
         for matcher in self.matchers:
             table.add_column(Text(matcher))
         for i, layer in enumerate(self.layers_a):
@@ -354,9 +353,17 @@ class StitchGrid(Result):
         if label not in self.scores:
             raise KeyError(f"the grid has no matcher {label!r}; it has {', '.join(self.matchers)}")
         name = self.figures[0] if figure is None else figure
-        if name not in self.scores[label]:
-            raise KeyError(f"the grid has no figure {name!r}; it has {', '.join(self.figures)}")
-        return self.scores[label][name]
+        found = self._figures(label)
+        if name not in found:
+            raise KeyError(f"the grid has no figure {name!r}; it has {', '.join(found)}")
+        return found[name]
+
+    def _figures(self, matcher: str) -> dict[str, Array]:
+        """All figures of a matcher, also those of detectors."""
+        found = dict(self.scores[matcher])
+        for label, detection in self.detections.items():
+            found |= {f"{figure}({label})": values for figure, values in detection.figures.get(matcher, {}).items()}
+        return found
 
 
 def _not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:

@@ -1,0 +1,142 @@
+"""How well the scores of a detector tell two sets of samples apart, with intervals."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_stitch.analysis.scoring import resampled
+
+Array = NDArray[np.float64]
+FIGURES = ("auroc", "one_sided", "two_sided", "aupr", "fpr95")
+"""Figures of :func:`discrimination`."""
+
+RESAMPLES = 200
+"""Bootstrap resamples for the intervals of ``aupr`` and ``fpr95``."""
+
+RECALL = 0.95
+"""Share of strange samples that are found at the threshold of ``fpr95``."""
+
+
+def discrimination(strange: Array, own: Array, *, two_sided: bool, paired: bool, seed: int = 0) -> dict[str, Array]:
+    """Compute how well scores tell strange samples from the network's own, with 95% intervals.
+
+    Args:
+        strange: ``(n,)`` scores of the strange samples, larger for stranger ones.
+        own: ``(m,)`` scores of the others.
+        two_sided: Whether the detector is two-sided, which decides what ``auroc``, ``aupr`` and ``fpr95`` mean.
+        paired: Whether both are scores of the same samples, which are then resampled together.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Figure -> ``(3,)``: the value and both ends of its interval. ``one_sided`` and ``two_sided`` are AUROCs of the
+        scores and of their distances from the median of the others (:func:`sided`); ``auroc`` is the one that the
+        detector declares. ``aupr`` is the average precision with the strange samples as positives, ``fpr95`` the share
+        of the network's own samples above the threshold above which 95% of the strange ones are.
+
+    Example:
+        >>> found = discrimination(np.arange(9.0) + 100, np.arange(9.0), two_sided=False, paired=True)
+        >>> {name: float(value[0]) for name, value in found.items()}
+        {'auroc': 1.0, 'one_sided': 1.0, 'two_sided': 1.0, 'aupr': 1.0, 'fpr95': 0.0}
+    """
+    folded = sided(strange, own), sided(own, own)
+    found = {"one_sided": auroc(strange, own, paired=paired), "two_sided": auroc(*folded, paired=paired)}
+    chosen = folded if two_sided else (strange, own)
+    rates = _rates(*chosen, paired=paired, seed=seed)
+    return {"auroc": found["two_sided" if two_sided else "one_sided"], **found, **rates}
+
+
+def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
+    """Compute the AUROC of two sets of scores, with its 95% interval (DeLong et al. 1988).
+
+    Args:
+        positive: ``(n,)`` scores that should be higher.
+        negative: ``(m,)`` other scores.
+        paired: Whether both are scores of the same samples.
+
+    Returns:
+        ``(3,)``: the AUROC, where ties count half, and both ends of its interval, which are cut to [0, 1].
+    """
+    above = _share_below(np.sort(negative), positive)
+    below = 1 - _share_below(np.sort(positive), negative)
+    value = float(above.mean())
+    if paired:
+        error = float((above + below).std(ddof=1)) / len(above) ** 0.5
+    else:
+        error = float(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)) ** 0.5
+    margin = NormalDist().inv_cdf(0.975) * error
+    return np.array([value, max(0.0, value - margin), min(1.0, value + margin)])
+
+
+def sided(scores: Array, own: Array) -> Array:
+    """Return scores that are larger the further they are from the middle of others, on either side.
+
+    Args:
+        scores: ``(n,)`` scores.
+        own: ``(m,)`` scores of the network's own samples.
+
+    Returns:
+        ``(n,)``: distance of the rank among ``own`` from the middle, from 0 to 0.5.
+    """
+    distances: Array = np.abs(_share_below(np.sort(own), scores) - 0.5)
+    return distances
+
+
+def _share_below(known: Array, scores: Array) -> Array:
+    """Share of sorted values that are below each score; equal ones count half."""
+    below, upto = (np.searchsorted(known, scores, side) for side in ("left", "right"))
+    shares: Array = (below + upto) / (2 * len(known))
+    return shares
+
+
+def _rates(strange: Array, own: Array, *, paired: bool, seed: int) -> dict[str, Array]:
+    """Average precision and false positive rate at a recall of 95%, each with its percentile interval."""
+    levels, ranks = np.unique(-np.concatenate([strange, own]), return_inverse=True)
+    found = _cumulated(ranks[: len(strange)], _weights(len(strange), seed), len(levels))
+    false = _cumulated(ranks[len(strange) :], _weights(len(own), seed if paired else seed + 1), len(levels))
+    precision = found / np.maximum(found + false, 1)
+    gained = np.diff(found, axis=1, prepend=0)
+    enough = (found >= RECALL * found[:, -1:] * (1 - 1e-12)).argmax(1)
+    rate = np.take_along_axis(false, enough[:, None], 1)[:, 0] / false[:, -1]
+    return {"aupr": _interval((gained * precision).sum(1) / found[:, -1]), "fpr95": _interval(rate)}
+
+
+@lru_cache(maxsize=4)
+def _weights(n: int, seed: int) -> Array:
+    return np.concatenate(list(resampled(n, RESAMPLES, seed)))
+
+
+def _cumulated(ranks: NDArray[np.intp], weights: Array, levels: int) -> Array:
+    """Return the weight of all samples up to each rank, for each row of weights."""
+    order = np.argsort(ranks, kind="stable")
+    total = np.concatenate([np.zeros((len(weights), 1)), np.cumsum(weights[:, order], axis=1)], axis=1)
+    return total[:, np.searchsorted(ranks[order], np.arange(levels), "right")]
+
+
+def _interval(drawn: Array) -> Array:
+    return np.array([drawn[0], *np.quantile(drawn[1:], [0.025, 0.975])])
+
+
+def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Array:
+    """Return the dose of noise that a detector tells apart as well as it tells apart a stitch.
+
+    Args:
+        values: ``(…)`` AUROCs of stitches at one layer of the target.
+        doses: ``(doses,)`` AUROCs of the target's activations with noise.
+        sizes: The doses.
+
+    Returns:
+        ``(…)`` doses, interpolated on a logarithmic scale. 0 up to an AUROC of .5 and below that of the smallest dose,
+        infinity above that of the largest, NaN where an AUROC is NaN.
+
+    Example:
+        >>> equivalent_dose(np.array([0.5, 0.7, 0.99]), np.array([0.6, 0.8]), (0.1, 1.0)).round(3).tolist()
+        [0.0, 0.316, inf]
+    """
+    rising = np.maximum.accumulate(np.maximum(doses, 0.5))
+    found = np.exp(np.interp(values, rising, np.log(sizes)))
+    found = np.where((values < rising[0]) | (values <= 0.5), 0.0, np.where(values > rising[-1], np.inf, found))
+    return np.where(np.isnan(values) | np.isnan(rising[-1]), np.nan, found)

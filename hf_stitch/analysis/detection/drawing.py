@@ -1,0 +1,76 @@
+"""Random choices that depend on the id of a sample alone: positions, noise, halves of the samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hf_stitch.data.samples import Id
+from hf_stitch.detectors.base import Reads
+from hf_stitch.representation import Representation
+
+POSITIONS = 8
+"""Positions that are kept of each sample for detectors of stitched activations."""
+
+
+def generator(id_: Id, seed: int, purpose: str) -> np.random.Generator:
+    """Return the random numbers of one sample.
+
+    Args:
+        id_: Id of the sample.
+        seed: Seed of all choices.
+        purpose: What the numbers are for; different purposes have independent numbers.
+    """
+    key = hashlib.sha256(f"{seed} {purpose} {id_!r}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(key[:8]))
+
+
+def halves(ids: Sequence[Id], seed: int, purpose: str = "halves") -> NDArray[np.bool_]:
+    """Split samples at random into two halves of equal size.
+
+    Args:
+        ids: Ids of the samples.
+        seed: Seed of the split.
+        purpose: What the split is for; different purposes have independent splits.
+
+    Returns:
+        ``(n,)``, true for the second half. The order of the samples does not matter.
+    """
+    drawn = [generator(id_, seed, purpose).random() for id_ in ids]
+    second = np.zeros(len(ids), bool)
+    second[np.argsort(drawn)[len(ids) // 2 :]] = True
+    return second
+
+
+def drawn_rows(activations: Representation, ids: Sequence[Id], seed: int, reads: Reads) -> torch.Tensor:
+    """Return some rows of each sample, for detectors of stitched activations.
+
+    Args:
+        activations: A batch.
+        ids: Ids of its samples.
+        seed: Seed of the positions.
+        reads: ``"positions"``: :data:`POSITIONS` positions of each sample, drawn by its id; a sample with fewer repeats
+            some. ``"samples"``: the mean over all positions.
+
+    Returns:
+        ``(batch, positions, d)`` float32 on the CPU.
+
+    Raises:
+        ValueError: If a sample has no position.
+    """
+    if reads == "samples" or activations.layout == "bd":
+        return activations.rows("mean").float().cpu()[:, None]
+    rows, owners = activations.rows("none"), activations.row_samples("none").cpu()
+    counts = torch.bincount(owners, minlength=activations.batch)
+    if not bool(counts.all()):
+        raise ValueError(f"sample {ids[int((counts == 0).nonzero()[0])]!r} has no position: leave it out")
+    starts = counts.cumsum(0) - counts
+    places = [
+        start + generator(id_, seed, "positions").choice(count, POSITIONS, replace=count < POSITIONS)
+        for id_, start, count in zip(ids, starts.tolist(), counts.tolist(), strict=True)
+    ]
+    return rows[torch.from_numpy(np.stack(places)).to(rows.device)].float().cpu()

@@ -1,0 +1,161 @@
+"""Activations of layers, computed once for all detectors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.data import Samples
+from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.representation import Pooling, Representation
+from hf_stitch.stitches.layer import POOLED
+from hf_stitch.storage.rows import RowStore
+
+MEMORY = 2**31
+"""Bytes of activations that are kept in memory. A layer with more is kept in a temporary file."""
+
+
+def received(activations: Representation, pooling: Pooling) -> Representation:
+    """Return the target's own activations in the form in which a stitch with this pooling hands over its own.
+
+    Args:
+        activations: Activations of the target.
+        pooling: Pooling of the stitch.
+    """
+    if pooling not in POOLED or activations.layout == "bd":
+        return activations
+    return Representation(activations.rows("cls" if activations.prefix_tokens else pooling), "bd")
+
+
+def handed_over(mapped: Representation, pooling: Pooling) -> Representation:
+    """Return the output of a stitch, as one vector per sample if the pooling leaves one.
+
+    Args:
+        mapped: Output of a stitching layer.
+        pooling: Its pooling.
+    """
+    if pooling not in POOLED or mapped.layout == "bd":
+        return mapped
+    return Representation(mapped.positions()[:, 0], "bd")
+
+
+def recorded(
+    network: Adapter,
+    layers: Sequence[str],
+    data: Sequence[Samples],
+    pooling: Pooling,
+    batch_size: int,
+    *,
+    memory: int = MEMORY,
+    progress: bool = False,
+) -> Iterator[tuple[str, list[list[Representation]]]]:
+    """Compute the activations of a network at several layers, with few runs of the network.
+
+    As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
+    a temporary file, which is mapped into memory.
+
+    Args:
+        network: The network.
+        layers: Its layers.
+        data: Sets of raw samples.
+        pooling: Pooling of the stitches (:func:`received`).
+        batch_size: Number of samples per forward pass.
+        memory: Bytes to keep in memory.
+        progress: Whether to show a progress bar.
+
+    Yields:
+        Each layer with the batches of each set of samples. They are valid until the next layer.
+
+    Raises:
+        ValueError: If activations are NaN or infinite; the message names layer and sample.
+    """
+    sizes = _sizes(network, layers, data[0], pooling, sum(map(len, data)))
+    for group in _groups(layers, sizes, memory):
+        with ExitStack() as stack:
+            folder = None
+            if sizes[group[0]] > memory:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            kept = [
+                _run(network, group, samples, pooling, batch_size, folder, str(number), progress)
+                for number, samples in enumerate(data)
+            ]
+            for layer in group:
+                yield layer, [of_set.pop(layer) for of_set in kept]
+
+
+def _sizes(network: Adapter, layers: Sequence[str], samples: Samples, pooling: Pooling, count: int) -> dict[str, int]:
+    """Estimate the bytes of each layer from one sample."""
+    first = next(iter(samples.batches(1)))
+    with torch.no_grad():
+        found = network.encode(network.preprocess(first.samples), list(layers))
+    return {layer: count * received(found[layer], pooling).values.nbytes for layer in layers}
+
+
+def _groups(layers: Sequence[str], sizes: dict[str, int], memory: int) -> list[list[str]]:
+    """Group layers so that each group fits into memory, if each of its layers does."""
+    groups: list[list[str]] = []
+    for layer in dict.fromkeys(layers):
+        if groups and sum(sizes[other] for other in groups[-1]) + sizes[layer] <= memory:
+            groups[-1].append(layer)
+        else:
+            groups.append([layer])
+    return groups
+
+
+@torch.no_grad()
+def _run(
+    network: Adapter,
+    layers: Sequence[str],
+    samples: Samples,
+    pooling: Pooling,
+    batch_size: int,
+    folder: Path | None,
+    name: str,
+    progress: bool,
+) -> dict[str, list[Representation]]:
+    """Run the network once over the samples."""
+    kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
+    store = None if folder is None else _Flat(folder / name)
+    with tqdm(
+        total=len(samples), desc="activations", unit="sample", delay=3, disable=None if progress else True
+    ) as bar:
+        for batch in samples.batches(batch_size):
+            found = network.encode(network.preprocess(batch.samples), list(layers))
+            for layer in layers:
+                check_finite(found[layer], f"layer {layer!r}", batch)
+                own = received(found[layer], pooling)
+                own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
+                kept[layer].append(own)
+            bar.update(len(batch.samples))
+    if store is not None:
+        (layer,) = layers  # a file has one layer
+        kept[layer] = [own.replace(values=values) for own, values in zip(kept[layer], store.all(), strict=True)]
+    return kept
+
+
+class _Flat:
+    """Tensors of any shapes and of one dtype, one behind the other in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._store, self._shapes = RowStore(path), list[torch.Size]()
+
+    def put(self, values: Tensor) -> Tensor:
+        """Append a tensor; returns one of its shape that takes no memory."""
+        self._store.append(values.flatten())
+        self._shapes.append(values.shape)
+        return values.new_empty(1).expand(values.shape)
+
+    def all(self) -> list[Tensor]:
+        """Map all tensors into memory, in order."""
+        flat = self._store.rows()
+        return [
+            part.view(shape)
+            for part, shape in zip(flat.split([shape.numel() for shape in self._shapes]), self._shapes, strict=True)
+        ]

@@ -1,0 +1,243 @@
+"""What one detector finds at the layers of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_stitch.analysis.detection.discrimination import FIGURES, auroc, discrimination, equivalent_dose, sided
+from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.noise import DOSES, KINDS
+from hf_stitch.analysis.detection.watching import Seen, Watch
+from hf_stitch.analysis.scoring import Score
+from hf_stitch.data.samples import Id
+from hf_stitch.results import Result
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Array = NDArray[np.float64]
+Cell = tuple[str, str, str]
+"""Label of a matcher, layer of the source, layer of the target."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detection(Result):
+    """What a detector finds at layers of a target: of stitched activations, of noise of known size, and its controls.
+
+    All AUROCs are of the declared side of the detector: if it is two-sided, unusually small scores count as strange.
+
+    Attributes:
+        detector: Label of the detector.
+        layers: Layers of the target.
+        figures: Matcher -> figure -> ``(layers of the source, layers, 3)``: the value and both ends of its 95%
+            interval. ``auroc``: stitched activations against the target's own of the same samples; ``dose``: the
+            relative residual of coloured noise that is as easy to tell, 0 if less than the smallest of :data:`DOSES`,
+            infinity if more than the largest; ``one_sided`` and ``two_sided``: AUROCs of either side; ``aupr``, the
+            average precision; ``fpr95``, the share of the target's own activations above the threshold that finds 95%
+            of the stitched ones. NaN where a stitch, or the detector there, is undefined.
+        doses: Kind of noise (:data:`KINDS`) -> ``(layers, doses, 3)``: AUROC of the target's own activations with noise
+            of the relative residuals :data:`DOSES` against the same without noise. NaN where there is no such noise.
+        controls: ``halves``: AUROC of one half of the test samples against the other, .5 up to chance; ``train``: of
+            the test samples against those to which the detector was fitted; ``far``, if far samples were given: of
+            these against the test samples. Each ``(layers, 3)``.
+        undefined: What the detector could not be fitted for -> why.
+
+    Example:
+        >>> half = np.full((1, 3), 0.5)
+        >>> detection = Detection("knn", ("bn1",), {}, {"coloured": np.full((1, 5, 3), 0.5)}, {"far": half})
+        >>> detection.blind
+        ('bn1',)
+    """
+
+    detector: str
+    layers: tuple[str, ...]
+    figures: Mapping[str, Mapping[str, Array]]
+    doses: Mapping[str, Array]
+    controls: Mapping[str, Array]
+    undefined: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """Layers where the detector does not tell far samples apart, so that it says nothing there."""
+        far = self.controls.get("far", np.ones((len(self.layers), 3)))
+        return tuple(layer for layer, (_, low, _) in zip(self.layers, far, strict=True) if not low > 0.5)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the controls and the AUROCs of noise in long format.
+
+        Returns:
+            One row per layer and measure, with the columns ``detector``, ``layer``, ``measure`` (``halves``, ``train``,
+            ``far``, ``coloured 0.01``, …), ``value``, ``low`` and ``high``.
+        """
+        import pandas
+
+        measured = {
+            **self.controls,
+            **{f"{kind} {dose:g}": of[:, i] for kind, of in self.doses.items() for i, dose in enumerate(DOSES)},
+        }
+        return pandas.DataFrame(
+            [
+                {"detector": self.detector, "layer": layer, "measure": name,
+                 **dict(zip(("value", "low", "high"), map(float, row), strict=True))}
+                for name, values in measured.items()
+                for layer, row in zip(self.layers, values, strict=True)
+            ]
+        )  # fmt: skip
+
+    def plot(self, kind: str = "coloured") -> Figure:
+        """Plot the AUROC of each layer over the dose of noise.
+
+        Args:
+            kind: Kind of noise, one of :data:`KINDS`.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            KeyError: If there is no such kind.
+        """
+        from hf_stitch.plots import curves
+
+        if kind not in self.doses:
+            raise KeyError(f"there is no noise {kind!r}; there is {', '.join(self.doses)}")
+        lines = {
+            layer: {dose: (float(v), float(low), float(high)) for dose, (v, low, high) in zip(DOSES, rows, strict=True)}
+            for layer, rows in zip(self.layers, self.doses[kind], strict=True)
+            if not np.isnan(rows).any()
+        }
+        figure = curves(lines, axis=f"relative residual of {kind} noise", label=f"AUROC, {self.detector}")
+        figure.axes[0].set_xscale("log")
+        return figure
+
+    def __rich__(self) -> Table:
+        """Return the table that ``rich`` prints: controls and coloured noise, by layer."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            "layer", *self.controls, *(f"noise {dose:g}" for dose in DOSES),
+            title=f"AUROC, {self.detector}", title_justify="left",
+        )  # fmt: skip
+        for place, layer in enumerate(self.layers):
+            controls = (str(Score(*map(float, values[place]))) for values in self.controls.values())
+            noise = (f"{value:.3f}" for value in self.doses["coloured"][place, :, 0])
+            table.add_row(Text(layer), *map(Text, controls), *noise)
+        if self.blind:
+            table.caption = f"does not tell far samples apart, so says nothing, at {', '.join(self.blind)}"
+        return table
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a watch kept of all activations of a test.
+
+    Attributes:
+        ids: Ids of the test samples.
+        own: Layer of the target -> what is kept of its own activations.
+        doses: Layer -> what is kept of its own activations with noise (:meth:`Watch.see_doses`).
+        stitched: Cell -> what is kept of stitched activations.
+        known_ids: Ids of the samples to which detectors were fitted.
+        far: Layer -> what is kept of far samples; empty without far samples.
+        far_ids: Ids of the far samples.
+    """
+
+    ids: Sequence[Id]
+    own: Mapping[str, Seen]
+    doses: Mapping[str, Seen]
+    stitched: Mapping[Cell, Seen]
+    known_ids: Sequence[Id]
+    far: Mapping[str, Seen] = field(default_factory=dict)
+    far_ids: Sequence[Id] = ()
+
+
+def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence) -> Detection:
+    """Compute what one detector finds.
+
+    Args:
+        watch: The fitted detectors.
+        label: Label of the detector.
+        layers_a: Layers of the source.
+        evidence: What was kept of all activations.
+
+    Returns:
+        The figures of all stitches, noises and controls.
+    """
+    asked = _Asked(watch, label, evidence)
+    layers = tuple(evidence.own)
+    doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in KINDS}
+    controls = {
+        name: np.full((len(layers), 3), np.nan) for name in ("halves", "train", *(["far"] * bool(evidence.far)))
+    }
+    for j, layer in enumerate(layers):
+        for kind in watch.layers[layer].noise.kinds:
+            for number, dose in enumerate(DOSES):
+                doses[kind][j, number] = asked.dose(layer, f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}")
+        for name, values in controls.items():
+            values[j] = asked.control(name, layer)
+    matchers = dict.fromkeys(matcher for matcher, _, _ in evidence.stitched)
+    shape = (len(layers_a), len(layers), 3)
+    figures = {m: {name: np.full(shape, np.nan) for name in ("auroc", "dose", *FIGURES[1:])} for m in matchers}
+    for (matcher, la, lb), seen in evidence.stitched.items():
+        place = layers_a.index(la), layers.index(lb)
+        found = asked.stitched(lb, seen, f"{matcher}: {la} -> {lb}")
+        found["dose"] = equivalent_dose(found["auroc"], doses["coloured"][place[1], :, 0], DOSES)
+        for name, values in found.items():
+            figures[matcher][name][place] = values
+    return Detection(label, layers, figures, doses, controls, asked.undefined)
+
+
+class _Asked:
+    """The answers of one detector; where it cannot be fitted, NaN and the reason."""
+
+    def __init__(self, watch: Watch, label: str, evidence: Evidence) -> None:
+        self.watch, self.label, self.evidence = watch, label, evidence
+        self.two_sided = watch.detectors[label].two_sided
+        self.undefined: dict[str, str] = {}
+
+    def stitched(self, layer: str, seen: Seen, what: str) -> dict[str, Array]:
+        scores = self._scores(what, layer, seen, self.evidence.own[layer], self.evidence.ids)
+        if scores is None:
+            return {name: np.full(3, np.nan) for name in FIGURES}
+        return discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
+
+    def dose(self, layer: str, prefix: str, what: str) -> Array:
+        seen = {key.removeprefix(prefix): v for key, v in self.evidence.doses[layer].items() if key.startswith(prefix)}
+        return self._auroc(self._scores(what, layer, seen, self.evidence.own[layer], self.evidence.ids), paired=True)
+
+    def control(self, name: str, layer: str) -> Array:
+        kept, own, ids = self.evidence, self.evidence.own[layer], self.evidence.ids
+        what = f"{layer}, control {name}"
+        if name == "far":
+            scores = self._scores(what, layer, kept.far[layer], own, ids, kept.far_ids)
+        elif name == "train":
+            scores = self._scores(what, layer, own, self.watch.layers[layer].known, kept.known_ids, ids)
+        else:
+            second = halves(ids, self.watch.seed, "control")
+            strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
+            others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
+            scores = self._scores(what, layer, strange, rest, ids, others)
+        return self._auroc(scores, paired=False)
+
+    def _scores(
+        self, what: str, layer: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
+    ) -> tuple[Array, Array] | None:
+        try:
+            return self.watch.compare(self.label, layer, strange, own, ids, others)
+        except ValueError as error:
+            self.undefined[what] = str(error)
+            return None
+
+    def _auroc(self, scores: tuple[Array, Array] | None, *, paired: bool) -> Array:
+        if scores is None:
+            return np.full(3, np.nan)
+        strange, own = scores
+        if self.two_sided:
+            strange, own = sided(strange, own), sided(own, own)
+        return auroc(strange, own, paired=paired)

@@ -1,0 +1,308 @@
+"""Detectors fitted at the layers of a target, and what they make of activations that they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.detection.drawing import drawn_rows, halves
+from hf_stitch.analysis.detection.noise import DOSES, Noise
+from hf_stitch.analysis.detection.recording import recorded
+from hf_stitch.data import Samples
+from hf_stitch.data.overlap import ContentSketch
+from hf_stitch.data.samples import Id
+from hf_stitch.detectors import Detector, Scorer
+from hf_stitch.representation import Pooling, Representation
+
+Array = NDArray[np.float64]
+Seen = Mapping[str, NDArray[np.floating]]
+"""What is kept of activations: label of a detector -> ``(n,)`` scores; ``rows.<reads>`` -> ``(n, positions, d)`` rows,
+for detectors that learn from stitched activations."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The detectors of one layer.
+
+    Attributes:
+        noise: Noise for the target's own activations.
+        scorers: Label -> fitted detector; those that learn from stitched activations are fitted later.
+        known: What is kept of the samples to which the detectors were fitted.
+    """
+
+    noise: Noise
+    scorers: Mapping[str, Scorer]
+    known: Seen
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Detectors at the layers of a target.
+
+    Attributes:
+        detectors: Label -> detector.
+        seed: Seed of drawn positions, of noise and of halves.
+        layers: Layer -> its fitted detectors.
+    """
+
+    detectors: Mapping[str, Detector]
+    seed: int
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+
+    def see(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
+        """Show activations to the detectors of a layer.
+
+        Args:
+            layer: The layer.
+            activations: The target's own activations, or those that a stitch hands over.
+            ids: Ids of the samples.
+
+        Returns:
+            What is kept of them, as :data:`Seen`.
+        """
+        return _seen(self.detectors, self.layers[layer].scorers, activations, ids, self.seed)
+
+    def see_doses(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
+        """Show the target's own activations with noise to the detectors of a layer.
+
+        Args:
+            layer: The layer.
+            activations: The target's own activations.
+            ids: Ids of the samples.
+
+        Returns:
+            ``<kind>.<dose>.<what is kept>``, for every kind of noise and every dose.
+        """
+        found: dict[str, NDArray[np.floating]] = {}
+        for kind, noise in self.layers[layer].noise.draw(activations, ids, self.seed).items():
+            for number, dose in enumerate(DOSES):
+                noisy = activations.replace(values=activations.values + dose**0.5 * noise)
+                found |= {f"{kind}.{number}.{key}": values for key, values in self.see(layer, noisy, ids).items()}
+        return found
+
+    def compare(
+        self,
+        label: str,
+        layer: str,
+        strange: Seen,
+        own: Seen,
+        ids: Sequence[Id],
+        others: Sequence[Id] | None = None,
+    ) -> tuple[Array, Array]:
+        """Return the scores of strange activations and of the target's own.
+
+        A detector of stitched activations is fitted to one half of the samples and scores the other, twice. The strange
+        and the own activations of a sample are in the same half.
+
+        Args:
+            label: Label of the detector.
+            layer: The layer.
+            strange: What is kept of the strange activations.
+            own: What is kept of the target's own activations.
+            ids: Ids of the samples of the own activations.
+            others: Ids of the samples of the strange ones, if they are other samples.
+
+        Returns:
+            ``(n,)`` and ``(m,)`` scores.
+
+        Raises:
+            ValueError: If the detector cannot be fitted to one half.
+        """
+        detector = self.detectors[label]
+        if detector.auxiliary != "stitched":
+            return np.asarray(strange[label], np.float64), np.asarray(own[label], np.float64)
+        key = f"rows.{detector.reads}"
+        folds = halves(ids, self.seed), halves(ids if others is None else others, self.seed)
+        return crossfitted(detector, own[key], strange[key], folds)
+
+
+def crossfitted(
+    detector: Detector,
+    own: NDArray[np.floating],
+    strange: NDArray[np.floating],
+    folds: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+) -> tuple[Array, Array]:
+    """Fit a detector to one half of own and of strange rows, and score the other half, twice.
+
+    Args:
+        detector: A detector of stitched activations.
+        own: ``(n, positions, d)`` rows of the target's own activations.
+        strange: ``(m, positions, d)`` strange rows.
+        folds: ``(n,)`` and ``(m,)`` bool: the half of each sample.
+
+    Returns:
+        ``(m,)`` scores of the strange samples and ``(n,)`` of the own ones.
+
+    Raises:
+        ValueError: If the detector cannot be fitted to one half.
+    """
+    scores = np.empty(len(strange)), np.empty(len(own))
+    for half in (False, True):
+        fitted_own, fitted_strange = (_as_batch(x[f == half]) for x, f in zip((own, strange), folds, strict=True))
+        scorer = detector.fit([fitted_own], auxiliary=[fitted_strange])
+        for scored, rows, fold in zip(scores, (strange, own), reversed(folds), strict=True):
+            scored[fold != half] = scorer.score(_as_batch(rows[fold != half])).cpu().numpy()
+    return scores
+
+
+def _as_batch(rows: NDArray[np.floating]) -> Representation:
+    values = torch.from_numpy(np.ascontiguousarray(rows))
+    return Representation(values[:, 0], "bd") if values.shape[1] == 1 else Representation(values, "bnd")
+
+
+def _seen(
+    detectors: Mapping[str, Detector],
+    scorers: Mapping[str, Scorer],
+    activations: Representation,
+    ids: Sequence[Id],
+    seed: int,
+) -> dict[str, NDArray[np.floating]]:
+    found: dict[str, NDArray[np.floating]] = {
+        label: scorer.score(activations).cpu().numpy() for label, scorer in scorers.items()
+    }
+    for reads in dict.fromkeys(d.reads for d in detectors.values() if d.auxiliary == "stitched"):
+        found[f"rows.{reads}"] = drawn_rows(activations, ids, seed, reads).numpy()
+    return found
+
+
+def _seen_in(
+    detectors: Mapping[str, Detector],
+    scorers: Mapping[str, Scorer],
+    batches: Sequence[Representation],
+    ids: Sequence[Id],
+    seed: int,
+) -> dict[str, NDArray[np.floating]]:
+    parts, start = [], 0
+    for batch in batches:
+        parts.append(_seen(detectors, scorers, batch, ids[start : (start := start + batch.batch)], seed))
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def fit_watch(
+    detectors: Mapping[str, Detector],
+    network: Adapter,
+    layers: Sequence[str],
+    samples: Samples,
+    pooling: Pooling,
+    batch_size: int,
+    *,
+    outliers: Samples | None = None,
+    residuals: Mapping[str, Sequence[Tensor]] | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Watch:
+    """Fit each detector at each layer of the target. The activations of a layer are computed once for all of them.
+
+    Args:
+        detectors: Label -> detector.
+        network: The target.
+        layers: Its layers.
+        samples: Raw samples.
+        pooling: Pooling of the stitches.
+        batch_size: Number of samples per forward pass.
+        outliers: Raw samples of other data, for detectors that need them.
+        residuals: Layer -> residuals of least squares, ``(positions, d)`` for each of some samples, for noise of this
+            kind. Layers that are left out have no such noise.
+        seed: Seed of drawn positions, of noise and of halves.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The fitted detectors.
+
+    Raises:
+        ValueError: If a detector cannot be fitted; the message names detector and layer.
+    """
+    if not detectors:
+        return Watch(detectors, seed)
+    needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
+    data = [samples] if needed is None else [samples, needed]
+    found: dict[str, Layer] = {}
+    for layer, (own, *others) in recorded(network, layers, data, pooling, batch_size, progress=progress):
+        scorers: dict[str, Scorer] = {}
+        try:
+            noise = Noise.of(own, (residuals or {}).get(layer, ()))
+        except ValueError as error:
+            raise ValueError(f"layer {layer!r} of the target: {error}") from error
+        for label, detector in detectors.items():
+            if detector.auxiliary == "stitched":
+                continue
+            try:
+                scorers[label] = detector.fit(own, samples.labels, others[0] if others else None)
+            except ValueError as error:
+                raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
+        known = _seen_in(detectors, scorers, own, samples.ids, seed)
+        found[layer] = Layer(noise, scorers, known)
+    return Watch(detectors, seed, found)
+
+
+def see_all(
+    watch: Watch, network: Adapter, samples: Samples, pooling: Pooling, batch_size: int, *, progress: bool = False
+) -> dict[str, Seen]:
+    """Show the target's activations of samples to the detectors of all layers.
+
+    Args:
+        watch: The fitted detectors.
+        network: The target.
+        samples: Raw samples.
+        pooling: Pooling of the stitches.
+        batch_size: Number of samples per forward pass.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        Layer -> what is kept.
+    """
+    found: dict[str, Seen] = {}
+    for layer, (batches,) in recorded(network, list(watch.layers), [samples], pooling, batch_size, progress=progress):
+        layer_watch = watch.layers[layer]
+        found[layer] = _seen_in(watch.detectors, layer_watch.scorers, batches, samples.ids, watch.seed)
+    return found
+
+
+def check_needs(
+    detectors: Mapping[str, Detector], samples: Samples, outliers: Samples | None, far: Samples | None
+) -> None:
+    """Check before any work that detectors get what they need.
+
+    Args:
+        detectors: Label -> detector.
+        samples: Samples to which they will be fitted.
+        outliers: Samples of other data (``auxiliary_data=``).
+        far: Far samples, on which they will be tested (``far_data=``).
+
+    Raises:
+        ValueError: If labels or samples of other data are missing, other data are given that no detector needs, these
+            are also the far samples, or a detector of stitched activations reads more than positions.
+    """
+    for label, detector in detectors.items():
+        if detector.needs_labels and samples.labels is None:
+            raise ValueError(f"detector {label} needs the class of each sample, but the data have no labels")
+        if detector.auxiliary == "outliers" and outliers is None:
+            raise ValueError(
+                f"detector {label} needs samples of other data: pass auxiliary_data=, other samples than far_data="
+            )
+        if detector.auxiliary == "stitched" and (detector.reads == "whole" or detector.needs_labels):
+            raise ValueError(
+                f"detector {label} learns from stitched activations, of which only drawn positions are kept, without "
+                'labels: it must declare reads = "positions" or "samples", and needs_labels = False'
+            )
+    if outliers is None:
+        return
+    if not any(detector.auxiliary == "outliers" for detector in detectors.values()):
+        raise ValueError(
+            f"auxiliary_data= is for detectors that need samples of other data; {_names(detectors)} do not"
+        )
+    if far is not None and (shared := ContentSketch.of(outliers).share(far) or 0) > 0:
+        raise ValueError(
+            f"{shared:.0%} of far_data are also in auxiliary_data, to which detectors are fitted: what they make of "
+            "these samples shows nothing. Pass other samples"
+        )
+
+
+def _names(detectors: Mapping[str, Detector]) -> str:
+    return ", ".join(detectors) or "no detectors are named, so they"

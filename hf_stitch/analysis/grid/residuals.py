@@ -1,0 +1,60 @@
+"""What least squares leaves at each layer of the target, as noise with which detectors are calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hf_stitch.analysis.detection.drawing import generator
+from hf_stitch.analysis.detection.recording import handed_over, received
+from hf_stitch.analysis.grid.measuring import Sides, run
+from hf_stitch.data import Samples
+from hf_stitch.matchers.fitting import PairMoments, fit_layer
+from hf_stitch.registry import registries
+from hf_stitch.stitches import StitchingLayer
+
+DONORS = 64
+"""Number of samples whose residuals are kept."""
+
+
+@torch.no_grad()
+def residuals(sides: Sides, moments: PairMoments, samples: Samples, seed: int) -> Mapping[str, Sequence[Tensor]]:
+    """Compute residuals of the best least-squares map into each layer of the target.
+
+    Args:
+        sides: The networks.
+        moments: Moments of all pairs of layers.
+        samples: The samples of these moments, of which :data:`DONORS` are drawn by their ids.
+        seed: Seed of the draw.
+
+    Returns:
+        Layer of the target -> ``(positions, d)`` for each drawn sample. Layers for which least squares is undefined are
+        left out.
+    """
+    maps = {lb: _best(sides, moments, lb) for lb in sides.layers_b}
+    best = {lb: found for lb, found in maps.items() if found is not None}
+    drawn = [generator(id_, seed, "donor").random() for id_ in samples.ids]
+    donors = samples.select(sorted(sorted(range(len(samples)), key=drawn.__getitem__)[:DONORS]))
+    kept: dict[str, list[Tensor]] = {lb: [] for lb in best}
+    for batch in donors.batches(DONORS // 4):
+        ran = run(sides, batch, complete=False)
+        for lb, (la, layer) in best.items():
+            own = received(ran.y[lb], sides.pooling)
+            left = own.replace(values=handed_over(layer(ran.x[la]), sides.pooling).values.to(own.values) - own.values)
+            counts = torch.bincount(left.row_samples("none"), minlength=left.batch).tolist()
+            kept[lb] += left.rows("none").double().split(counts)
+    return kept
+
+
+def _best(sides: Sides, moments: PairMoments, lb: str) -> tuple[str, StitchingLayer] | None:
+    """Return the layer of the source from which least squares explains most, with its map."""
+    found = {}
+    for la in sides.layers_a:
+        try:
+            specs = sides.source.spec(la), sides.target.spec(lb)
+            found[la] = fit_layer(registries.matchers.build("lstsq"), moments.of(la, lb), *specs, sides.pooling)
+        except (ValueError, torch.linalg.LinAlgError):
+            continue
+    return max(found.items(), key=lambda pair: pair[1].body.fitted["r2"], default=None)

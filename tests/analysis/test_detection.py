@@ -1,0 +1,223 @@
+"""Figures of detectors, their noise and their halves: against other code, and on planted cases."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from torch import nn
+
+import hf_stitch
+from hf_stitch.analysis.detection import recording
+from hf_stitch.analysis.detection.discrimination import auroc, discrimination, equivalent_dose, sided
+from hf_stitch.analysis.detection.drawing import drawn_rows, halves
+from hf_stitch.analysis.detection.noise import Noise
+from hf_stitch.analysis.detection.recording import recorded
+from hf_stitch.analysis.detection.watching import crossfitted
+from hf_stitch.detectors import Classifier, LikelihoodRatio, Mahalanobis, NearestNeighbours
+from hf_stitch.registry import registries
+from hf_stitch.representation import Representation
+
+DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def test_auroc_is_that_of_scikit_learn_with_the_interval_of_the_bootstrap() -> None:
+    g = np.random.default_rng(0)
+    negative = g.normal(size=300)
+    positive = negative * 0.8 + g.normal(0.7, 0.6, 300)
+    labels = [1] * 300 + [0] * 300
+    value, low, high = auroc(positive, negative, paired=True)
+    assert value == pytest.approx(roc_auc_score(labels, np.concatenate([positive, negative])))
+    drawn = []
+    for _ in range(400):
+        rows = g.integers(0, 300, 300)
+        drawn.append(roc_auc_score(labels, np.concatenate([positive[rows], negative[rows]])))
+    np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.01)
+    apart = auroc(positive, negative[:200], paired=False)
+    assert apart[0] == pytest.approx(roc_auc_score(labels[:500], np.concatenate([positive, negative[:200]])))
+    assert apart[2] - apart[1] > high - low  # pairs are correlated
+
+
+@pytest.mark.parametrize(("n", "m"), [(150, 150), (80, 200)])
+def test_precision_and_false_positives_are_those_of_scikit_learn_with_ties(n: int, m: int) -> None:
+    g = np.random.default_rng(0)
+    strange, own = g.normal(0.7, 1, n).round(1), g.normal(0, 1, m).round(1)
+    found = discrimination(strange, own, two_sided=False, paired=n == m)
+    truth, scores = np.r_[np.ones(n), np.zeros(m)], np.r_[strange, own]
+    rates, recalls, _ = roc_curve(truth, scores, drop_intermediate=False)
+    assert found["aupr"][0] == pytest.approx(average_precision_score(truth, scores))
+    assert found["fpr95"][0] == pytest.approx(rates[np.argmax(recalls >= 0.95)])
+    for name in ("aupr", "fpr95"):
+        value, low, high = found[name]
+        assert low < value < high
+    drawn = []
+    for _ in range(300):
+        up, down = g.integers(0, n, n), g.integers(0, m, m)
+        picked = np.r_[strange[up], own[up if n == m else down]]
+        drawn.append(average_precision_score(truth, picked))
+    np.testing.assert_allclose(found["aupr"][1:], np.quantile(drawn, [0.025, 0.975]), atol=0.03)
+
+
+def test_scores_that_are_unusually_small_are_strange_for_two_sided_detectors_only() -> None:
+    g = np.random.default_rng(0)
+    own = g.normal(size=2000)
+    found = discrimination(own / 10, own, two_sided=True, paired=True)
+    assert found["one_sided"][0] == pytest.approx(0.5, abs=0.02)
+    assert found["auroc"][0] == found["two_sided"][0] < 0.1  # all in the middle: no tail is
+    shrunk = discrimination(own - 3, own, two_sided=True, paired=True)
+    assert shrunk["one_sided"][0] < 0.05 and shrunk["auroc"][0] > 0.9
+    order = np.argsort(np.abs(sided(own, own) - 0.5))
+    assert set(order[:10]) <= set(np.argsort(np.abs(own - np.median(own)))[-100:])
+
+
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_equal_distributions_have_half_in_the_interval(two_sided: bool) -> None:
+    inside, values = 0, []
+    for seed in range(200):
+        strange, own = np.random.default_rng(seed).normal(size=(2, 150))
+        found = discrimination(strange, own, two_sided=two_sided, paired=True)["auroc"]
+        inside += found[1] <= 0.5 <= found[2]
+        values.append(found[0])
+    assert np.mean(values) == pytest.approx(0.5, abs=0.006)
+    assert 180 <= inside <= 198
+
+
+def test_equivalent_doses_are_interpolated() -> None:
+    doses = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
+    found = equivalent_dose(np.array([0.4, 0.6, 0.65, 0.9, 0.95, np.nan]), doses, DOSES)
+    np.testing.assert_allclose(found, [0, 0.03, (0.03 * 0.1) ** 0.5, 1.0, np.inf, np.nan])
+    assert np.isnan(equivalent_dose(np.array([0.6]), np.full(5, np.nan), DOSES)).all()
+    blind = equivalent_dose(np.array([0.45, 0.5, 0.55]), np.array([0.5, 0.49, 0.4, 0.5, 0.48]), DOSES)
+    assert blind.tolist() == [0, 0, np.inf]  # no noise is as easy to tell: the far control tells what that means
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "knn", "likelihood_ratio", "classifier"])
+def test_the_same_distribution_is_not_told_apart_and_a_far_one_is(name: str) -> None:
+    detector = registries.detectors.build(name)
+    values = {"same": list[Any](), "far": list[Any]()}
+    for seed in range(6):
+        g = np.random.default_rng(seed)
+        known, own, other = (g.standard_normal((200, 4, 3)) for _ in range(3))
+        folds = (g.permutation(200) < 100,) * 2
+        for what, strange in (("same", other), ("far", other + 4)):
+            if detector.auxiliary == "stitched":
+                scores = crossfitted(detector, own, strange, folds)
+            else:
+                scorer = detector.fit([Representation(torch.from_numpy(known), "bnd")])
+                scores = tuple(scorer.score(Representation(torch.from_numpy(x), "bnd")).numpy() for x in (strange, own))
+            values[what].append(discrimination(*scores, two_sided=detector.two_sided, paired=True)["auroc"])
+    same, far = np.mean(values["same"], 0), np.array(values["far"])
+    assert same[0] == pytest.approx(0.5, abs=0.04) and same[1] < 0.5 < same[2]
+    assert (far[:, 1] > 0.9).all()
+
+
+def test_the_likelihood_ratio_of_halves_has_the_area_of_two_normal_distributions() -> None:
+    g = np.random.default_rng(0)
+    own, strange = g.standard_normal((4000, 1, 3)), g.standard_normal((4000, 1, 3)) + np.array([0.9, 0, 0])
+    folds = (g.permutation(4000) < 2000,) * 2
+    scores = crossfitted(LikelihoodRatio(), own, strange, folds)
+    expected = NormalDist().cdf(0.9 / 2**0.5)
+    value, low, high = auroc(*scores, paired=True)
+    assert low < expected < high and value == pytest.approx(expected, abs=0.02)
+
+
+def test_a_classifier_that_knows_the_scored_samples_would_tell_anything_apart() -> None:
+    """Why samples are halved: fitted to the scored rows, it finds a difference where there is none."""
+    g = np.random.default_rng(0)
+    own, strange = (g.standard_normal((60, 8, 20)).astype(np.float32) for _ in range(2))
+    rows = [Representation(torch.from_numpy(x), "bnd") for x in (own, strange)]
+    scorer = Classifier(epochs=60).fit([rows[0]], auxiliary=[rows[1]])
+    cheating = auroc(scorer.score(rows[1]).numpy(), scorer.score(rows[0]).numpy(), paired=True)
+    honest = auroc(*crossfitted(Classifier(epochs=60), own, strange, (halves(range(60), 0),) * 2), paired=True)
+    assert cheating[1] > 0.9 and honest[1] < 0.5 < honest[2]
+
+
+def test_shrinkage_is_seen_by_two_sided_detectors() -> None:
+    g = np.random.default_rng(0)
+    known, own = (torch.from_numpy(g.standard_normal((600, 3, 4))) for _ in range(2))
+    for detector in (Mahalanobis(), NearestNeighbours()):
+        scorer = detector.fit([Representation(known, "bnd")])
+        strange, plain = (scorer.score(Representation(x, "bnd")).numpy() for x in (own * 0.3, own))
+        found = discrimination(strange, plain, two_sided=True, paired=True)
+        assert found["one_sided"][2] < 0.2 and found["auroc"][1] > 0.75
+
+
+def test_halves_and_positions_depend_on_ids_alone() -> None:
+    ids = [f"image {i}" for i in range(101)]
+    second = halves(ids, 0)
+    assert second.sum() == 51 and not np.array_equal(second, halves(ids, 1))
+    order = np.random.default_rng(0).permutation(101)
+    assert np.array_equal(halves([ids[i] for i in order], 0), second[order])
+    values = torch.arange(3 * 40.0).view(3, 1, 5, 8)
+    rows = drawn_rows(Representation(values, "bchw"), ids[:3], 0, "positions")
+    assert rows.shape == (3, 8, 1) and all(len(set(sample.flatten().tolist())) == 8 for sample in rows)
+    alone = drawn_rows(Representation(values[1:2], "bchw"), ids[1:2], 0, "positions")
+    assert torch.equal(alone[0], rows[1])
+    means = drawn_rows(Representation(values, "bchw"), ids[:3], 0, "samples")
+    assert torch.equal(means[:, 0, 0], values.mean((1, 2, 3)))
+    mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    text = Representation(torch.arange(10.0).view(2, 5, 1), "bnd", mask)
+    assert set(drawn_rows(text, ids[:2], 0, "positions")[0].flatten().tolist()) <= {1.0, 2.0}
+    with pytest.raises(ValueError, match="sample 'image 1' has no position"):
+        drawn_rows(text.replace(mask=mask & torch.tensor([[True], [False]])), ids[:2], 0, "positions")
+
+
+def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
+    g = torch.Generator().manual_seed(0)
+    mixed = torch.randn(4, 4, generator=g)
+    values = torch.einsum("bchw,cd->bdhw", torch.randn(400, 4, 5, 5, generator=g), mixed) + 1
+    own = Representation(values, "bchw")
+    left = torch.randn(9, 25, 4, generator=g) * torch.tensor([5.0, 1, 1, 1])
+    drawn = Noise.of([own], list(left)).draw(own, range(400), 0)
+    assert set(drawn) == {"coloured", "isotropic", "residual"}
+    for noise in drawn.values():
+        assert noise.square().sum() / values.square().sum() == pytest.approx(1, rel=0.06)
+    shapes = {"coloured": values.transpose(0, 1).flatten(1).cov(), "isotropic": torch.eye(4), "residual": None}
+    shapes["residual"] = left.flatten(0, 1).T.cov()
+    for kind, expected in shapes.items():
+        found = drawn[kind].transpose(0, 1).flatten(1).cov()
+        torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.03, rtol=0)
+    with pytest.raises(ValueError, match="all 9 positions are equal"):
+        Noise.of([Representation(torch.ones(9, 4), "bd")])
+    assert Noise.of([own]).kinds == ("coloured", "isotropic")
+
+
+def test_noise_of_a_sample_depends_neither_on_its_batch_nor_on_padding() -> None:
+    g = torch.Generator().manual_seed(0)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[0, 4:] = mask[1, 1:3] = False  # on the right of one text, on the left of another, after one prefix token
+    own = Representation(torch.randn(3, 6, 5, generator=g), "bnd", mask=mask, prefix_tokens=1)
+    source = Noise.of([own], [torch.randn(2, 5, generator=g), torch.randn(4, 5, generator=g)])
+    first = own.replace(values=own.values[:1, :4], mask=mask[:1, :4])
+    second = own.replace(values=own.values[1:2, [0, 3, 4, 5]], mask=mask[1:2, [0, 3, 4, 5]])
+    parts = [source.draw(part, [i], 7) for i, part in ((0, first), (1, second))]
+    for kind, noise in source.draw(own, range(3), 7).items():
+        assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
+        torch.testing.assert_close(parts[0][kind], noise[:1, :4])
+        torch.testing.assert_close(parts[1][kind], noise[1:2, [0, 3, 4, 5]])
+
+
+def test_activations_in_memory_and_in_a_file_are_the_same() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2))
+    network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
+    data = [hf_stitch.Samples.of(torch.randn(n, 3, 8, 8)) for n in (7, 5)]
+    options: Any = {"pooling": "none", "batch_size": 3}
+    kept = {layer: parts for layer, parts in recorded(network, ["0", "2"], data, **options)}
+    for memory, runs in ((2**31, 1), (12 * 4 * 36 * 4, 2), (10, 2)):
+        calls, original = [0], type(network).encode
+
+        def counted(self: Any, *given: Any, calls: Any = calls, original: Any = original) -> Any:
+            calls[0] += 1
+            return original(self, *given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(network), "encode", counted)
+            for layer, parts in recorded(network, ["0", "2"], data, memory=memory, **options):
+                for own, expected in zip(parts, kept[layer], strict=True):
+                    assert all(torch.equal(a.values, b.values) for a, b in zip(own, expected, strict=True))
+        assert calls[0] == 1 + runs * (3 + 2)
+    assert recording.MEMORY == 2**31
