@@ -1,0 +1,371 @@
+"""Are task-loss stitches strange to the target, and which detector tells? (Balogh & Jelasity 2025, figure 1, table 1).
+
+Every layer of one network is stitched into every layer of another, by least squares, by least squares that keep the
+covariance, by an orthogonal map, and by task loss with growing numbers of steps. Each detector is fitted to the
+target's own activations, controlled (two halves of the test images, training images, images of noise) and calibrated
+with noise of known size. The paper's claim is tested for each detector: chosen on half of the pairs of networks,
+reported on the other half.
+
+    python examples/how_not_to_stitch/strange_activations.py --data-dir DATA --networks NETWORKS --out OUT
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+import hf_stitch
+from hf_stitch.analysis import Score, StitchGrid, identify_layers
+from hf_stitch.detectors import Energy
+from hf_stitch.training import TaskLoss
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
+import images
+import networks
+
+Array = NDArray[np.float64]
+ACCURATE, INACCURATE = 0.8, 0.5
+"""Relative accuracy from which a stitch is accurate (Csiszárik et al. 2021, section 8), and below which it is not."""
+STRANGE = 0.714
+"""AUROC above which stitched activations are strange: two normal distributions .8 standard deviations apart, a large
+effect (Cohen 1988)."""
+CRITERIA = {"task loss": 0.8, "accurate direct": 0.2, "inaccurate direct": 0.5}
+"""The claim in figures: at least 80% of the task-loss stitches are strange, at most 20% of the accurate direct matches,
+and at least half of the inaccurate ones. Fixed before any figure was seen."""
+DIRECT = "lstsq"
+CLOSED = (DIRECT, "recoloured", "procrustes")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment.
+
+    Attributes:
+        train: Images to which stitches and detectors are fitted.
+        test: Images of all scores.
+        pairs: Pairs of networks, without a network in common.
+        steps: Steps of task-loss matching.
+        energy: Preset of the energy detector.
+    """
+
+    train: int
+    test: int
+    pairs: int
+    steps: tuple[int, ...]
+    energy: str
+
+    @property
+    def task_loss(self) -> dict[int, TaskLoss]:
+        """Task-loss matching by number of steps: hard labels, from least squares, batches of 32."""
+        return {n: TaskLoss(labels="hard", max_steps=n, batch_size=32, schedule="constant") for n in self.steps}
+
+
+PRESETS = {
+    "small": Preset(2_000, 500, 4, (30, 100), "small"),
+    "paper": Preset(50_000, 10_000, 45, (30, 100, 300, 1000, 11_700), "balogh2025"),
+    "test": Preset(150, 60, 1, (2,), "small"),
+}
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", type=Path, required=True, help="folder with safetensors files of networks")
+    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
+    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser.add_argument("--out", type=Path, required=True, help="output folder for the page and its figures as JSON")
+    arguments = parser.parse_args()
+    preset = PRESETS[arguments.preset]
+    loaded, layers = networks.read_folder(arguments.networks)
+    train, test = (
+        images.samples("cifar10", split, count, arguments.data_dir)
+        for split, count in (("train", preset.train), ("test", preset.test))
+    )
+    other = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
+    pixels = torch.randint(0, 256, (preset.test, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    noise = hf_stitch.Samples.of(networks.normalised(pixels))
+    names = list(loaded)
+    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)] + [(names[0], names[0])]
+    place = arguments.out / "strange_activations.json"
+    record = json.loads(place.read_text()) if place.is_file() else {}
+    found = record.setdefault(arguments.networks.name.removeprefix("drfrankenstein_"), {})
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for a, b in pairs:
+        if f"{a} -> {b}" in found:
+            continue
+        start = time.perf_counter()
+        grid = hf_stitch.stitch_grid(
+            loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers,
+            matchers=[*CLOSED, *preset.task_loss.values()],
+            detectors=["mahalanobis", "knn", "likelihood_ratio", "classifier", Energy.preset(preset.energy)],
+            auxiliary_data=other, far_data=noise, task="image-classification", batch_size=100, resamples=200,
+        )  # fmt: skip
+        found[f"{a} -> {b}"] = {**recorded(grid, preset), "seconds": round(time.perf_counter() - start)}
+        found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **vars(preset)}
+        place.write_text(json.dumps(record, indent=1) + "\n")
+        text = page(json.loads(place.read_text()))
+        (arguments.out / "strange_activations.md").write_text(text)
+    Console(width=140).print(text, markup=False)
+
+
+def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
+    """Return what the page needs of a grid as JSON values: matcher -> figure -> (layers of a, layers of b)."""
+    labels = {name: name for name in CLOSED}
+    labels |= {f"task loss, {n} steps": matcher.label for n, matcher in preset.task_loss.items()}
+    detectors = {label.partition("(")[0]: label for label in grid.detections}
+    return {
+        "matchers": {
+            name: {figure: rounded(grid.values(label, figure)) for figure in ("relative_accuracy", "structural_error")}
+            | {
+                short: {f: rounded(grid.detections[long].figures[label][f][..., 0]) for f in ("auroc", "dose")}
+                for short, long in detectors.items()
+            }
+            for name, label in labels.items()
+        },
+        "controls": {
+            short: {name: rounded(values) for name, values in grid.detections[long].controls.items()}
+            for short, long in detectors.items()
+        },
+        "doses": {
+            short: {kind: rounded(values[..., 0]) for kind, values in grid.detections[long].doses.items()}
+            for short, long in detectors.items()
+        },
+    }
+
+
+def rounded(values: Array) -> list[Any]:
+    """Return an array as JSON, with infinite and undefined values as text."""
+    found = np.round(values, 4).astype(object)
+    found[~np.isfinite(values)] = [str(value) for value in values[~np.isfinite(values)]]
+    listed: list[Any] = found.tolist()
+    return listed
+
+
+def read_array(values: Sequence[Any]) -> Array:
+    """Return an array from the JSON of :func:`rounded`."""
+    return np.array(values, object).astype(float)
+
+
+PAGE = """# Strange activations (Balogh & Jelasity, AAAI 2025, figure 1 and table 1)
+
+Claim: stitches that are trained on the task hand over activations that the target has never seen, nearly everywhere;
+direct matches do so only where they are inaccurate. In figures, fixed before any was seen: an AUROC of at least
+{strange} (.8 standard deviations between two normal distributions) counts as strange; at least {trained:.0%} of the
+task-loss stitches are strange, at most {accurate:.0%} of the direct matches with a relative accuracy of at least .8,
+and at least {inaccurate:.0%} of those below .5. A detector that does not tell images of noise from the test images at
+a layer says nothing there, and the layer is left out. Energies come from a small classifier, trained with
+Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs.
+
+{sections}
+This page and [its figures as JSON](strange_activations.json) are written by the command (2 CPU cores):
+
+```
+python examples/how_not_to_stitch/strange_activations.py --data-dir DATA --networks NETWORKS --out OUT
+```
+"""
+
+SECTION = """## {title}
+
+{pairs} pairs of networks without a network in common, and one network into itself; {layers} layers; stitches and
+detectors fitted to {train} training images, scores on {test} test images. The paper trains for 30 epochs of 50,000
+images; here the longest training has {steps} steps of 32 images.
+
+### Controls and calibration
+
+Mean AUROC over layers and pairs; noise of a relative residual, coloured as the target, which a detector of use tells
+the better the stronger it is.
+
+| detector | two halves | training v. test images | images of noise | blind layers | noise .01 | .1 | 1 |
+|---|---|---|---|---|---|---|---|
+{controls}
+
+### Which detector reproduces the claim?
+
+Share of strange stitches between two networks, on the half of the pairs on which the detector is chosen, and on the
+other half.
+
+| detector | task loss | accurate direct | inaccurate direct | task loss | accurate direct | inaccurate direct | claim, other half |
+|---|---|---|---|---|---|---|---|
+{detectors}
+
+{verdict}
+
+### Accuracy and strangeness of each matcher
+
+All pairs of two networks. *distant*: layers that are at least two apart. Doses are medians: the relative residual of
+coloured noise that is as easy to tell, by `{chosen}`.
+
+| matcher | accurate (≥ .8) | accurate, distant | relative accuracy, corresponding | AUROC, {chosen} | dose, accurate cells | structural error, accurate cells |
+|---|---|---|---|---|---|---|
+{matchers}
+
+### Layer identification (table 1)
+
+Share of the layers whose most accurate stitch (functional), or least structural error, is that with the corresponding
+layer. Chance {chance:.3f}.
+
+| matcher | between networks, a among b's | b among a's | within one network, a among b's | b among a's |
+|---|---|---|---|---|
+{identified}
+
+"""  # noqa: E501
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    return PAGE.format(
+        strange=STRANGE, trained=CRITERIA["task loss"], accurate=CRITERIA["accurate direct"],
+        inaccurate=CRITERIA["inaccurate direct"],
+        sections="".join(_section(name, found) for name, found in record.items()),
+    )  # fmt: skip
+
+
+def _section(name: str, found: Mapping[str, Any]) -> str:
+    layers, preset = found["layers"], found["preset"]
+    within, between = [], []
+    for key, one in found.items():
+        if " -> " in key:
+            a, b = key.split(" -> ")
+            (within if a == b else between).append(one)
+    detectors = list(between[0]["controls"])
+    half = (len(between) + 1) // 2
+    choosing, reporting = between[:half], between[half:] or between
+    shares = {name: (_shares(choosing, name), _shares(reporting, name)) for name in detectors}
+    chosen = max(detectors, key=lambda name: shares[name][0]["task loss"] - shares[name][0]["accurate direct"])
+    return SECTION.format(
+        title={"tiny10": "Tiny-10", "resnet20": "ResNet-20"}.get(name, "Small ViT"), pairs=len(between),
+        layers=len(layers), train=preset["train"], test=preset["test"], steps=max(preset["steps"]), chosen=chosen,
+        controls=rows([_control_line(name, between) for name in detectors]),
+        detectors=rows([_detector_line(name, *shares[name]) for name in detectors]),
+        verdict=_verdict(chosen, shares), matchers=rows([_matcher_line(m, between, chosen) for m in _matchers(found)]),
+        chance=1 / len(layers), identified=rows(_identified(_matchers(found), between, within)),
+    )  # fmt: skip
+
+
+def _matchers(found: Mapping[str, Any]) -> list[str]:
+    return list(next(one for key, one in found.items() if " -> " in key)["matchers"])
+
+
+def _trained(matchers: Sequence[str]) -> str:
+    """Return the task-loss matcher with the most steps."""
+    return max((name for name in matchers if name.startswith("task")), key=lambda name: int(name.split()[2]))
+
+
+def _seen(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
+    """Return the layers of the target where the detector tells images of noise apart."""
+    return read_array(one["controls"][detector]["far"])[:, 1] > 0.5
+
+
+def _shares(pairs: Sequence[Mapping[str, Any]], detector: str) -> dict[str, float]:
+    """Return the share of strange stitches of each kind that the claim is about."""
+    counted: dict[str, list[NDArray[np.bool_]]] = {kind: [] for kind in CRITERIA}
+    for one in pairs:
+        known = np.broadcast_to(_seen(one, detector), read_array(one["matchers"][DIRECT]["relative_accuracy"]).shape)
+        strange = {
+            matcher: read_array(one["matchers"][matcher][detector]["auroc"]) >= STRANGE
+            for matcher in (DIRECT, _trained(list(one["matchers"])))
+        }
+        accuracy = read_array(one["matchers"][DIRECT]["relative_accuracy"])
+        counted["task loss"].append(strange[_trained(list(one["matchers"]))][known])
+        counted["accurate direct"].append(strange[DIRECT][known & (accuracy >= ACCURATE)])
+        counted["inaccurate direct"].append(strange[DIRECT][known & (accuracy < INACCURATE)])
+    joined = {kind: np.concatenate(parts) for kind, parts in counted.items()}
+    return {kind: float(values.mean()) if len(values) else float("nan") for kind, values in joined.items()}
+
+
+def _holds(shares: Mapping[str, float]) -> bool:
+    return (
+        shares["task loss"] >= CRITERIA["task loss"]
+        and shares["accurate direct"] <= CRITERIA["accurate direct"]
+        and shares["inaccurate direct"] >= CRITERIA["inaccurate direct"]
+    )
+
+
+def _control_line(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    controls = {
+        kind: np.mean([read_array(one["controls"][name][kind])[:, 0] for one in pairs])
+        for kind in ("halves", "train", "far")
+    }
+    blind = sum(int((~_seen(one, name)).sum()) for one in pairs)
+    noise = np.nanmean([read_array(one["doses"][name]["coloured"]) for one in pairs], axis=(0, 1))
+    total = sum(len(_seen(one, name)) for one in pairs)
+    return [
+        name, *(f"{controls[kind]:.2f}" for kind in ("halves", "train", "far")), f"{blind} of {total}",
+        *(f"{noise[place]:.2f}" for place in (0, 2, 4)),
+    ]  # fmt: skip
+
+
+def _detector_line(name: str, choosing: Mapping[str, float], reporting: Mapping[str, float]) -> list[str]:
+    figures = [f"{shares[kind]:.2f}" for shares in (choosing, reporting) for kind in CRITERIA]
+    return [name, *figures, "holds" if _holds(reporting) else "does not hold"]
+
+
+def _verdict(chosen: str, shares: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]) -> str:
+    reported = shares[chosen][1]
+    others = [name for name, (_, other) in shares.items() if name != chosen and _holds(other)]
+    found = "reproduces the claim" if _holds(reported) else "does not reproduce the claim"
+    return (
+        f"**`{chosen}`**, chosen on the first half of the pairs, **{found}** on the other: "
+        f"{reported['task loss']:.0%} of the task-loss stitches are strange to it, "
+        f"{reported['accurate direct']:.0%} of the accurate direct matches and "
+        f"{reported['inaccurate direct']:.0%} of the inaccurate ones. Of the other detectors, "
+        f"{', '.join(f'`{name}`' for name in others) or 'none'} reproduces it."
+    )
+
+
+def _matcher_line(matcher: str, pairs: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
+    accuracy = np.stack([read_array(one["matchers"][matcher]["relative_accuracy"]) for one in pairs])
+    error = np.stack([read_array(one["matchers"][matcher]["structural_error"]) for one in pairs])
+    auroc, dose = (
+        np.stack([read_array(one["matchers"][matcher][chosen][f]) for one in pairs]) for f in ("auroc", "dose")
+    )
+    distant = _distant(accuracy.shape[1:])
+    fine = accuracy >= ACCURATE
+    far = fine[:, distant]
+    return [
+        matcher, f"{fine.mean():.2f}", f"{far.mean():.2f} ({int(far.sum())} of {far.size})",
+        f"{np.diagonal(accuracy, axis1=1, axis2=2).mean():.3f}", f"{np.nanmean(auroc):.2f}",
+        f"{np.nanmedian(dose[fine]):.3g}", f"{np.median(error[fine]):.2f}",
+    ]  # fmt: skip
+
+
+def _distant(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    return np.abs(np.subtract.outer(np.arange(shape[0]), np.arange(shape[1]))) >= 2
+
+
+def _identified(
+    matchers: Sequence[str], between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
+    lines = []
+    for matcher in matchers:
+        for kind, figure in (("functional", "relative_accuracy"), ("structural", "structural_error")):
+            line = [f"{matcher}, {kind}"]
+            for pairs, name in ((between, "b"), (within, "a")):
+                values = {
+                    (f"a{i}", f"{name}{i}"): read_array(one["matchers"][matcher][figure]) for i, one in enumerate(pairs)
+                }
+                if not values:
+                    line += ["–", "–"]
+                    continue
+                found = identify_layers(values, higher_is_better=kind == "functional")
+                line += [str(Score(found[axis].value, found[axis].low, found[axis].high)) for axis in ("a", "b")]
+            lines.append(line)
+    return lines
+
+
+def rows(lines: list[list[str]]) -> str:
+    """Return the rows of a table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
