@@ -1,4 +1,4 @@
-"""Layer identification: how often a metric finds the corresponding layer of another network."""
+"""Layer identification: how often a metric or a matcher finds the corresponding layer of another network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from hf_stitch.results import Result
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
     from rich.table import Table
 
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Axis = Literal["a", "b"]
 Pair = tuple[str, str]
 AXES: dict[Axis, str] = {"a": "layers of a among those of b", "b": "layers of b among those of a"}
@@ -25,20 +28,29 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, eq=False)
 class Identification(Result):
-    """Layer identification accuracy, returned by :func:`identify_layers`.
+    """Layer identification, returned by :func:`identify_layers`.
+
+    For axis ``"a"``, each layer of a is looked for among the layers of b, its *candidates*; for axis ``"b"``, a and b
+    are exchanged. It is a *hit* if the corresponding layer is more similar than all other candidates; a *tie* if
+    another is at least as similar, but the samples do not tell the two apart; and a *miss* otherwise.
 
     Attributes:
         pairs: The pairs of networks.
         layers: Names of the layers, in order, the same for all networks.
-        hits: Axis -> (pairs, layers) bool. For axis ``"a"``, whether the most similar layer of b is the one that
-            corresponds to each layer of a; for axis ``"b"``, the same with a and b exchanged.
+        hits: Axis -> (pairs, layers) bool.
+        ties: Axis -> (pairs, layers) bool.
+        candidates: Axis -> (pairs, layers) int64, number of candidates for which the similarity is defined. 0 if it is
+            undefined for the corresponding layer: then there is neither hit, tie nor miss.
+        winners: Axis -> (layers, layers) float64, the confusion matrix: how often each candidate (columns) was the most
+            similar to each layer (rows). Equal candidates share.
         scores: Axis -> share of hits, with its interval.
         confidence: Confidence level of the intervals.
+        tested: Whether differences from the most similar candidate were tested. If not, only equal values are ties.
 
     Example:
         >>> identification = identify_layers([[0.9, 0.5], [0.6, 0.6]], higher_is_better=True)
-        >>> identification.hits["a"].tolist()
-        [[True, False]]
+        >>> identification.verdicts("a").tolist()
+        [['hit', 'tie']]
         >>> identification.chance
         0.5
     """
@@ -47,35 +59,86 @@ class Identification(Result):
 
     pairs: tuple[Pair, ...]
     layers: tuple[str, ...]
-    hits: Mapping[Axis, NDArray[np.bool_]]
+    hits: Mapping[Axis, Flags]
+    ties: Mapping[Axis, Flags]
+    candidates: Mapping[Axis, NDArray[np.int64]]
+    winners: Mapping[Axis, Array]
     scores: Mapping[Axis, Score]
     confidence: float
+    tested: bool
 
     @property
     def chance(self) -> float:
-        """Expected accuracy of guessing, ``1 / len(layers)``."""
-        return 1 / len(self.layers)
+        """Expected accuracy of guessing: ``1 / len(layers)`` if the similarity is defined for all candidates."""
+        counts = np.concatenate([found[found > 0] for found in self.candidates.values()])
+        return float(np.mean(1 / counts)) if len(counts) else np.nan
 
     def __getitem__(self, axis: Axis) -> Score:
         """Return the accuracy along an axis, e.g. ``identification["a"]``."""
         return self.scores[axis]
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the hits in long format.
+    def verdicts(self, axis: Axis) -> NDArray[np.str_]:
+        """Return what was found for each layer.
+
+        Args:
+            axis: ``"a"`` or ``"b"``.
 
         Returns:
-            One row per axis, pair and layer, with the columns ``axis``, ``a``, ``b``, ``layer`` and ``hit``.
+            (pairs, layers) strings: ``hit``, ``tie``, ``miss`` or ``undefined``.
+
+        Raises:
+            KeyError: If there is no such axis.
+        """
+        others = np.where(self.candidates[axis] > 0, "miss", "undefined")
+        return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
+
+    def favourite(self, axis: Axis) -> tuple[str, float]:
+        """Return the candidate that is found most often.
+
+        Args:
+            axis: ``"a"`` or ``"b"``.
+
+        Returns:
+            Name of the layer, and its share of all layers. If it is always the same layer (a share of 1), the accuracy
+            is exactly 1 / (number of layers), whatever the networks are.
+
+        Raises:
+            KeyError: If there is no such axis.
+        """
+        wins = self.winners[axis].sum(0)
+        place = int(wins.argmax())
+        return self.layers[place], float(wins[place] / wins.sum()) if wins.any() else np.nan
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the verdicts in long format.
+
+        Returns:
+            One row per axis, pair and layer, with the columns ``axis``, ``a``, ``b``, ``layer``, ``verdict`` and
+            ``hit``.
         """
         import pandas
 
         return pandas.DataFrame(
             [
-                {"axis": axis, "a": a, "b": b, "layer": layer, "hit": bool(hit)}
-                for axis, hits in self.hits.items()
-                for (a, b), of_pair in zip(self.pairs, hits, strict=True)
-                for layer, hit in zip(self.layers, of_pair, strict=True)
+                {"axis": axis, "a": a, "b": b, "layer": layer, "verdict": str(verdict), "hit": bool(verdict == "hit")}
+                for axis in self.hits
+                for (a, b), of_pair in zip(self.pairs, self.verdicts(axis), strict=True)
+                for layer, verdict in zip(self.layers, of_pair, strict=True)
             ]
         )
+
+    def plot(self) -> Figure:
+        """Plot the confusion matrices of both axes: how often each candidate was the most similar one.
+
+        Returns:
+            The matplotlib figure, with a frame around the corresponding layers.
+        """
+        from hf_stitch.plots import confusion
+
+        return confusion(
+            {f"{title}: {self.scores[axis]}": self.winners[axis] for axis, title in AXES.items()},
+            self.layers, row_title="layer", column_title="most similar layer", label="share of the pairs of networks",
+        )  # fmt: skip
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints, one row per axis."""
@@ -84,12 +147,19 @@ class Identification(Result):
 
         pairs = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
         table = Table(
-            "axis", "accuracy", "hits", "chance",
+            "axis", "accuracy", "hits", "ties", "misses", "chance", "found most often",
             title=f"layer identification, {pairs}, {self.confidence:.0%} intervals",
         )  # fmt: skip
-        for axis, hits in self.hits.items():
-            accuracy = Text(str(self.scores[axis]))
-            table.add_row(AXES[axis], accuracy, f"{hits.sum()} of {hits.size}", f"{self.chance:.3f}")
+        for axis in self.hits:
+            verdicts, (layer, share) = self.verdicts(axis), self.favourite(axis)
+            counts = {name: int((verdicts == name).sum()) for name in ("hit", "tie", "miss", "undefined")}
+            table.add_row(
+                AXES[axis], Text(str(self.scores[axis])),
+                f"{counts['hit']} of {verdicts.size - counts['undefined']}", str(counts["tie"]), str(counts["miss"]),
+                f"{self.chance:.3f}", Text(f"{layer}, always" if share == 1 else f"{layer}, {share:.0%}"),
+            )  # fmt: skip
+            if counts["undefined"]:
+                table.caption = "layers whose similarity to the corresponding one is undefined are left out"
         return table
 
 
@@ -97,6 +167,7 @@ def identify_layers(
     values: ArrayLike | Mapping[Pair, ArrayLike],
     *,
     higher_is_better: bool,
+    as_good: ArrayLike | Mapping[Pair, ArrayLike] | None = None,
     layers: Sequence[str] | None = None,
     confidence: float = 0.95,
     seed: int = 0,
@@ -104,8 +175,9 @@ def identify_layers(
     """Measure how often the most similar layer of another network is the corresponding layer.
 
     This is the layer identification test of Kornblith et al. (2019, section 6.1; Balogh and Jelasity 2025, table 1). It
-    is run along both axes, because a metric may find the layers of a among the layers of b but not the reverse. A tie
-    for the most similar layer counts as a miss.
+    is run along both axes, because a metric may find the layers of a among the layers of b but not the reverse. The
+    values may be those of a metric, of the stitches of a matcher, or distances in depth. Only hits count as accurate; a
+    tie is a layer that the samples do not tell from the best one.
 
     Each end of the interval is the more extreme one of two intervals. The first is the Bayesian bootstrap over
     *networks* (Rubin 1981), where the weight of a pair is the product of the weights of its networks: pairs that share
@@ -113,43 +185,86 @@ def identify_layers(
     even if all pairs agree.
 
     Args:
-        values: (L, L) similarities, layers of a by layers of b, where layer i of a corresponds to layer i of b. For
-            several pairs of networks, a mapping (name of a, name of b) -> such an array.
+        values: (L, L) similarities, layers of a by layers of b, where layer i of a corresponds to layer i of b. NaN
+            where undefined: such candidates are left out. For several pairs of networks, a mapping (name of a, name of
+            b) -> such an array.
         higher_is_better: Whether a higher value means more similar.
+        as_good: (2, L, L) bool, which layers of b are as similar as the most similar one for each layer of a, as far as
+            the samples tell, and second, the same with a and b exchanged (``StitchGrid.as_good``). For several pairs, a
+            mapping. ``None``: differences were not tested.
         layers: Names of the layers; ``None`` uses their indices from 0.
         confidence: Confidence level of the intervals, between 0 and 1.
         seed: Seed of the bootstrap.
 
     Returns:
-        The accuracies along both axes with their intervals, and the chance level, 1 / L.
+        Hits, ties and misses, the accuracies along both axes with their intervals, and the confusion matrices.
 
     Raises:
         ValueError: If there are no pairs; ``confidence`` is out of range; values are not square, differ in size, have
-            fewer than 2 layers or contain NaN; the number of layer names is wrong; or pairs of a network with itself
-            are mixed with pairs of two networks.
+            fewer than 2 layers or are all NaN; ``as_good`` has other pairs or shapes; the number of layer names is
+            wrong; or pairs of a network with itself are mixed with pairs of two networks.
 
     Example:
-        >>> found = identify_layers([[0.9, 0.5], [0.6, 0.6]], higher_is_better=True)
+        >>> found = identify_layers([[0.9, 0.5], [0.6, 0.7]], higher_is_better=True)
         >>> found["a"].value, found["b"].value, found.chance
-        (0.5, 1.0, 0.5)
+        (1.0, 1.0, 0.5)
     """
     by_pair = values if isinstance(values, Mapping) else {("a", "b"): values}
     pairs = tuple(by_pair)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     stacked = np.stack(_squares(by_pair))
-    names = tuple(map(str, range(stacked.shape[1]))) if layers is None else tuple(layers)
-    if len(names) != stacked.shape[1]:
-        raise ValueError(f"layers must name the {stacked.shape[1]} layers, got {len(names)} names")
-    similarities = stacked if higher_is_better else -stacked
-    hits: dict[Axis, NDArray[np.bool_]] = {"a": _hits(similarities), "b": _hits(similarities.transpose(0, 2, 1))}
+    count = stacked.shape[1]
+    names = tuple(map(str, range(count))) if layers is None else tuple(layers)
+    if len(names) != count:
+        raise ValueError(f"layers must name the {count} layers, got {len(names)} names")
+    alike = np.zeros((len(pairs), 2, count), bool) if as_good is None else _alike(as_good, pairs, count)
+    better = np.where(np.isnan(stacked), -np.inf, stacked if higher_is_better else -stacked)
+    found = {
+        axis: _Found.of(better if axis == "a" else better.transpose(0, 2, 1), alike[:, i])
+        for i, axis in enumerate(AXES)
+    }
     weights = _pair_weights(pairs, np.random.default_rng(seed))
     return Identification(
-        pairs, names, hits, {axis: _score(found, weights, confidence) for axis, found in hits.items()}, confidence
-    )
+        pairs, names,
+        hits={axis: part.hits for axis, part in found.items()},
+        ties={axis: part.ties for axis, part in found.items()},
+        candidates={axis: part.candidates for axis, part in found.items()},
+        winners={axis: part.winners for axis, part in found.items()},
+        scores={axis: _score(part.hits, part.candidates > 0, weights, confidence) for axis, part in found.items()},
+        confidence=confidence, tested=as_good is not None,
+    )  # fmt: skip
 
 
-def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[NDArray[np.float64]]:
+@dataclass(frozen=True)
+class _Found:
+    """What is found along one axis."""
+
+    hits: Flags
+    ties: Flags
+    candidates: NDArray[np.int64]
+    winners: Array
+
+    @classmethod
+    def of(cls, better: Array, alike: Flags) -> _Found:
+        """Compare the candidates.
+
+        Args:
+            better: (pairs, layers, candidates), higher is more similar; minus infinity where undefined.
+            alike: (pairs, layers), whether the corresponding candidate is as good as the best.
+        """
+        own = np.einsum("pll->pl", better)
+        judged = own > -np.inf
+        best = better.max(2)
+        winning = (better == best[..., None]) & judged[..., None]
+        shared = winning.sum(2)
+        hits = judged & (own == best) & (shared == 1)
+        ties = judged & ~hits & ((own == best) | alike)
+        candidates = np.where(judged, (better > -np.inf).sum(2), 0)
+        return cls(hits, ties, candidates, (winning / np.maximum(shared, 1)[..., None]).sum(0))
+
+
+def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[Array]:
     """Return the arrays as float64 after validating them."""
     if not by_pair:
         raise ValueError("there are no pairs of networks in values; pass at least one")
@@ -164,20 +279,27 @@ def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[NDArray[np.float64]]:
                 f"values of {pair} must be (L, L), layers of a by the corresponding layers of b, the same L >= 2 for "
                 f"all pairs, got {square.shape}"
             )
-        if np.isnan(square).any():
-            raise ValueError(f"values of {pair} contain NaN, so that the most similar layer is undefined; leave it out")
+        if np.isnan(square).all():
+            raise ValueError(f"values of {pair} are all NaN, so that no layer is the most similar; leave the pair out")
     return squares
 
 
-def _hits(similarities: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(pairs, L) bool: whether the diagonal entry is strictly the greatest of its row."""
-    rivals = similarities.copy()
-    own = np.einsum("pll->pl", rivals).copy()
-    np.einsum("pll->pl", rivals)[:] = -np.inf
-    return own > rivals.max(2)
+def _alike(as_good: ArrayLike | Mapping[Pair, ArrayLike], pairs: Sequence[Pair], count: int) -> Flags:
+    """Return whether the corresponding layer is as good as the best one, (pairs, 2, layers)."""
+    by_pair = as_good if isinstance(as_good, Mapping) else {("a", "b"): as_good}
+    if by_pair.keys() != set(pairs):
+        raise ValueError(f"as_good must have the pairs of values, {list(pairs)}, got {list(by_pair)}")
+    found = [np.asarray(by_pair[pair]) for pair in pairs]
+    for pair, flags in zip(pairs, found, strict=True):
+        if flags.shape != (2, count, count) or flags.dtype != np.bool_:
+            raise ValueError(
+                f"as_good of {pair} must be bool of the shape {(2, count, count)}, got {flags.dtype} of the shape "
+                f"{flags.shape}"
+            )
+    return np.einsum("pxll->pxl", np.stack(found))
 
 
-def _pair_weights(pairs: Sequence[Pair], random: np.random.Generator) -> NDArray[np.float64]:
+def _pair_weights(pairs: Sequence[Pair], random: np.random.Generator) -> Array:
     """Draw Bayesian bootstrap weights of the pairs, (resamples, pairs), each row summing to 1."""
     networks = {name: place for place, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
     drawn = random.dirichlet(np.ones(len(networks)), size=_RESAMPLES)
@@ -185,10 +307,13 @@ def _pair_weights(pairs: Sequence[Pair], random: np.random.Generator) -> NDArray
     return weights / weights.sum(1, keepdims=True)
 
 
-def _score(hits: NDArray[np.bool_], weights: NDArray[np.float64], confidence: float) -> Score:
+def _score(hits: Flags, judged: Flags, weights: Array, confidence: float) -> Score:
     from scipy.stats import binomtest
 
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(weights @ hits.mean(1), [tail, 1 - tail])
-    wilson = binomtest(int(hits.sum()), hits.size).proportion_ci(confidence, method="wilson")
-    return Score(float(hits.mean()), float(min(low, wilson.low)), float(max(high, wilson.high)))
+    if not judged.any():
+        return Score(np.nan, np.nan, np.nan)
+    tail, known = (1 - confidence) / 2, judged.any(1)
+    shares = weights[:, known] @ hits[known].sum(1) / (weights[:, known] @ judged[known].sum(1))
+    low, high = np.quantile(shares, [tail, 1 - tail])
+    wilson = binomtest(int(hits.sum()), int(judged.sum())).proportion_ci(confidence, method="wilson")
+    return Score(float(hits.sum() / judged.sum()), float(min(low, wilson.low)), float(max(high, wilson.high)))

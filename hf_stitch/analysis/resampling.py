@@ -1,4 +1,4 @@
-"""Helpers that permutation tests and the bootstrap share: grouping of rows by sample, validation of arguments."""
+"""Helpers that tests and intervals share: grouping of rows by sample, validation of arguments, Holm's procedure."""
 
 from __future__ import annotations
 
@@ -47,3 +47,26 @@ def rows_by_sample(samples: Any, n: int) -> list[Places]:
         raise ValueError(f"samples must have the shape ({n},), one sample id per row, got the shape {ids.shape}")
     _, owners, counts = np.unique(ids, return_inverse=True, return_counts=True)
     return np.split(np.argsort(owners, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
+    """Return which candidates of each row Holm's procedure (1979) does not tell from the best one.
+
+    Args:
+        p_values: (rows, candidates) of the difference from the best of the row, which has the p-value 1; NaN for
+            candidates that take no part.
+        level: Level of the tests of a row, together.
+
+    Returns:
+        (rows, candidates) bool; False for NaN.
+    """
+    found = np.zeros(p_values.shape, bool)
+    for row, kept in zip(p_values, found, strict=True):
+        rivals = np.flatnonzero(~np.isnan(row))
+        ordered = rivals[np.argsort(row[rivals], kind="stable")]
+        tests = max(len(rivals) - 1, 1)  # without the best itself
+        rejected = 0
+        while rejected < len(ordered) and row[ordered[rejected]] <= level / max(tests - rejected, 1):
+            rejected += 1
+        kept[ordered[rejected:]] = True
+    return found

@@ -6,6 +6,7 @@ Every function returns a ``matplotlib.figure.Figure`` outside of pyplot and with
 
 from importlib.util import find_spec
 
+from hf_stitch.plots.confusion import confusion
 from hf_stitch.plots.curves import curves
 from hf_stitch.plots.evolution import evolution
 from hf_stitch.plots.heatmap import heatmap
@@ -20,6 +21,7 @@ if find_spec("matplotlib") is None:
     )
 
 __all__ = [
+    "confusion",
     "curves",
     "dendrogram",
     "distance_map",

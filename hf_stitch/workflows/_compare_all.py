@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
+
 from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.analysis.comparison.comparing import Comparison
+from hf_stitch.analysis.comparison.comparing import Comparison, labelled
+from hf_stitch.analysis.comparison.jackknife import Array, Places, differences_from_best, groups_of
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
-from hf_stitch.analysis.comparison.sides import Network, Networks, Reader
+from hf_stitch.analysis.comparison.sides import Network, Networks, Reader, Side
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
@@ -28,6 +33,8 @@ def compare_all(
     metrics: Iterable[str | Metric] = ("linear_cka",),
     pooling: Pooling = "mean",
     batch_size: int = 64,
+    resamples: int = 0,
+    seed: int = 0,
     checkpoint_dir: str | Path | None = None,
     accelerator: Accelerator | None = None,
     progress: bool = True,
@@ -44,6 +51,11 @@ def compare_all(
         metrics: As in :func:`hf_stitch.compare`.
         pooling: As in :func:`hf_stitch.compare`.
         batch_size: Number of samples per forward pass.
+        resamples: Number of random groups of samples, each of which is left out once (a jackknife), to test whether
+            corresponding layers are less similar than the most similar ones, for the ties of ``found.identify()``. 40
+            are enough. It needs one row per sample and as many layers of each network, and keeps the rows in files.
+            0: no test.
+        seed: Seed of the groups.
         checkpoint_dir: As in :func:`hf_stitch.compare`.
         accelerator: As in :func:`hf_stitch.compare`.
         progress: Whether to show a progress bar.
@@ -53,7 +65,8 @@ def compare_all(
         identification over all pairs, ``found.similarities()`` one figure for each pair of networks.
 
     Raises:
-        ValueError: If there are fewer than two networks, a name is not one of ``networks``, or for the reasons of
+        ValueError: If there are fewer than two networks, a name is not one of ``networks``, networks that are resampled
+            have different numbers of layers, a resample does not determine a metric, or for the reasons of
             :func:`hf_stitch.compare`.
 
     Example:
@@ -79,12 +92,63 @@ def compare_all(
     processes = Processes.of(accelerator)
     reader = None if data is None else Reader(Samples.of(data))
     sides = {name: side_of(name, each, reader, pooling, processes) for name, each in named.items()}
+    _check_meet(sides, pooling)
+    several, scores = Networks(sides, chosen), labelled(metrics)
+    if resamples:
+        _check_resamples(resamples, pooling, several)
+    comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)
+    p_values: dict[str, Array] = {}
+
+    def test(rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
+        groups = groups_of(len(several.ids), resamples, seed)
+        shown = progress and processes.rank == 0
+        p_values.update(_tested(scores, rows, values, groups, len(several.by_network), shown))
+
+    atlas = comparison.run(
+        batch_size=batch_size, folder=checkpoint_dir, then=test if resamples else None, progress=progress,
+        recipe={"resamples": resamples, "seed": seed} if resamples else None,
+    )  # fmt: skip
+    return NetworkAtlas(atlas, several.by_network, p_values)
+
+
+def _check_meet(sides: Mapping[str, Side], pooling: Pooling) -> None:
+    """Check that all networks can be compared on the same samples."""
     first = next(iter(sides.values()))
     for side in sides.values():
         check_same_order(*(s.reader.samples if isinstance(s, Network) else s.ids for s in (first, side)))
         if isinstance(first, Network) and isinstance(side, Network):
             check_meet(first.adapter, side.adapter, pooling)
-    several = Networks(sides, chosen)
-    comparison = Comparison((several,), metrics, pooling=pooling, processes=processes)
-    atlas = comparison.run(batch_size=batch_size, folder=checkpoint_dir, progress=progress)
-    return NetworkAtlas(atlas, several.by_network)
+
+
+def _check_resamples(resamples: int, pooling: Pooling, networks: Networks) -> None:
+    n = len(networks.ids)
+    if not 2 <= resamples <= n // 2:
+        raise ValueError(
+            f"resamples must be 0 (no test) or from 2 to half of the {n} samples, got {resamples}; 40 are enough"
+        )
+    if pooling == "none":
+        raise ValueError(
+            "a resample leaves out whole samples, so that it needs one row per sample: use pooling='mean', 'cls', "
+            "'last' or 'flatten'"
+        )
+    if len(counts := {len(own) for own in networks.by_network.values()}) > 1:
+        raise ValueError(
+            "with resamples, layer i of a network corresponds to layer i of the others, but they have "
+            f"{sorted(counts)} layers: pass layers, or resamples=0"
+        )
+
+
+def _tested(
+    metrics: Mapping[str, Metric], rows: Sequence[Tensor], values: Mapping[str, Array], groups: Sequence[Places],
+    networks: int, progress: bool,
+) -> dict[str, Array]:  # fmt: skip
+    """Test the differences from the most similar layer, for all pairs of networks with as many layers each."""
+    from tqdm.auto import tqdm
+
+    places = [slice(part[0], part[-1] + 1) for part in np.split(np.arange(len(rows)), networks)]
+    found = {label: np.full((2, len(rows), len(rows)), np.nan) for label in metrics}
+    jobs = [(label, a, b) for label in metrics for a, b in combinations(places, 2)]
+    hide = None if progress else True  # None shows the bar on terminals only
+    for label, a, b in tqdm(jobs, desc="resampling", unit="pair", delay=3, disable=hide):
+        found[label][:, a, b] = differences_from_best(metrics[label], rows[a], rows[b], values[label][a, b], groups)
+    return found

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from hf_stitch.analysis import SimilarityAtlas
-from hf_stitch.plots import curves, heatmap, intervals, matrices
+from hf_stitch.plots import confusion, curves, heatmap, intervals, matrices
 from hf_stitch.training import Dynamics
 
 
@@ -78,6 +78,31 @@ def test_heatmap_of_many_columns_has_no_numbers() -> None:
 def test_heatmap_refuses_invalid_arguments(values: list, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         heatmap(values, ["row"], ["column"], **options)
+
+
+def test_confusion_shows_the_shares_of_each_row_and_frames_the_diagonal() -> None:
+    figure = confusion({"a": [[3, 1], [0, 0]], "b": [[0, 2], [1, 1]]}, ["x", "y"], row_title="R", column_title="C")
+    first, second, bar = figure.axes
+    assert [t.get_text() for t in first.texts] == ["0.75", "0.25", "–", "–"]
+    assert [t.get_text() for t in second.texts] == ["0.00", "1.00", "0.50", "0.50"]
+    assert (first.get_title(), first.get_ylabel(), first.get_xlabel(), bar.get_ylabel()) == ("a", "R", "C", "share")
+    frames = [p for p in first.patches if isinstance(p, Rectangle)]
+    assert [(round(f.get_center()[1]), round(f.get_center()[0])) for f in frames] == [(0, 0), (1, 1)]
+    assert {axes.images[0].get_clim() for axes in (first, second)} == {(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("counts", "labels", "message"),
+    [
+        ({}, ["x"], "at least one matrix"),
+        ({"a": [[1, 2]]}, ["x"], r"'a' must be .* of the shape \(1, 1\), got the shape \(1, 2\)"),
+        ({"a": [[-1]]}, ["x"], "negative or non-finite number"),
+        ({"a": [[np.nan]]}, ["x"], "negative or non-finite number"),
+    ],
+)
+def test_confusion_refuses_invalid_counts(counts: dict, labels: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        confusion(counts, labels)
 
 
 def test_intervals_have_the_right_coordinates() -> None:

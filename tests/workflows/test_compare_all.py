@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist, squareform
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis import NetworkAtlas, identify_layers
+from hf_stitch.analysis import Activations, NetworkAtlas, identify_layers
 from hf_stitch.plots import dendrogram, distance_map
 
 from tiny_networks import network  # isort: skip
@@ -41,7 +41,8 @@ def test_atlases_are_those_of_the_pairs() -> None:
             between = found.between(a, b)
             assert (between.layers_a, between.layers_b) == (one.layers_a, one.layers_b)
             for metric, values in one.values.items():
-                np.testing.assert_allclose(between.values[metric], values, rtol=1e-9, atol=1e-9, err_msg=f"{a} {b}")
+                atol = 5e-8 if metric == "procrustes" else 1e-9  # a distance of 0 is the root of a rounding error
+                np.testing.assert_allclose(between.values[metric], values, rtol=1e-9, atol=atol, err_msg=f"{a} {b}")
 
 
 def test_grids_of_other_sizes_are_compared_by_position() -> None:
@@ -90,7 +91,76 @@ def test_networks_are_alike_by_their_most_similar_layers_and_identified(tmp_path
     assert "twin" in str(found)
 
 
+@pytest.mark.parametrize("metric", ["linear_cka:debiased=True", "pwcca", "mutual_knn:k=3"])
+def test_a_corresponding_layer_that_is_not_told_from_the_best_is_a_tie(metric: str, tmp_path: Any) -> None:
+    """Layers 1 and 2 of a network are nearly the same, layers 0 and 3 are others."""
+    g = np.random.default_rng(0)
+    base = [g.standard_normal((90, 4)) for _ in range(3)]
+    networks = {}
+    for name in "pqr":
+        middle = base[1] + 0.4 * g.standard_normal((90, 4))
+        rows = {
+            "0": base[0], "1": middle, "2": middle + 0.02 * g.standard_normal((90, 4)), "3": np.roll(base[2], 7, 0)
+        }  # fmt: skip
+        if name == "r":
+            rows["0"], rows["3"] = rows["3"], rows["0"]
+        noisy = {k: torch.from_numpy(v + 0.3 * g.standard_normal((90, 4))) for k, v in rows.items()}
+        networks[name] = Activations(noisy, range(90), pooling="mean")
+    found = hf_stitch.compare_all(networks, metrics=[metric], resamples=10, seed=1, progress=False)
+    identified = found.identify()
+    assert identified.tested
+    verdicts = identified.verdicts("a")
+    assert verdicts[0, [0, 3]].tolist() == ["hit", "hit"]
+    assert verdicts[1:, [0, 3]].tolist() == [["miss", "miss"]] * 2
+    assert set(verdicts[:, 1:3].ravel()) <= {"hit", "tie"} and "tie" in verdicts
+    plain = hf_stitch.compare_all(networks, metrics=[metric], progress=False)
+    assert not plain.p_values and set(plain.identify().verdicts("a").ravel()) <= {"hit", "miss"}
+    assert (plain.identify().hits["b"] == identified.hits["b"]).all()
+    assert (found.identify(level=1e-9).ties["a"] >= identified.ties["a"]).all()
+    found.save(tmp_path / "all.json")
+    again = NetworkAtlas.load(tmp_path / "all.json")
+    assert again.identify().to_dict() == identified.to_dict() and again.identify().plot().axes
+    same = hf_stitch.compare_all(networks, metrics=[metric], resamples=10, seed=1, batch_size=17, progress=False)
+    (label,) = found.p_values
+    np.testing.assert_allclose(same.p_values[label], found.p_values[label], rtol=1e-7)
+
+
+def test_undefined_pairs_are_left_out_of_everything(tmp_path: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = {name: {str(i): torch.randn(60, 3, generator=g) for i in range(3)} for name in "pqr"}
+    rows["q"]["1"] = torch.full((60, 3), 0.1)
+    networks = {name: Activations(own, range(60)) for name, own in rows.items()}
+    found = hf_stitch.compare_all(networks, metrics=["linear_cka", "cca"], resamples=5, progress=False)
+    for metric in ("linear_cka", "cca"):
+        between = found.between("p", "q")
+        assert np.isnan(between[metric][:, 1]).all() and not np.isnan(between[metric][:, [0, 2]]).any()
+        assert set(between.undefined) == {f"{m}: {i} -> 1" for m in ("linear_cka", "cca") for i in range(3)}
+        assert set(between.best_matches(metric, "b")) == {"0", "2"}
+        assert found.between("p", "r").undefined == {}
+        expected = (np.nanmax(between[metric], 1).mean() + between[metric][:, [0, 2]].max(0).mean()) / 2
+        assert found.similarities(metric)[0, 1] == pytest.approx(expected)
+        identified = found.identify(metric)
+        assert identified.verdicts("a")[0, 1] == identified.verdicts("b")[2, 1] == "undefined"
+        assert (identified.verdicts("a") != "undefined").sum() == 9 - 2
+        assert found.plot(metric).axes and found.plot_dendrogram(metric).axes
+    assert "undefined for 17 of 81 pairs" in str(found)
+    assert found.to_pandas()["undefined"].notna().sum() == 2 * 17
+    found.save(tmp_path / "all.json")
+    assert NetworkAtlas.load(tmp_path / "all.json").atlas.undefined == found.atlas.undefined
+    only = {"p": networks["p"], "dead": Activations({"1": rows["q"]["1"]}, range(60))}
+    with pytest.raises(ValueError, match="linear_cka is undefined for all pairs of layers of 'p' and 'dead'"):
+        hf_stitch.compare_all(only, progress=False).distances()
+
+
 def test_wrong_arguments_are_named() -> None:
+    nets = {"a": net(0), "b": net(1)}
+    for resamples in (-1, 1, 46):
+        with pytest.raises(ValueError, match=rf"from 2 to half of the 90 samples, got {resamples}; 40 are enough"):
+            hf_stitch.compare_all(nets, POINTS, resamples=resamples)
+    with pytest.raises(ValueError, match="one row per sample: use pooling='mean'"):
+        hf_stitch.compare_all(nets, POINTS, resamples=9, pooling="none")
+    with pytest.raises(ValueError, match=r"they have \[1, 2\] layers: pass layers"):
+        hf_stitch.compare_all(nets, POINTS, resamples=9, layers={"a": ["1"], "b": ["1", "3"]})
     with pytest.raises(ValueError, match="at least two networks, got 1"):
         hf_stitch.compare_all([net(0)], POINTS)
     with pytest.raises(ValueError, match="layers names d, but the networks are a, b"):

@@ -81,7 +81,7 @@ class Collector:
         taken: Label -> name of the chosen route.
         folder: Folder for files of rows.
         n: Number of samples of this process.
-        keep_rows: Whether to collect the rows even if no route does, for :meth:`test`.
+        keep_rows: Whether to collect the rows even if no route does, for :meth:`test` and :meth:`rows_of_a`.
     """
 
     def __init__(
@@ -183,6 +183,16 @@ class Collector:
         }
         return found.values.numpy()[np.ix_(self.group.of_a, self.group.of_b)], undefined
 
+    def rows_of_a(self) -> list[Tensor]:
+        """Return the rows of each layer of a, (n, d), if they were kept."""
+        rows = self._rows()
+        return [rows.x(place) for place in self.group.of_a]
+
+    def _rows(self) -> LayerRows:
+        rows = self._statistics[_ROWS]
+        assert isinstance(rows, LayerRows)
+        return rows
+
     def test(self, label: str, defined: NDArray[np.bool_], permutations: int, seed: int, memory: int) -> MaximumTest:
         """Test a metric for all pairs of layers of the group, from the rows, with one row per sample.
 
@@ -196,8 +206,7 @@ class Collector:
         Returns:
             The test.
         """
-        rows = self._statistics[_ROWS]
-        assert isinstance(rows, LayerRows)
+        rows = self._rows()
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
         distinct = np.zeros((len(x), len(y)), bool)
         distinct[np.ix_(self.group.of_a, self.group.of_b)] = defined

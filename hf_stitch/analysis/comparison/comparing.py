@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
@@ -35,6 +36,9 @@ from hf_stitch.representation import Pooling
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Array = NDArray[np.float64]
+Then = Callable[[Sequence[Tensor], Mapping[str, Array]], None]
+"""Receives the rows of each layer of a, (n, d), and the values of each metric, (layers of a, layers of b)."""
+
 _SHOWN = 3
 """Number of layers listed in an error message."""
 
@@ -94,6 +98,7 @@ class Comparison:
         recipe: Mapping[str, Any] | None = None,
         permutations: int = 0,
         seed: int = 0,
+        then: Then | None = None,
         progress: bool = False,
     ) -> SimilarityAtlas:
         """Read the samples once and compute all values.
@@ -104,6 +109,7 @@ class Comparison:
             recipe: Additional entries of the recipe, besides sides, layers and metrics.
             permutations: Permutations of the samples for a test of the highest similarities; 0 for no test.
             seed: Seed of the permutations.
+            then: Called once with the rows of all layers of a, one row per sample, before their files are removed.
             progress: Show a progress bar.
 
         Returns:
@@ -117,13 +123,14 @@ class Comparison:
         recipe = self._recipe(batch_size, recipe or {})
         if permutations:
             recipe |= {"permutations": permutations, "seed": seed}
+        keep_rows = permutations > 0 or then is not None
         with ExitStack() as stack:
             place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(place, processes.rank, lasting=folder is not None)
             taken = processes.agree(state.begin(recipe, lambda: taken_routes(self._routes, self._available)))
             start, stop = processes.part(reader.n)
             collectors = [
-                Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, permutations > 0)
+                Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, keep_rows)
                 for i, group in enumerate(reader.groups)
             ]
             run_pass(reader, collectors, state, processes, batch_size, progress)
@@ -137,6 +144,8 @@ class Comparison:
                     label: collector.test(label, ~np.isnan(found), permutations, seed, self._available)
                     for label, found in values.items()
                 }
+            if then is not None:
+                then(collectors[0].rows_of_a(), values)
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(

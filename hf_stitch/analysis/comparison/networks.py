@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
+from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.resampling import not_rejected
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ class NetworkAtlas(Result):
     Attributes:
         atlas: Similarity of each layer of each network with all others; layers are named ``network/layer``.
         layers: Network -> its layers.
+        p_values: Metric -> (2, layers, layers) float64: for the pairs of different networks (a before b), p-values of
+            the differences from the most similar layer, by a jackknife over samples. First, of each layer of b from the
+            best one for the same layer of a; second, with a and b exchanged. NaN for layers whose corresponding layer
+            is the best. Empty without ``compare_all(…, resamples=…)``.
 
     Raises:
         ValueError: If the layers are not those of the atlas.
@@ -46,6 +52,7 @@ class NetworkAtlas(Result):
 
     atlas: SimilarityAtlas
     layers: Mapping[str, tuple[str, ...]]
+    p_values: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the names of the layers."""
@@ -71,34 +78,42 @@ class NetworkAtlas(Result):
         rows, columns = self._place(a), self._place(b)
         networks = self.atlas.recipe.get("a", {}).get("networks", {})
         recipe = {**self.atlas.recipe, "a": networks.get(a, {}), "b": networks.get(b, {})}
+        undefined = {
+            pair_name(metric, layer_a, layer_b): why
+            for metric in self.atlas.values
+            for layer_a in self.layers[a]
+            for layer_b in self.layers[b]
+            if (why := self.atlas.why(metric, f"{a}/{layer_a}", f"{b}/{layer_b}")) is not None
+        }
         return replace(
             self.atlas,
             values={metric: values[rows, columns] for metric, values in self.atlas.values.items()},
             layers_a=self.layers[a],
             layers_b=self.layers[b],
             recipe=recipe,
+            undefined=undefined,
         )
 
     def similarities(self, metric: str | None = None) -> Array:
         """Compute the similarity of each pair of networks.
 
         It is the mean over the layers of one network of the value of the most similar layer of the other, averaged over
-        both directions.
+        both directions. Undefined pairs of layers, and layers that have no other, are left out.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Returns:
-            (networks, networks) float64, symmetric; of distances, if the metric is a distance.
+            (networks, networks) float64, symmetric; of distances, if the metric is a distance. NaN for networks without
+            a defined pair of layers.
 
         Raises:
             KeyError: If the atlas does not contain the metric.
         """
         values = self.atlas.values[self.atlas.label(metric)]
-        best = np.min if self._is_distance(metric) else np.max
         places = [self._place(name) for name in self.networks]
-        found = [[best(values[a, b], axis=1).mean() for b in places] for a in places]
-        return (np.array(found) + np.array(found).T) / 2
+        found = np.array([[self._best(values[a, b], metric) for b in places] for a in places])
+        return (found + found.T) / 2
 
     def distances(self, metric: str | None = None) -> Array:
         """Compute a distance between each pair of networks, for a dendrogram or a map.
@@ -112,17 +127,29 @@ class NetworkAtlas(Result):
 
         Raises:
             KeyError: If the atlas does not contain the metric.
+            ValueError: If two networks have no defined pair of layers.
         """
         found = self.similarities(metric)
+        if np.isnan(found).any():
+            a, b = (self.networks[place] for place in np.argwhere(np.isnan(found))[0])
+            raise ValueError(
+                f"{self.atlas.label(metric)} is undefined for all pairs of layers of {a!r} and {b!r}; use another "
+                "metric, or other networks"
+            )
         found = found if self._is_distance(metric) else found.max() - found
         np.fill_diagonal(found, 0)
         return found
 
-    def identify(self, metric: str | None = None) -> Identification:
+    def identify(self, metric: str | None = None, *, level: float = 0.05) -> Identification:
         """Measure how often the most similar layer of another network is the corresponding layer.
+
+        Layer i of a network corresponds to layer i of the others. With ``compare_all(…, resamples=…)``, a corresponding
+        layer that the samples do not tell from the most similar one is a tie; otherwise only equal values are ties.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
+            level: Level of the tests of differences from the most similar layer, together for all candidates of a layer
+                (Holm 1979).
 
         Returns:
             The layer identification over all pairs of networks (:func:`hf_stitch.analysis.identify_layers`).
@@ -131,19 +158,27 @@ class NetworkAtlas(Result):
             KeyError: If the atlas does not contain the metric.
             ValueError: If the networks have different numbers of layers.
         """
-        values = self.atlas.values[self.atlas.label(metric)]
-        names = self.networks
-        pairs = {(a, b): values[self._place(a), self._place(b)] for i, a in enumerate(names) for b in names[i + 1 :]}
+        label = self.atlas.label(metric)
+        pairs = list(combinations(self.networks, 2))
+        blocks = {(a, b): (self._place(a), self._place(b)) for a, b in pairs}
+        as_good = None
+        if label in self.p_values:
+            tested = {pair: self.p_values[label][:, rows, columns] for pair, (rows, columns) in blocks.items()}
+            as_good = {
+                pair: np.stack([not_rejected(found[0], level), not_rejected(found[1].T, level).T])
+                for pair, found in tested.items()
+            }
         return identify_layers(
-            pairs, higher_is_better=not self._is_distance(metric), layers=next(iter(self.layers.values()))
-        )
+            {pair: self.atlas.values[label][block] for pair, block in blocks.items()},
+            higher_is_better=not self._is_distance(metric), as_good=as_good, layers=next(iter(self.layers.values())),
+        )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the values in long format.
 
         Returns:
             One row per metric and pair of layers, with the columns ``metric``, ``network_a``, ``layer_a``,
-            ``network_b``, ``layer_b`` and ``value``.
+            ``network_b``, ``layer_b`` and ``value``, and ``undefined`` (the reason, or None) if a pair is undefined.
         """
         frame = self.atlas.to_pandas()
         for side in "ab":
@@ -151,7 +186,8 @@ class NetworkAtlas(Result):
             place = dict(zip(self.atlas.layers_a, parts, strict=True))
             frame[f"network_{side}"] = [place[name][0] for name in frame[f"layer_{side}"]]
             frame[f"layer_{side}"] = [place[name][1] for name in frame[f"layer_{side}"]]
-        return frame[["metric", "network_a", "layer_a", "network_b", "layer_b", "value"]]
+        columns = ["metric", "network_a", "layer_a", "network_b", "layer_b", "value"]
+        return frame[columns + [name for name in frame if name == "undefined"]]
 
     def plot(self, metric: str | None = None) -> Figure:
         """Plot all layers of all networks as a heat map, in blocks of networks.
@@ -178,7 +214,7 @@ class NetworkAtlas(Result):
         """
         from hf_stitch.plots import dendrogram
 
-        return dendrogram(self.distances(metric), self.networks, label=self._label(metric))
+        return dendrogram(self.distances(metric), self.networks, label=self._distance_of(metric))
 
     def plot_map(self, metric: str | None = None) -> Figure:
         """Plot the networks as points in the plane, so that their distances are close to :meth:`distances`.
@@ -191,7 +227,7 @@ class NetworkAtlas(Result):
         """
         from hf_stitch.plots import distance_map
 
-        return distance_map(self.distances(metric), self.networks, label=self._label(metric))
+        return distance_map(self.distances(metric), self.networks, label=self._distance_of(metric))
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints: the similarity of each pair of networks."""
@@ -201,6 +237,8 @@ class NetworkAtlas(Result):
         metric = next(iter(self.atlas.values))
         table = Table("", title=f"{metric} of the most similar layers", title_justify="left")
         table.caption = f"{self.atlas.n} samples, pooling: {self.atlas.pooling}"
+        if missing := int(np.isnan(self.atlas.values[metric]).sum()):
+            table.caption += f"; undefined for {missing} of {self.atlas.values[metric].size} pairs of layers"
         for name in self.networks:
             table.add_column(Text(name))
         for name, row in zip(self.networks, self.similarities(), strict=True):
@@ -220,5 +258,11 @@ class NetworkAtlas(Result):
     def _is_distance(self, metric: str | None) -> bool:
         return self.atlas.label(metric) in self.atlas.distances
 
-    def _label(self, metric: str | None) -> str:
+    def _best(self, values: Array, metric: str | None) -> float:
+        """Return the mean over the rows of the best value of each; NaN if all values are."""
+        known = values[~np.isnan(values).all(1)]
+        best = np.nanmin if self._is_distance(metric) else np.nanmax
+        return float(best(known, axis=1).mean()) if len(known) else np.nan
+
+    def _distance_of(self, metric: str | None) -> str:
         return f"distance by {self.atlas.label(metric)}"
