@@ -343,7 +343,9 @@ def test_the_corresponding_layer_is_a_hit_a_tie_or_a_miss() -> None:
     scores = {"m": {"agreement": np.repeat(values[..., None], 3, 2)}}
     both = {"m": {"agreement": np.stack([p_values, columns])}}
     grid = StitchGrid(scores, {}, both, ("x", "y", "z"), ("x", "y", "z"), "image-classification", "none", 99)
-    assert grid.identify() == {"a": ("hit", "tie", "miss"), "b": ("hit", "hit", "miss")}
+    found = grid.identify()
+    assert found.verdicts("a").tolist() == [["hit", "tie", "miss"]] and found.layers == ("x", "y", "z")
+    assert found.verdicts("b").tolist() == [["hit", "hit", "miss"]]
     # .03 is above .05 / 2, but only the second smallest of its column: Holm rejects it.
     assert grid.as_good()[1, :, 1].tolist() == [False, True, False]
     assert grid.as_good(level=0.01)[1, :, 1].tolist() == [False, True, True]

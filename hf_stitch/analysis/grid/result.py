@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.resampling import not_rejected
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -186,14 +188,13 @@ class StitchGrid(Result):
         """
         self._cells(matcher, figure)
         p_values = self.p_values[matcher or self.matchers[0]][figure or self.figures[0]]
-        return np.stack([_not_rejected(p_values[0], level), _not_rejected(p_values[1].T, level).T])
+        return np.stack([not_rejected(p_values[0], level), not_rejected(p_values[1].T, level).T])
 
-    def identify(
-        self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05
-    ) -> dict[str, tuple[str, ...]]:
+    def identify(self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05) -> Identification:
         """Test for each layer whether its best stitch is the one with the corresponding layer of the other network.
 
-        Layer i of a corresponds to layer i of b.
+        Layer i of a corresponds to layer i of b. For grids of several pairs of networks, pass their :meth:`values` and
+        :meth:`as_good` to :func:`hf_stitch.analysis.identify_layers`.
 
         Args:
             figure: The figure; ``None`` uses the first.
@@ -201,32 +202,17 @@ class StitchGrid(Result):
             level: Level of the tests for ties (:meth:`as_good`).
 
         Returns:
-            ``"a"`` -> for each layer of a among those of b, and ``"b"`` the reverse: ``hit`` (the corresponding layer
-            is the best), ``tie`` (another is, but the samples do not tell them apart) or ``miss``.
+            Hits, ties and misses along both axes. Undefined stitches are left out.
 
         Raises:
             KeyError: If the grid has no such matcher or figure.
-            ValueError: If the networks have different numbers of layers, or a stitch is undefined.
+            ValueError: If the networks have different numbers of layers.
         """
         values = self.values(matcher, figure)
-        if len(self.layers_a) != len(self.layers_b) or np.isnan(values).any():
-            raise ValueError(
-                "identification needs as many layers of a as of b, and a defined stitch for each pair: got "
-                f"{len(self.layers_a)} and {len(self.layers_b)} layers, and {len(self.undefined)} undefined stitches"
-            )
-        better = values if direction(figure or self.figures[0]) == "higher" else -values
-        found = {}
-        for number, axis in enumerate("ab"):
-            rows, ties = (
-                part if axis == "a" else part.T for part in (better, self.as_good(figure, matcher, level=level)[number])
-            )
-            best = rows.max(1, keepdims=True)
-            alone = (rows == best).sum(1) == 1
-            own = np.diag(rows) == best[:, 0]
-            found[axis] = tuple(
-                "hit" if own[i] and alone[i] else "tie" if ties[i, i] else "miss" for i in range(len(rows))
-            )
-        return found
+        return identify_layers(
+            values, higher_is_better=direction(figure or self.figures[0]) == "higher",
+            as_good=self.as_good(figure, matcher, level=level), layers=self.layers_a,
+        )  # fmt: skip
 
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
         """Build the stitched model of one cell.
@@ -364,20 +350,6 @@ class StitchGrid(Result):
         for label, detection in self.detections.items():
             found |= {f"{figure}({label})": values for figure, values in detection.figures.get(matcher, {}).items()}
         return found
-
-
-def _not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
-    """Return which rivals of each row Holm's procedure does not reject; the best has the p-value 1."""
-    found = np.zeros(p_values.shape, bool)
-    for row, kept in zip(p_values, found, strict=True):
-        rivals = np.flatnonzero(~np.isnan(row))
-        ordered = rivals[np.argsort(row[rivals], kind="stable")]
-        tests = max(len(rivals) - 1, 1)  # without the best itself
-        rejected = 0
-        while rejected < len(ordered) and row[ordered[rejected]] <= level / max(tests - rejected, 1):
-            rejected += 1
-        kept[ordered[rejected:]] = True
-    return found
 
 
 def cell_name(matcher: str, layer_a: str, layer_b: str) -> str:
