@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import hf_stitch
 from hf_stitch.analysis import Bench, Score
+from hf_stitch.analysis.bench.correlation import RELIABILITY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
 import images
@@ -71,10 +72,10 @@ def main() -> None:
     folders = {"Tiny-10": arguments.networks} | ({"ViT": arguments.vits} if arguments.vits else {})
     record: dict[str, Any] = {"preset": {"name": arguments.preset, **preset}, "families": {}}
     for family, folder in folders.items():
-        start = time.perf_counter()
+        start = time.process_time()
         found = measured(family, loaded(family, folder), train, test, preset)
         Console(width=140).print(found)
-        record["families"][family] = {**summary(found), "seconds": round(time.perf_counter() - start)}
+        record["families"][family] = {**summary(found), "seconds": round(time.process_time() - start)}
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -167,14 +168,16 @@ best representation of each of the {references} best networks. "rank only" and "
 activations. **A measure beats one of them if the lower end of the interval of the difference of τ is above 0**, a rule
 that was fixed before any figure was seen; one that does not has shown nothing. A row in bold beats each of the two
 that is defined. "depth only" is constant within a layer, so it is undefined for sensitivity; "rank only" is the
-difference of widths in the specificity test.
+difference of widths in the specificity test. "probing, other half", a row that was added later, is the difference of F
+itself on the half of the images that chose A: how far F predicts itself. A distance without noise may exceed it a
+little.
 
 Metrics have the reference as their first argument; a similarity s is the distance 1 − s. *Structural*: relative squared
 error on test images of the stitch from B to A, fitted to pooled training features. *Functional*: 1 minus the relative
 accuracy of the stitched model, all positions, fitted to {functional_samples} images; low-rank approximations of a
 layer were not stitched, so there is no functional row for sensitivity.
 {families}
-This page and [its figures as JSON](bench.json) are written by the command (preset {name}, one CPU core, {seconds}):
+This page and [its figures as JSON](bench.json) are written by the command (preset {name}, CPU time: {seconds}):
 
 ```
 python examples/how_not_to_stitch/bench.py --data-dir DATA --networks NETWORKS{vits} --out OUT
@@ -203,9 +206,10 @@ def _family(name: str, of: dict[str, Any]) -> str:
     text = f"\n## {of['networks']} {TITLES[name]}\n\nProbing accuracy, mean over networks: {accuracies}.\n"
     for test, scores in of["scores"].items():
         lines = [_line(method, score, PUBLISHED[test][name]) for method, score in scores.items()]
+        verdict = _verdict(test, scores, PUBLISHED[test][name])
         text += (
             f"\n### {test.capitalize()}\n\n| measure | paper, τ / ρ | τ | ρ | references | τ − rank only | "
-            f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n\n{_verdict(test, scores)}\n"
+            f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n\n{verdict}\n"
         )
     if of["undefined"]:
         reasons = "; ".join(f"{method}, {count} ({why})" for method, (count, why) in of["undefined"].items())
@@ -214,7 +218,7 @@ def _family(name: str, of: dict[str, Any]) -> str:
 
 
 def _line(method: str, score: dict[str, Any], published: dict[str, tuple[float, float]]) -> str:
-    paper = published.get(method.partition("(")[0])
+    paper = published.get(_plain(method))
     label = f"**{method}**" if beaten(score) else method
     missing = f" ({score['undefined']} of {score['pairs']} pairs undefined)" if score["undefined"] else ""
     low, high = map(float, score["spread"])
@@ -238,15 +242,25 @@ def beaten(score: dict[str, Any]) -> bool:
     return bool(lows) and all(low > 0 for low in lows)
 
 
-def _verdict(test: str, scores: dict[str, Any]) -> str:
-    """Return which measures beat the baselines of a test."""
-    measures = {name: score for name, score in scores.items() if score["beyond"]}
+def _verdict(test: str, scores: dict[str, Any], paper: dict[str, tuple[float, float]]) -> str:
+    """Return which measures beat the baselines of a test, and their order beside that of the paper."""
+    measures = {name: score for name, score in scores.items() if score["beyond"] and name != RELIABILITY}
     winners = [name for name, score in measures.items() if beaten(score)]
     best = max(measures, key=lambda name: -2.0 if math.isnan(tau := float(measures[name]["tau"]["value"])) else tau)
     found = f"{len(winners)} of {len(measures)} measures beat the baselines" + (
         f": {', '.join(winners)}" if winners else ""
     )
-    return f"**{test.capitalize()}**: {found}. Highest τ: {best}, {_score(measures[best]['tau'])}."
+    text = f"**{test.capitalize()}**: {found}. Highest τ: {best}, {_score(measures[best]['tau'])}. "
+    text += f"F on the other half has τ {_score(scores[RELIABILITY]['tau'])}. "
+    taus = {_plain(name): float(score["tau"]["value"]) for name, score in measures.items() if _plain(name) in paper}
+    theirs = sorted(taus, key=lambda name: -paper[name][0])
+    ours = sorted(taus, key=lambda name: -taus[name])
+    return f"{text}By τ, the paper has {' > '.join(theirs)}; here it is {' > '.join(ours)}."
+
+
+def _plain(method: str) -> str:
+    """Return the name of a method without its options."""
+    return method.partition("(")[0]
 
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ def bench(
     samples. Two baselines know nothing of the activations, "depth only" (number of layers between two layers) and "rank
     only" (difference of ranks, or of widths where nothing is approximated). A method beats a baseline if the lower end
     of the interval of the difference of τ is above 0. A baseline that is constant in a test is undefined there.
+    "probing, other half" is the difference of probing accuracy itself, on the half that chose the reference. Its τ is
+    the reliability of what is predicted: if it is low, accuracies are mostly noise, and more samples are needed. A
+    distance without noise may exceed it a little.
 
     Args:
         networks: Name -> network (an adapter, a module, or a name for :func:`hf_stitch.load`), at least three with
@@ -111,7 +114,7 @@ def bench(
         progress: Whether to show progress bars.
 
     Returns:
-        The correlations of all methods with their intervals, beside both baselines.
+        The correlations of all methods with their intervals, beside both baselines and the reliability.
 
     Raises:
         NotACutError: If a network cannot be cut at one of the layers.
@@ -129,8 +132,8 @@ def bench(
         >>> points = torch.randn(300, 4)
         >>> samples = hf_stitch.Samples.of(points, label=(points[:, 0] > 0).long().tolist())
         >>> found = bench(loaded, samples, layers=["1", "3"], matchers=["lstsq"], probe_epochs=2, progress=False)
-        >>> list(found.scores["sensitivity"])
-        ['linear_cka(debiased=True)', 'procrustes', 'lstsq, structural', 'depth only', 'rank only']
+        >>> list(found.scores["sensitivity"])[2:]
+        ['lstsq, structural', 'depth only', 'rank only', 'probing, other half']
     """
     if pooling not in _POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(_POOLINGS)} (one vector per sample), got {pooling!r}")

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import kendalltau, spearmanr, t
 
 from hf_stitch.analysis import Activations, Bench, BenchGroup
-from hf_stitch.analysis.bench.correlation import bench_score, jackknife, rank_correlations
+from hf_stitch.analysis.bench.correlation import RELIABILITY, bench_score, jackknife, rank_correlations
 from hf_stitch.analysis.bench.distances import Distance, RepresentedPair, metric_distances, structural_distances
 from hf_stitch.analysis.bench.measuring import Bases, BenchData, best_of_networks, measure
 
@@ -195,7 +195,7 @@ def test_distances_see_the_right_rows() -> None:
     undefined = {"undefined at rank 1": 2 * 4}  # of each of two references, from four networks
     assert found.undefined == {"d": undefined}
     assert found.scores["sensitivity"]["d"].undefined == 3
-    assert list(found.kinds) == ["d", "depth only", "rank only"]
+    assert list(found.kinds) == ["d", "depth only", "rank only", RELIABILITY]
 
 
 def test_accuracies_are_those_of_probes_and_the_halves_are_kept_apart() -> None:
@@ -204,6 +204,11 @@ def test_accuracies_are_those_of_probes_and_the_halves_are_kept_apart() -> None:
     (one,) = found.groups
     deep = one.accuracy.reshape(4, 3)
     assert all((np.diff(row) > 0).all() for row in deep)  # deeper layers are planted to be better
+    first = one.references[0]
+    np.testing.assert_allclose(
+        one.distances[RELIABILITY][0], abs(one.selection_accuracy - one.selection_accuracy[first]), atol=1e-12
+    )
+    assert found.scores["specificity"][RELIABILITY].rho.value > 0.9
     assert {one.layers[place] for place in one.references} == {"l2"} and len(one.references) == 3
     # Other labels on the scoring half change no reference and no accuracy that chooses them; and the reverse.
     labels = np.array(data.test_labels)
@@ -222,7 +227,7 @@ def test_metrics_matchers_and_baselines_are_scored_in_both_tests() -> None:
     methods |= structural_distances(["lstsq", "recoloured"])
     found = measure(planted(), methods, **LONG)
     sensitivity, specificity = found.scores["sensitivity"], found.scores["specificity"]
-    assert list(sensitivity) == list(specificity) == [*methods, "depth only", "rank only"]
+    assert list(sensitivity) == list(specificity) == [*methods, "depth only", "rank only", RELIABILITY]
     # On planted layers, closer layers are closer in function: every method ranks them well.
     assert all(specificity[name].rho.value > 0.8 for name in methods)
     assert math.isnan(specificity["rank only"].tau.value) and math.isnan(sensitivity["depth only"].tau.value)
@@ -241,7 +246,7 @@ def test_a_result_survives_saving(tmp_path: Any) -> None:
     loaded = Bench.load(tmp_path / "bench.json")
     assert loaded.to_pandas().equals(found.to_pandas()) and loaded.pairs().equals(found.pairs())
     assert str(loaded) == str(found) and "undefined" in str(found)
-    assert len(found.to_pandas()) == 2 * 4 and {"beats", "tau_low", "beyond_rank_only"} <= set(found.to_pandas())
+    assert len(found.to_pandas()) == 2 * 5 and {"beats", "tau_low", "beyond_rank_only"} <= set(found.to_pandas())
     axes = found.plot().axes
     assert [each.get_title() for each in axes] == ["sensitivity", "specificity"]
     assert found.to_dict()["scores"]["specificity"]["linear_cka"]["pairs"] == 9

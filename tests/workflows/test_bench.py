@@ -145,6 +145,7 @@ def test_the_command_writes_scores_and_figure(tmp_path: Path) -> None:
     record = json.loads(result.stdout)
     assert list(record["scores"]["sensitivity"]) == [
         "procrustes", "rsa", "ridge(ridge=0.5), structural", "depth only", "rank only",
+        "probing, other half",
     ]  # fmt: skip
     assert Bench.load(tmp_path / "out" / "bench.json").n == 20 and (tmp_path / "out" / "bench.png").is_file()
     wrong = CliRunner().invoke(app, ["bench", "procrustis", *named, *common])

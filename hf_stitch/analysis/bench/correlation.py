@@ -19,6 +19,9 @@ TESTS: tuple[Test, ...] = ("sensitivity", "specificity")
 BASELINES = ("depth only", "rank only")
 """Distances that know nothing of the activations: of the layers in depth, and of the ranks."""
 
+RELIABILITY = "probing, other half"
+"""The difference of probing accuracy itself, on the other test samples: how far it predicts itself despite noise."""
+
 CONFIDENCE = 0.95
 
 

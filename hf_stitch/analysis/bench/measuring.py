@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.bench.correlation import BASELINES, Array, BenchGroup, Test
+from hf_stitch.analysis.bench.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test
 from hf_stitch.analysis.bench.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
 from hf_stitch.analysis.bench.low_rank import LowRankBasis, default_ranks
 from hf_stitch.analysis.bench.probing import linear_probes
@@ -267,6 +267,7 @@ def measure_group(
                     found[label][row, column] = method(pair)
                 except (ValueError, torch.linalg.LinAlgError) as error:
                     undefined[label][str(error)] += 1
+    found[RELIABILITY] = np.abs(chosen[list(places)][:, None] - chosen).round(12)
     return BenchGroup(
         test, name, tuple(networks), tuple(data.layers[depth] for _, depth, _ in keys),
         tuple(rank for _, _, rank in keys), chosen, accuracy, places, found,
@@ -291,7 +292,7 @@ def measure(
 
     Args:
         data: The activations.
-        methods: Method -> distance; both baselines are added.
+        methods: Method -> distance; both baselines and the reliability are added.
         sensitivity_layers: As in :func:`hf_stitch.bench`.
         ranks: As in :func:`hf_stitch.bench`.
         references: As in :func:`hf_stitch.bench`.
@@ -313,6 +314,7 @@ def measure(
     if not methods:
         raise ValueError("bench needs at least one metric, matcher or given distance, got none")
     distances = {**methods, **dict(zip(BASELINES, (DepthDistance(), RankDistance()), strict=True))}
+    kinds = {**{label: distance.kind for label, distance in distances.items()}, RELIABILITY: "reliability"}
     approximated = _numbers(data, sensitivity_layers)
     bases = Bases(data, ranks, approximated)
     probed = probe(bases, seed=seed, batch_size=probe_batch_size, epochs=probe_epochs, progress=progress)
@@ -328,7 +330,7 @@ def measure(
             undefined[label] += missing.get(label, Counter())
     first = data.train[data.networks[0]]
     return Bench(
-        tuple(groups), {label: distance.kind for label, distance in distances.items()}, data.networks, data.layers,
+        tuple(groups), kinds, data.networks, data.layers,
         first.pooling or "mean", len(data.scoring), own_network,
         {label: dict(counts) for label, counts in undefined.items() if counts},
         {**(recipe or {}), "probe": {"batch_size": probe_batch_size, "epochs": probe_epochs}, "seed": seed},

@@ -26,7 +26,8 @@ class Bench(Result):
     Attributes:
         groups: Representations, their probing accuracies and their distances: one group for each layer of the
             sensitivity test, and one for the specificity test.
-        kinds: Method -> ``metric``, ``matcher, structural``, ``matcher, functional``, ``given`` or ``baseline``.
+        kinds: Method -> ``metric``, ``matcher, structural``, ``matcher, functional``, ``given``, ``baseline`` or
+            ``reliability``.
         networks: Names of the networks.
         layers: Names of the layers of the first network.
         pooling: The pooling.
