@@ -2,9 +2,10 @@
 
 Distances of representations are correlated with differences of linear probing accuracy. Sensitivity: low-rank
 approximations of the last layers of all networks. Specificity: all layers of all networks. Beside the measures stand
-distances that know nothing of the activations, in depth and in rank.
+distances that know nothing of the activations, in depth and in rank. Each folder has at least three networks of one
+architecture: Tiny-10, ResNet-20 or the small ViT.
 
-    python examples/how_not_to_stitch/bench.py --data-dir DATA --networks NETWORKS --out OUT
+    python examples/how_not_to_stitch/bench.py --data-dir DATA --networks TINY10 VITS --out OUT
 """
 
 import argparse
@@ -12,11 +13,11 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from safetensors.torch import load_file
 
 import hf_stitch
 from hf_stitch.analysis import Bench, Score
@@ -31,23 +32,23 @@ METRICS = (
     "linear_regression", "soft_matching", "shape_distance:alpha=0.5",
 )  # fmt: skip
 MATCHERS = ("lstsq", "recoloured", "procrustes")
-LAST = {"Tiny-10": networks.Tiny10.cuts[-4:], "ViT": networks.VIT_CUTS[-3:]}
-"""Layers of the sensitivity test. The paper takes the last 4 of 8 blocks of ResNet-18, the last 6 of 12 of ViT-Ti."""
+LAST = 0.5
+"""The sensitivity test takes the last half of the layers, as the paper does."""
 PUBLISHED = {
     "sensitivity": {
-        "Tiny-10": {"linear_cka": (0.569, 0.722), "pwcca": (0.628, 0.777), "procrustes": (0.548, 0.718),
+        "convolutional": {"linear_cka": (0.569, 0.722), "pwcca": (0.628, 0.777), "procrustes": (0.548, 0.718),
                     "lstsq, structural": (0.658, 0.807), "lstsq, functional": (0.790, 0.917)},
-        "ViT": {"linear_cka": (0.485, 0.632), "pwcca": (0.826, 0.945), "procrustes": (0.732, 0.862),
+        "vit": {"linear_cka": (0.485, 0.632), "pwcca": (0.826, 0.945), "procrustes": (0.732, 0.862),
                 "lstsq, structural": (0.786, 0.906), "lstsq, functional": (0.745, 0.889)},
     },
     "specificity": {
-        "Tiny-10": {"linear_cka": (0.859, 0.970), "pwcca": (0.729, 0.896), "procrustes": (0.768, 0.920),
+        "convolutional": {"linear_cka": (0.859, 0.970), "pwcca": (0.729, 0.896), "procrustes": (0.768, 0.920),
                     "lstsq, structural": (0.876, 0.975), "lstsq, functional": (0.857, 0.970)},
-        "ViT": {"linear_cka": (0.719, 0.870), "pwcca": (0.650, 0.785), "procrustes": (0.531, 0.682),
+        "vit": {"linear_cka": (0.719, 0.870), "pwcca": (0.650, 0.785), "procrustes": (0.531, 0.682),
                 "lstsq, structural": (0.664, 0.802), "lstsq, functional": (0.782, 0.921)},
     },
 }  # fmt: skip
-"""τ and ρ of the paper on CIFAR-10, of ResNet-18 and of ViT-Ti: test -> our family of networks -> measure."""
+"""τ and ρ of the paper on CIFAR-10, of ResNet-18 and of ViT-Ti: test -> kind of network -> measure."""
 PRESETS = {
     "small": {"train": 5000, "test": 1000, "references": 5, "functional_samples": 300},
     "paper": {"train": 50_000, "test": 10_000, "references": 10, "functional_samples": 100},
@@ -60,53 +61,38 @@ def main() -> None:
     """Run the experiment from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--networks", type=Path, required=True, help="folder with safetensors files of Tiny-10 networks"
+        "--networks", type=Path, nargs="+", required=True, help="folders with safetensors files of trained networks"
     )
-    parser.add_argument("--vits", type=Path, help="folder with safetensors files of networks.small_vit, at least three")
     parser.add_argument("--data-dir", help="local folder with cifar10/<split>.parquet; default: the Hub")
     parser.add_argument("--preset", choices=PRESETS, default="small")
     parser.add_argument("--out", type=Path, help="output folder for the page and its figures as JSON")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
     train, test = (images.samples("cifar10", split, preset[split], arguments.data_dir) for split in ("train", "test"))
-    folders = {"Tiny-10": arguments.networks} | ({"ViT": arguments.vits} if arguments.vits else {})
-    record: dict[str, Any] = {"preset": {"name": arguments.preset, **preset}, "families": {}}
-    for family, folder in folders.items():
+    record: dict[str, Any] = {"preset": {"name": arguments.preset, **preset}, "architectures": {}}
+    for folder in arguments.networks:
         start = time.process_time()
-        found = measured(family, loaded(family, folder), train, test, preset)
+        found = measured(*networks.read_folder(folder), train, test, preset)
         Console(width=140).print(found)
-        record["families"][family] = {**summary(found), "seconds": round(time.process_time() - start)}
+        name = folder.name.removeprefix("drfrankenstein_")
+        record["architectures"][name] = {**summary(found), "seconds": round(time.process_time() - start)}
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
         (arguments.out / "bench.md").write_text(page(json.loads(json.dumps(record))))
 
 
-def loaded(family: str, folder: Path) -> dict[str, hf_stitch.Adapter]:
-    """Load the trained networks of a folder."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        if family == "Tiny-10":
-            network: Any = networks.Tiny10.from_file(path)
-        else:
-            network = networks.small_vit()
-            network.load_state_dict(load_file(path))
-        found[path.stem] = networks.adapted(network)
-    return found
-
-
 def measured(
-    family: str,
-    adapters: dict[str, hf_stitch.Adapter],
+    loaded: dict[str, hf_stitch.Adapter],
+    layers: Sequence[str],
     train: hf_stitch.Samples,
     test: hf_stitch.Samples,
     preset: dict[str, int],
 ) -> Bench:
-    """Run the bench on the networks of one family."""
-    vit = family == "ViT"
+    """Run the bench on networks of one architecture."""
     return hf_stitch.bench(
-        adapters, train, test_data=test, layers=networks.VIT_CUTS if vit else networks.Tiny10.cuts,
-        sensitivity_layers=LAST[family], pooling="cls" if vit else "mean", metrics=METRICS, matchers=MATCHERS,
+        loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
+        pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,
         functional=MATCHERS, functional_samples=preset["functional_samples"], references=preset["references"],
         task="image-classification", batch_size=200,
     )  # fmt: skip
@@ -156,8 +142,8 @@ linear probing accuracies F does. A is the representation with the best F. The t
 ρ of d(A, B) and |F(A) − F(B)|.
 
 - *Sensitivity*: B are low-rank approximations of one layer of all networks, at the paper's ranks by width; the basis is
-  that of the training images. τ is the mean over the last layers ({last}). Within one network, every distance that
-  grows as the rank falls ties at τ .937, so that only several networks tell distances apart.
+  that of the training images. τ is the mean over the last half of the layers. Within one network, every distance that
+  grows as the rank falls has the same τ, so that only several networks tell such distances apart.
 - *Specificity*: B are all layers of all networks.
 
 Here: CIFAR-10, {train} training images (probes, bases, stitches on pooled features), {test} test images. A is chosen
@@ -176,43 +162,44 @@ Metrics have the reference as their first argument; a similarity s is the distan
 error on test images of the stitch from B to A, fitted to pooled training features. *Functional*: 1 minus the relative
 accuracy of the stitched model, all positions, fitted to {functional_samples} images; low-rank approximations of a
 layer were not stitched, so there is no functional row for sensitivity.
-{families}
+{sections}
 This page and [its figures as JSON](bench.json) are written by the command (preset {name}, CPU time: {seconds}):
 
 ```
-python examples/how_not_to_stitch/bench.py --data-dir DATA --networks NETWORKS{vits} --out OUT
+python examples/how_not_to_stitch/bench.py --data-dir DATA --networks {folders} --out OUT
 ```
 """
 
-TITLES = {"Tiny-10": "published Tiny-10 networks, beside the paper's ResNet-18",
-          "ViT": "small ViTs (6 blocks, 96 features, CLS), beside the paper's ViT-Ti"}  # fmt: skip
+TITLES = {
+    "tiny10": "published Tiny-10 networks, beside the paper's ResNet-18",
+    "vits": "small ViTs (6 blocks, 96 features, CLS), beside the paper's ViT-Ti",
+}
+"""Title of the section of a folder."""
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    preset, families = record["preset"], record["families"]
-    last = ", ".join(
-        f"{layers[0]} to {layers[-1]} of {family}" for family, layers in LAST.items() if family in families
-    )
+    preset, architectures = record["preset"], record["architectures"]
     return PAGE.format(
-        last=last, families="".join(_family(name, of) for name, of in families.items()),
-        vits=" --vits VITS" * ("ViT" in families),
-        seconds=", ".join(f"{family} {of['seconds']} s" for family, of in families.items()), **preset,
+        sections="".join(_section(name, found) for name, found in architectures.items()),
+        folders=" ".join(name.upper() for name in architectures),
+        seconds=", ".join(f"{name} {found['seconds']} s" for name, found in architectures.items()), **preset,
     )  # fmt: skip
 
 
-def _family(name: str, of: dict[str, Any]) -> str:
-    accuracies = ", ".join(f"{layer} {value:.3f}" for layer, value in of["accuracies"].items())
-    text = f"\n## {of['networks']} {TITLES[name]}\n\nProbing accuracy, mean over networks: {accuracies}.\n"
-    for test, scores in of["scores"].items():
-        lines = [_line(method, score, PUBLISHED[test][name]) for method, score in scores.items()]
-        verdict = _verdict(test, scores, PUBLISHED[test][name])
+def _section(name: str, found: dict[str, Any]) -> str:
+    kind = "vit" if name.startswith("vit") else "convolutional"
+    accuracies = ", ".join(f"{layer} {value:.3f}" for layer, value in found["accuracies"].items())
+    text = f"\n## {found['networks']} {TITLES.get(name, name)}\n\nProbing accuracy, mean over networks: {accuracies}.\n"
+    for test, scores in found["scores"].items():
+        lines = [_line(method, score, PUBLISHED[test][kind]) for method, score in scores.items()]
+        verdict = _verdict(test, scores, PUBLISHED[test][kind])
         text += (
             f"\n### {test.capitalize()}\n\n| measure | paper, τ / ρ | τ | ρ | references | τ − rank only | "
             f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n\n{verdict}\n"
         )
-    if of["undefined"]:
-        reasons = "; ".join(f"{method}, {count} ({why})" for method, (count, why) in of["undefined"].items())
+    if found["undefined"]:
+        reasons = "; ".join(f"{method}, {count} ({why})" for method, (count, why) in found["undefined"].items())
         text += f"\nUndefined pairs, of all references, with the most frequent reason: {reasons}. They are left out.\n"
     return text
 
