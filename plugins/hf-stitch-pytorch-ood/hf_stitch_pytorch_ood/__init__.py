@@ -1,0 +1,165 @@
+"""Detectors of pytorch-ood for hf-stitch: KNN, Mahalanobis, RMD and GMM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_stitch.detectors import Detector, Scorer
+from hf_stitch.papers import SUN_2022, Paper, arxiv
+from hf_stitch.representation import Representation
+
+__all__ = ["GMM", "KNN", "RMD", "Mahalanobis"]
+
+
+@dataclass(frozen=True)
+class KNN(Detector):
+    """Distance to the k-th nearest neighbour, of vectors divided by their norms (Sun et al. 2022).
+
+    Attributes:
+        k: Which neighbour, from 1.
+        normalize: Whether vectors are divided by their norms. Differences of scale, such as shrinkage, then have no
+            effect.
+
+    Raises:
+        ValueError: If ``k`` is below 1.
+
+    Example:
+        >>> known = Representation(torch.tensor([[1.0, 0], [1, 1], [0, 1]]), "bd")
+        >>> KNN(k=1, normalize=False).fit([known]).score(Representation(torch.tensor([[3.0, 0]]), "bd"))
+        tensor([2.], dtype=torch.float64)
+    """
+
+    name: ClassVar[str] = "ood_knn"
+    title: ClassVar[str] = "distance to nearest neighbours (pytorch-ood)"
+    papers: ClassVar[tuple[Paper, ...]] = (SUN_2022,)
+    reads = "samples"
+    two_sided: ClassVar[bool] = True
+
+    k: int = 50
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got {self.k}")
+
+    def _fit(self, activations: Iterable[Representation]) -> Scorer:
+        from pytorch_ood.detector import KNN as Fitted
+
+        vectors = _vectors(activations)
+        return _Scores(Fitted(None, self.k, self.normalize), vectors, torch.zeros(len(vectors), dtype=torch.long))
+
+
+@dataclass(frozen=True)
+class Mahalanobis(Detector):
+    """Half the squared Mahalanobis distance to the nearest mean of a class (Lee et al. 2018).
+
+    Example:
+        >>> known = Representation(torch.randn(90, 2), "bd")
+        >>> scorer = Mahalanobis().fit([known], labels=[0, 1, 2] * 30)
+        >>> bool(scorer.score(Representation(torch.full((1, 2), 50.0), "bd")) > scorer.score(known).max())
+        True
+    """
+
+    name: ClassVar[str] = "ood_mahalanobis"
+    title: ClassVar[str] = "Mahalanobis distance to the nearest class (pytorch-ood)"
+    papers: ClassVar[tuple[Paper, ...]] = (
+        arxiv(
+            "Lee et al.: A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks",
+            "1807.03888",
+        ),
+    )
+    reads = "samples"
+    two_sided: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
+
+    def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
+        from pytorch_ood.detector import Mahalanobis as Fitted
+
+        return _Scores(Fitted(None), _vectors(activations), labels)
+
+
+@dataclass(frozen=True)
+class RMD(Detector):
+    """Mahalanobis distance to the nearest mean of a class, minus that to the mean of all (Ren et al. 2021).
+
+    Example:
+        >>> known = Representation(torch.randn(90, 2), "bd")
+        >>> RMD().fit([known], labels=[0, 1, 2] * 30).score(known).shape
+        torch.Size([90])
+    """
+
+    name: ClassVar[str] = "ood_rmd"
+    title: ClassVar[str] = "relative Mahalanobis distance (pytorch-ood)"
+    papers: ClassVar[tuple[Paper, ...]] = (
+        arxiv("Ren et al.: A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", "2106.09022"),
+    )
+    reads = "samples"
+    needs_labels: ClassVar[bool] = True
+
+    def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
+        from pytorch_ood.detector import RMD as Fitted
+
+        return _Scores(Fitted(None), _vectors(activations), labels)
+
+
+@dataclass(frozen=True)
+class GMM(Detector):
+    """Negative log-likelihood under a mixture of one normal distribution for each class.
+
+    Attributes:
+        reg: Variance added to each feature.
+
+    Raises:
+        ValueError: If ``reg`` is negative.
+
+    Example:
+        >>> known = Representation(torch.randn(90, 2), "bd")
+        >>> scorer = GMM().fit([known], labels=[0, 1, 2] * 30)
+        >>> bool(scorer.score(Representation(torch.full((1, 2), 50.0), "bd")) > scorer.score(known).max())
+        True
+    """
+
+    name: ClassVar[str] = "ood_gmm"
+    title: ClassVar[str] = "Gaussian mixture of the classes (pytorch-ood)"
+    reads = "samples"
+    two_sided: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
+
+    reg: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not self.reg >= 0:
+            raise ValueError(f"reg must be at least 0, got {self.reg}")
+
+    def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
+        from pytorch_ood.detector import GMM as Fitted
+
+        return _Scores(Fitted(None, self.reg), _vectors(activations), labels)
+
+
+class _Scores(Scorer):
+    """A detector of pytorch-ood, fitted to vectors."""
+
+    def __init__(self, detector: Any, vectors: Tensor, labels: Tensor) -> None:
+        self.detector, self.width = detector, vectors.shape[1]
+        if len(labels) != len(vectors):
+            raise ValueError(f"there are activations of {len(vectors)} samples, but {len(labels)} labels")
+        # Classes without a sample are left out: pytorch-ood wants contiguous numbers.
+        detector.fit_features(vectors, labels.unique(return_inverse=True)[1])
+
+    @torch.no_grad()
+    def score(self, activations: Representation) -> Tensor:
+        """Score a batch, as :meth:`hf_stitch.detectors.Scorer.score`."""
+        if activations.width != self.width:
+            raise ValueError(f"the detector was fitted to {self.width} features, got {activations.width}")
+        return self.detector.predict_features(_vectors([activations])).double()
+
+
+def _vectors(activations: Iterable[Representation]) -> Tensor:
+    """Return the mean of the positions of each sample, ``(n, d)`` float32 on the CPU."""
+    return torch.cat([batch.rows("mean").detach().float().cpu() for batch in activations])
