@@ -280,6 +280,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/trust-a-metric.md": trust_a_metric,
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
     "plugins/hf-stitch-diagonal/README.md": nothing,
+    "plugins/hf-stitch-pytorch-ood/README.md": nothing,
 }
 """Page with Python snippets -> function that creates its scene."""
 
