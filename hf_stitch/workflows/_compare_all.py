@@ -122,9 +122,9 @@ def _check_meet(sides: Mapping[str, Side], pooling: Pooling) -> None:
 
 def _check_resamples(resamples: int, pooling: Pooling, networks: Networks) -> None:
     n = len(networks.ids)
-    if not 2 <= resamples <= n // 2:
+    if not 2 <= resamples <= n:
         raise ValueError(
-            f"resamples must be 0 (no test) or from 2 to half of the {n} samples, got {resamples}; 40 are enough"
+            f"resamples must be 0 (no test) or from 2 to the number of samples, {n}, got {resamples}; 40 are enough"
         )
     if pooling == "none":
         raise ValueError(
