@@ -9,12 +9,15 @@ import typer
 
 from hf_stitch.cli.options import (
     AsJson,
+    AuxiliaryData,
     BatchSize,
     Count,
     Data,
     DataDir,
+    Detectors,
     Device,
     Dtype,
+    FarData,
     Image,
     Label,
     Seed,
@@ -22,12 +25,13 @@ from hf_stitch.cli.options import (
     Task,
     Text,
     TextPair,
+    built,
     load_network,
+    read_other,
     read_samples,
 )
 from hf_stitch.cli.output import Output
 from hf_stitch.cli.stitch import check_pooling, check_test_size
-from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
@@ -47,10 +51,9 @@ def grid(
         list[str] | None,
         typer.Option(help="Matcher, e.g. lstsq or ridge:ridge=0.5. Repeatable. See hf-stitch list matchers."),
     ] = None,
-    detector: Annotated[
-        list[str] | None,
-        typer.Option(help="Detector of strange activations, e.g. knn:k=5. Repeatable. See hf-stitch list detectors."),
-    ] = None,
+    detector: Detectors = None,
+    auxiliary_data: AuxiliaryData = None,
+    far_data: FarData = None,
     pooling: Annotated[
         str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
     ] = "none",
@@ -86,7 +89,7 @@ def grid(
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
     options: dict[str, Any] = {
-        "matchers": _built("matchers", matcher or ["lstsq"]), "detectors": _built("detectors", detector or []),
+        "matchers": built("matchers", matcher or ["lstsq"]), "detectors": built("detectors", detector or []),
         "pooling": chosen, "layers_a": source_layer or None, "layers_b": target_layer or None,
     }  # fmt: skip
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
@@ -95,6 +98,10 @@ def grid(
 
     networks = [load_network(name, device, dtype, task) for name in (source, target)]
     read = read_samples(data, data_dir, split, samples, seed, **columns)
+    options |= {
+        "auxiliary_data": read_other(auxiliary_data, data_dir, samples),
+        "far_data": read_other(far_data, data_dir, samples),
+    }
     options |= {"test_size": held_out, "batch_size": batch_size, "seed": seed}
     if plan:
         planned = hf_stitch.stitch_grid(networks[0], networks[1], read, plan=True, **options)
@@ -107,14 +114,6 @@ def grid(
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({**found.to_dict(), "saved": {name: str(path) for name, path in saved.items()}})
-
-
-def _built(kind: str, names: list[str]) -> list[Any]:
-    """Build matchers or detectors from ``name:key=value,…``."""
-    try:
-        return [registries[kind].build(name) for name in names]
-    except (TypeError, ValueError) as error:  # the name, an option, or its value
-        raise typer.BadParameter(str(error), param_hint=f"--{kind[:-1]}") from error
 
 
 def _save(found: StitchGrid, folder: Path) -> dict[str, Path]:

@@ -37,6 +37,20 @@ Dtype = Annotated[
     str | None, typer.Option(help="dtype of the weights: float32, float64, bfloat16 or float16. [default: as saved]")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
+Detectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--detector", help="Detector of strange activations, e.g. knn:k=5. Repeatable. See hf-stitch list detectors."
+    ),
+]
+FarData = Annotated[
+    str | None,
+    typer.Option(help="Data set unlike --data, which detectors must tell apart to be believed, as NAME or NAME:SPLIT."),
+]
+AuxiliaryData = Annotated[
+    str | None,
+    typer.Option(help="Data set of other samples to which detectors such as energy are fitted, as NAME or NAME:SPLIT."),
+]
 Task = Annotated[
     str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")
 ]
@@ -121,6 +135,53 @@ def read_samples(
     from hf_stitch.data import Samples, read_data
 
     return draw(Samples.of(read_data(data, data_dir=data_dir, split=split), **columns), count, seed, data)
+
+
+def read_other(data: str | None, data_dir: Path | None, count: int | None) -> Samples | None:
+    """Read samples of another data set.
+
+    Args:
+        data: As ``--data``, with the split behind a colon unless there is only one. ``None``: nothing.
+        data_dir: Folder with a local copy of the data set. ``None``: the Hub.
+        count: Number of samples to take from the start, at most. ``None``: all.
+
+    Returns:
+        The samples.
+
+    Raises:
+        FileNotFoundError: If the data set does not exist.
+        ValueError: If the split does not exist.
+    """
+    from hf_stitch.data import Samples, read_data
+
+    if data is None:
+        return None
+    name, split = data, None
+    if not Path(data).exists() and ":" in data.removeprefix("sklearn:"):
+        name, _, split = data.rpartition(":")
+    read = Samples.of(read_data(name, data_dir=data_dir, split=split))
+    return read if count is None else read.take(min(count, len(read)))
+
+
+def built(kind: str, names: list[str]) -> list[Any]:
+    """Build matchers or detectors from ``name:key=value,…``.
+
+    Args:
+        kind: ``matchers`` or ``detectors``.
+        names: The names with their options.
+
+    Returns:
+        The methods.
+
+    Raises:
+        typer.BadParameter: If there is no such method, or an option is unknown or out of its range.
+    """
+    from hf_stitch.registry import registries
+
+    try:
+        return [registries[kind].build(name) for name in names]
+    except (TypeError, ValueError) as error:  # the name, an option, or its value
+        raise typer.BadParameter(str(error), param_hint=f"--{kind[:-1]}") from error
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:

@@ -380,7 +380,7 @@ def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_
     assert shown.exit_code == 0, shown.output
     record = json.loads(shown.stdout)
     assert list(record["scores"]) == ["ridge(ridge=0.5)"] and record["n"] == 24
-    assert len(record["scores"]["ridge(ridge=0.5)"]["auroc(knn(k=3))"]) == 2
+    assert len(record["detections"]["knn(k=3)"]["figures"]["ridge(ridge=0.5)"]["auroc"]) == 2
     assert all(Path(path).is_file() for path in record["saved"].values()) and "grid.json" in record["saved"]
     wrong = run("grid", folders["cnn"], folders["vit"], "--detector", "knm", *DIGITS)
     assert wrong.exit_code == 2 and "did you mean 'knn'" in wrong.output

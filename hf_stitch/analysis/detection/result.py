@@ -39,9 +39,10 @@ class Detection(Result):
         figures: Matcher -> figure -> ``(layers of the source, layers, 3)``: the value and both ends of its 95%
             interval. ``auroc``: stitched activations against the target's own of the same samples; ``dose``: the
             relative residual of coloured noise that is as easy to tell, 0 if less than the smallest of :data:`DOSES`,
-            infinity if more than the largest; ``one_sided`` and ``two_sided``: AUROCs of either side; ``aupr``, the
-            average precision; ``fpr95``, the share of the target's own activations above the threshold that finds 95%
-            of the stitched ones. NaN where a stitch, or the detector there, is undefined.
+            infinity if more than the largest, NaN if the detector does not notice the largest; ``one_sided`` and
+            ``two_sided``: AUROCs of either side; ``aupr``, the average precision; ``fpr95``, the share of the target's
+            own activations above the threshold that finds 95% of the stitched ones. NaN where a stitch, or the detector
+            there, is undefined.
         doses: Kind of noise (:data:`KINDS`) -> ``(layers, doses, 3)``: AUROC of the target's own activations with noise
             of the relative residuals :data:`DOSES` against the same without noise. NaN where there is no such noise.
         controls: ``halves``: AUROC of one half of the test samples against the other, .5 up to chance; ``train``: of
@@ -187,7 +188,11 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
     for (matcher, la, lb), seen in evidence.stitched.items():
         place = layers_a.index(la), layers.index(lb)
         found = asked.stitched(lb, seen, f"{matcher}: {la} -> {lb}")
-        found["dose"] = equivalent_dose(found["auroc"], doses["coloured"][place[1], :, 0], DOSES)
+        coloured = doses["coloured"][place[1]]
+        found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
+        if not coloured[-1, 1] > 0.5:
+            found["dose"][:] = np.nan
+            asked.undefined.setdefault(f"doses at {lb}", f"noise of the size of the activations is not noticed at {lb}")
         for name, values in found.items():
             figures[matcher][name][place] = values
     return Detection(label, layers, figures, doses, controls, asked.undefined)
