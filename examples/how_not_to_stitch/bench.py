@@ -156,7 +156,8 @@ that was fixed before any figure was seen; one that does not has shown nothing. 
 that is defined. "depth only" is constant within a layer, so it is undefined for sensitivity; "rank only" is the
 difference of widths in the specificity test. "probing, other half", a row that was added later, is the difference of F
 itself on the half of the images that chose A: how far F predicts itself. A distance without noise may exceed it a
-little.
+little. τ-b leaves out ties: "depth only" need not order the seeds of a layer, whose differences in F are largely noise,
+and every measure must.
 
 Metrics have the reference as their first argument; a similarity s is the distance 1 − s. *Structural*: relative squared
 error on test images of the stitch from B to A, fitted to pooled training features. *Functional*: 1 minus the relative
@@ -238,7 +239,9 @@ def _verdict(test: str, scores: dict[str, Any], paper: dict[str, tuple[float, fl
         f": {', '.join(winners)}" if winners else ""
     )
     text = f"**{test.capitalize()}**: {found}. Highest τ: {best}, {_score(measures[best]['tau'])}. "
-    text += f"F on the other half has τ {_score(scores[RELIABILITY]['tau'])}. "
+    own = scores[RELIABILITY]
+    text += f"F on the other half has τ {_score(own['tau'])}"
+    text += ". " if beaten(own) else ", which does not beat them either: on so few images, F itself shows no more. "
     taus = {_plain(name): float(score["tau"]["value"]) for name, score in measures.items() if _plain(name) in paper}
     theirs = sorted(taus, key=lambda name: -paper[name][0])
     ours = sorted(taus, key=lambda name: -taus[name])

@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
+    "bench": "how_not_to_stitch.bench",
+    "layer_identification": "how_not_to_stitch.layer_identification",
     "layer_grids": "how_not_to_stitch.layer_grids",
     "several_stitches": "dr_frankenstein.several_stitches",
 }
