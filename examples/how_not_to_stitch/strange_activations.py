@@ -10,6 +10,7 @@ reported on the other half.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -54,14 +55,14 @@ class Preset:
         test: Images of all scores.
         pairs: Pairs of networks, without a network in common.
         steps: Steps of task-loss matching.
-        energy: Preset of the energy detector.
+        energy: The energy detector.
     """
 
     train: int
     test: int
     pairs: int
     steps: tuple[int, ...]
-    energy: str
+    energy: Energy
 
     @property
     def task_loss(self) -> dict[int, TaskLoss]:
@@ -70,9 +71,9 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(2_000, 500, 4, (30, 100), "small"),
-    "paper": Preset(50_000, 10_000, 45, (30, 100, 300, 1000, 11_700), "balogh2025"),
-    "test": Preset(150, 60, 1, (2,), "small"),
+    "small": Preset(1500, 400, 2, (30, 100), Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)),
+    "paper": Preset(50_000, 10_000, 5, (30, 100, 300, 1000, 11_700), Energy()),
+    "test": Preset(150, 60, 1, (2,), Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1)),
 }
 
 
@@ -106,11 +107,11 @@ def main() -> None:
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers,
             matchers=[*CLOSED, *preset.task_loss.values()],
-            detectors=["mahalanobis", "knn", "likelihood_ratio", "classifier", Energy.preset(preset.energy)],
+            detectors=["mahalanobis", "knn", "likelihood_ratio", "classifier", preset.energy],
             auxiliary_data=other, far_data=noise, task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
         found[f"{a} -> {b}"] = {**recorded(grid, preset), "seconds": round(time.perf_counter() - start)}
-        found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **vars(preset)}
+        found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
         place.write_text(json.dumps(record, indent=1) + "\n")
         text = page(json.loads(place.read_text()))
         (arguments.out / "strange_activations.md").write_text(text)
@@ -208,6 +209,15 @@ coloured noise that is as easy to tell, by `{chosen}`.
 |---|---|---|---|---|---|---|
 {matchers}
 
+### One network into itself
+
+A stitch from a later layer into an earlier one repeats layers of the network, one from an earlier into a later layer
+cuts layers out (section 3 of the paper). Mean relative accuracy by the number of layers.
+
+| matcher | repeats 3 | repeats 2 | repeats 1 | cuts out 1 | cuts out 2 | cuts out 3 |
+|---|---|---|---|---|---|---|
+{itself}
+
 ### Layer identification (table 1)
 
 Share of the layers whose most accurate stitch (functional), or least structural error, is that with the corresponding
@@ -247,6 +257,7 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
         controls=rows([_control_line(name, between) for name in detectors]),
         detectors=rows([_detector_line(name, *shares[name]) for name in detectors]),
         verdict=_verdict(chosen, shares), matchers=rows([_matcher_line(m, between, chosen) for m in _matchers(found)]),
+        itself=rows([_itself_line(matcher, within) for matcher in _matchers(found)]),
         chance=1 / len(layers), identified=rows(_identified(_matchers(found), between, within)),
     )  # fmt: skip
 
@@ -336,6 +347,11 @@ def _matcher_line(matcher: str, pairs: Sequence[Mapping[str, Any]], chosen: str)
         f"{np.diagonal(accuracy, axis1=1, axis2=2).mean():.3f}", f"{np.nanmean(auroc):.2f}",
         f"{np.nanmedian(dose[fine]):.3g}", f"{np.median(error[fine]):.2f}",
     ]  # fmt: skip
+
+
+def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    accuracy = np.mean([read_array(one["matchers"][matcher]["relative_accuracy"]) for one in pairs], axis=0)
+    return [matcher, *(f"{np.diagonal(accuracy, offset).mean():.2f}" for offset in (-3, -2, -1, 1, 2, 3))]
 
 
 def _distant(shape: tuple[int, ...]) -> NDArray[np.bool_]:
