@@ -48,10 +48,20 @@ def run(script: str, folder: Path, *options: object) -> None:
 
 
 @pytest.mark.slow
-def test_layer_identification_writes_its_scores(folder: Path, tmp_path: Path) -> None:
-    run("layer_identification", folder, "--images", 60, "--out", tmp_path / "scores.json")
-    record = json.loads((tmp_path / "scores.json").read_text())
-    assert {"linear CKA", "PWCCA"} <= record.keys()
+def test_layer_identification_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("layer_identification", folder, "--preset", "test", "--out", tmp_path)
+    (one,) = json.loads((tmp_path / "layer_identification.json").read_text())["families"].values()
+    assert one["networks"] == ["in0", "in1", "in2"] and len(one["widths"]) == 8
+    identified = one["identified"]
+    assert set(identified) == {"trained", "untrained", "noise", "mixed", "depth"}
+    assert identified["depth"]["depth only"]["a"]["hit"] == 3 * 8
+    for rows in ("trained", "mixed"):
+        for axes in identified[rows].values():
+            assert all(
+                sum(axis[name] for name in ("hit", "tie", "miss", "undefined")) == 3 * 8 for axis in axes.values()
+            )
+    assert identified["trained"]["PWCCA"]["a"]["undefined"] == 3 * 3  # 60 images are too few for 64 channels
+    assert "3 networks, 3 pairs, 8 layers" in (tmp_path / "layer_identification.md").read_text()
 
 
 @pytest.mark.slow
