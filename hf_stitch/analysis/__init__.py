@@ -12,7 +12,7 @@ from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.connectivity import ModeConnectivity, interpolate, mode_connectivity
 from hf_stitch.analysis.curves import Curves, score_curves
-from hf_stitch.analysis.distribution import Distribution
+from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.grid.plan import GridPlan
@@ -33,7 +33,7 @@ __all__ = [
     "ComparisonPlan",
     "ConfidenceInterval",
     "Curves",
-    "Distribution",
+    "Detection",
     "Evaluation",
     "GridPlan",
     "Identification",

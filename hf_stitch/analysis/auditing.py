@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from hf_stitch.analysis.distribution import SEPARABLE, Distribution
+import numpy as np
+
+from hf_stitch.analysis.detection.noise import DOSES
+from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
+from hf_stitch.analysis.scoring import Score
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from rich.console import Group
+
+STITCHED = "stitched"
+"""Name of the audited model in its detections, in the place of a matcher."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +31,15 @@ class Audit(Result):
     Attributes:
         evaluation: The scores compared with baselines.
         min_relative_accuracy: Relative accuracy from which the stitched model counts as accurate.
-        pooling: Pooling of the residual and of the distributions.
-        residual: Part of the stitching layer (``body``, ``prefix``) -> ``‖T f − g‖² / ‖g‖²`` over all rows at the
+        max_dose: Dose of noise up to which it counts as in distribution.
+        pooling: Pooling of the stitching layer.
+        residual: Part of the stitching layer (``body``, ``prefix``) -> ``‖T f − g‖² / ‖g‖²`` over all positions at the
             target cut (Balogh and Jelasity 2025, direct matching, structural; squared and relative as in their code).
             0 for the target's own activations, 1 for activations no better than zeros.
-        distributions: Part (``body``; ``prefix`` if there are prefix tokens) -> comparison of stitched activations with
-            the target's.
-        control: Fingerprint of the control samples; ``None`` without a control.
-        seed: Seed of the bootstrap and of the drawn rows.
+        detections: Part (``body``; ``prefix`` if there are prefix tokens) -> detector -> what it finds, with its
+            controls.
+        known: Fingerprint of the samples to which the detectors were fitted.
+        seed: Seed of the bootstrap, of noise and of splits.
 
     Example:
         >>> from hf_stitch.analysis import Score
@@ -39,10 +47,10 @@ class Audit(Result):
         >>> scores = {
         ...     name: {"relative_accuracy": Score(value, value - 0.02, value + 0.02)} for name, value in rows.items()
         ... }
-        >>> near = Score(0.52, 0.48, 0.56)
-        >>> distributions = {"body": Distribution(near, near, near, near)}
+        >>> dose = {"stitched": {"dose": np.array([[[0.02, 0.0, 0.04]]])}}
+        >>> detections = {"body": {"knn": Detection("knn", ("bn1",), False, dose, {}, {})}}
         >>> evaluation = Evaluation("image-classification", 1000, "sha256:0", scores)
-        >>> Audit(evaluation, 0.8, "mean", {"body": 0.2}, distributions, None, 0).verdict
+        >>> Audit(evaluation, 0.8, 0.1, "none", {"body": 0.2}, detections, "sha256:1", 0).verdict
         'accurate and in distribution'
     """
 
@@ -50,10 +58,11 @@ class Audit(Result):
 
     evaluation: Evaluation
     min_relative_accuracy: float
+    max_dose: float
     pooling: Pooling
     residual: Mapping[str, float]
-    distributions: Mapping[str, Distribution]
-    control: str | None
+    detections: Mapping[str, Mapping[str, Detection]]
+    known: str
     seed: int
 
     @property
@@ -75,26 +84,40 @@ class Audit(Result):
         return own.value >= self.min_relative_accuracy and own.low > max(rivals)
 
     @property
-    def in_distribution(self) -> bool | None:
-        """Whether all parts are in distribution; ``None`` if no part is out of distribution and one is undecided."""
-        separated = [d.separated for d in self.distributions.values()]
-        return False if True in separated else None if None in separated else True
+    def doses(self) -> dict[str, Score]:
+        """Equivalent dose of noise, by detector that counts; behind it the part, if there are prefix tokens."""
+        return {name: _dose(found) for name, found in self._all.items() if not _silent(found)}
 
     @property
-    def worst(self) -> Distribution:
-        """The distribution of the part with the highest separation."""
-        return max(self.distributions.values(), key=lambda d: d.separation.value)
+    def left_out(self) -> dict[str, str]:
+        """Detector that does not count -> why."""
+        return {name: why for name, found in self._all.items() if (why := _silent(found))}
+
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether a detector that counts scores the stitched activations lower than the target's own."""
+        return any(_score(found, "one_sided").high < 0.5 for found in self._all.values() if not _silent(found))
+
+    @property
+    def in_distribution(self) -> bool | None:
+        """Whether the dose of every detector that counts is at most :attr:`max_dose`.
+
+        False if the whole interval of one is above; ``None`` if undecided, because an interval contains it or no
+        detector counts.
+        """
+        doses = self.doses.values()
+        if any(dose.low > self.max_dose for dose in doses):
+            return False
+        return True if doses and all(dose.high <= self.max_dose for dose in doses) else None
 
     @property
     def verdict(self) -> str:
         """One sentence without figures."""
+        first = "accurate" if self.is_accurate else "inaccurate"
         if self.in_distribution is None:
-            why = (
-                "the target's own activations of these samples differ from those of its training samples"
-                if any(d.control is not None and d.control.high >= SEPARABLE for d in self.distributions.values())
-                else "the interval is too wide"
-            )
-            first = "accurate" if self.is_accurate else "inaccurate"
+            why = "the interval is too wide"
+            if not self.doses:
+                why = f"no detector counts ({'; '.join(f'{name} {text}' for name, text in self.left_out.items())})"
             return f"{first}, undecided whether in distribution: {why}"
         if self.is_accurate:
             return (
@@ -108,13 +131,15 @@ class Audit(Result):
 
     def __str__(self) -> str:
         """Return the verdict with its figures."""
-        worst = self.worst
-        side = f", {worst.side}" if worst.separated else ""
-        control = "no control" if worst.control is None else f"control {worst.control}"
+        doses = ", ".join(f"{name} {dose}" for name, dose in self.doses.items()) or "none"
+        notes = "; shrunk: closer to what is usual than the target's own" if self.is_shrunk else ""
+        if not all("far" in found.controls for found in self._all.values()):
+            notes += "; without far_data, it is unknown whether the detectors notice anything"
+        uncounted = "".join(f"; {name} does not count, it {why}" for name, why in self.left_out.items())
         return (
-            f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; AUROC against the "
-            f"target's own activations {worst.separation}{side}, {control}; relative residual "
-            f"{self.residual['body']:.3f})"
+            f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; as strange as noise of "
+            f"relative residual {doses}, where up to {self.max_dose:g} is in distribution{notes}{uncounted}; relative "
+            f"residual {self.residual['body']:.3f})"
         )
 
     def __rich__(self) -> Group:
@@ -123,48 +148,80 @@ class Audit(Result):
         from rich.table import Table
         from rich.text import Text
 
+        controls = list(dict.fromkeys(name for found in self._all.values() for name in found.controls))
         table = Table(
-            "part", "raw", "compensated", "distance", "control", "residual",
-            title=f"AUROC, stitched against target activations, pooling: {self.pooling}",
+            "detector", "dose", "AUROC", *controls, "",
+            title=f"stitched against target activations, pooling: {self.pooling}; in distribution up to a dose of "
+            f"{self.max_dose:g}",
         )  # fmt: skip
-        for part, found in self.distributions.items():
-            scores = (found.raw, found.compensated, found.distance, found.control or "–")
-            table.add_row(part, *(Text(str(score)) for score in scores), f"{self.residual[part]:.3f}")
+        for name, found in self._all.items():
+            shown = [str(_score(found, "auroc")), *(str(Score(*map(float, found.controls[c][0]))) for c in controls)]
+            table.add_row(Text(name), str(_dose(found)), *shown, Text(_silent(found)))
+        residuals = ", ".join(f"{value:.3f}" for value in self.residual.values())
+        table.caption = f"relative residual of {', '.join(self.residual)}: {residuals}"
         return Group(Text(self.verdict, style="bold"), self.evaluation.__rich__(), table)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the AUROCs in long format.
+        """Return all figures and controls of the detectors in long format.
 
         Returns:
-            One row per part and AUROC, with the columns ``part``, ``auroc``, ``value``, ``low`` and ``high``.
+            One row per part, detector and figure, with the columns ``part``, ``detector``, ``figure`` (``dose``,
+            ``auroc``, …, ``far``, ``coloured 0.01``, …), ``value``, ``low`` and ``high``.
         """
         import pandas
 
-        return pandas.DataFrame(
-            [
-                {"part": part, "auroc": name, **score}
-                for part, found in self.distributions.items()
-                for name, score in asdict(found).items()
-                if score is not None
-            ]
-        )
+        rows = []
+        for part, detections in self.detections.items():
+            for name, found in detections.items():
+                measured = {figure: values[0, 0] for figure, values in found.figures[STITCHED].items()}
+                measured |= {row.measure: (row.value, row.low, row.high) for row in found.to_pandas().itertuples()}
+                rows += [
+                    {"part": part, "detector": name, "figure": figure, "value": v[0], "low": v[1], "high": v[2]}
+                    for figure, v in measured.items()
+                ]
+        return pandas.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Plot the AUROCs with their intervals.
+        """Plot the AUROCs of stitched activations, noise and controls with their intervals.
 
         Returns:
             The matplotlib figure.
         """
         from hf_stitch.plots import intervals
 
-        several = len(self.distributions) > 1
-        scores = {
-            f"{part}: {name}" if several else name: (score.value, score.low, score.high)
-            for part, found in self.distributions.items()
-            for name, score in (
-                ("raw", found.raw), ("compensated", found.compensated), ("distance", found.distance),
-                ("control", found.control),
-            )
-            if score is not None
-        }  # fmt: skip
-        return intervals(scores, label="AUROC, stitched against target activations")
+        scores: dict[str, tuple[float, float, float]] = {}
+        for name, found in self._all.items():
+            rows = {"stitched": _score(found, "auroc")}
+            rows |= {
+                f"noise {d:g}": Score(*map(float, row))
+                for d, row in zip(DOSES, found.doses["coloured"][0], strict=True)
+            }
+            rows |= {control: Score(*map(float, values[0])) for control, values in found.controls.items()}
+            scores |= {f"{name}: {row}": (s.value, s.low, s.high) for row, s in rows.items() if not np.isnan(s.value)}
+        return intervals(scores, label="AUROC against the target's own activations")
+
+    @property
+    def _all(self) -> dict[str, Detection]:
+        several = len(self.detections) > 1
+        return {
+            f"{name} ({part})" if several else name: found
+            for part, detections in self.detections.items()
+            for name, found in detections.items()
+        }
+
+
+def _score(found: Detection, figure: str) -> Score:
+    return Score(*map(float, found.figures[STITCHED][figure][0, 0]))
+
+
+def _dose(found: Detection) -> Score:
+    return _score(found, "dose")
+
+
+def _silent(found: Detection) -> str:
+    """Return why a detector does not count; empty if it does."""
+    if found.blind:
+        return "does not tell far samples apart"
+    if np.isnan(_dose(found).value):
+        return next((f"is undefined: {why}" for why in found.undefined.values()), "is undefined")
+    return ""

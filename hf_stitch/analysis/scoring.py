@@ -120,7 +120,7 @@ def answers(
     for batch, twin in paired_batches(samples, twins, batch_size, progress="scoring" if progress else None):
         inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
         if language:
-            _check_same_tokens(inputs, reference)
+            check_same_tokens(inputs, reference)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
             check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
@@ -131,10 +131,26 @@ def answers(
         measured = measure_tokens(logits, reference, twin) if language else measure_classes(logits, batch)
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
+    return join_answers(parts, samples)
+
+
+def join_answers(parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
+    """Concatenate the measures of batches.
+
+    Args:
+        parts: Name, including ``target``, -> measures of each batch.
+        samples: The samples of all batches.
+
+    Returns:
+        Name -> measure -> (n,) float64.
+
+    Raises:
+        ValueError: If no text has a token to predict.
+    """
     joined: dict[str, Answers] = {
         name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()
     }
-    if language and not joined["target"]["tokens"].any():
+    if "tokens" in joined["target"] and not joined["target"]["tokens"].any():
         raise ValueError(
             f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer texts"
         )
@@ -352,8 +368,16 @@ def _check_predictions(totals: Tensor, batch: Batch) -> None:
         )
 
 
-def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    """Check that both networks receive the same tokens at the same positions."""
+def check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    """Check that both networks receive the same tokens at the same positions.
+
+    Args:
+        source: Inputs of the source.
+        target: Inputs of the target.
+
+    Raises:
+        ValueError: If they differ.
+    """
     for name in ("input_ids", "attention_mask"):
         if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
             raise ValueError(

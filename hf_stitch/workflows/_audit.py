@@ -1,51 +1,80 @@
-"""Audit of a stitched model, accuracy and distribution of its activations: :func:`audit`."""
+"""Audit of stitched models, accuracy and distribution of their activations: :func:`audit`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.auditing import Audit
-from hf_stitch.analysis.distribution import Rows, compare_distributions
-from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
+from hf_stitch.analysis.auditing import STITCHED, Audit
+from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
+from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.recording import View
+from hf_stitch.analysis.detection.result import Detection, Evidence, detect
+from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
+from hf_stitch.analysis.evaluation import Evaluation
+from hf_stitch.analysis.scoring import as_score, figures_of, source_alone, whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples, check_same_order, paired_batches
-from hf_stitch.registry import registries
-from hf_stitch.representation import Pooling, Representation
-from hf_stitch.statistics import Moments
-from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.workflows._evaluate import evaluate, fitted_share
+from hf_stitch.data import Samples, check_same_order
+from hf_stitch.detectors import Detector
+from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
+from hf_stitch.workflows._evaluate import fitted_share, with_chance
+from hf_stitch.workflows._methods import labelled
 
 MOST_FITTED = 0.05
 """Maximum share of samples to which the stitching layer was fitted; data sets contain duplicates."""
 
-Parts = Mapping[str, tuple[Tensor, Tensor, Tensor]]
-"""Part of a stitching layer -> stitched rows, the target's rows, and for each row the index of its sample."""
+DETECTORS = ("mahalanobis", "knn")
+"""Default of ``detectors``."""
+
+MAX_DOSE = 0.1
+"""Default of ``max_dose``."""
+
+
+@overload
+def audit(
+    stitched: StitchedModel, data: Any,
+    *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
+    far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
+    min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
+    progress: bool = True,
+) -> Audit: ...  # fmt: skip
+
+
+@overload
+def audit(
+    stitched: Sequence[StitchedModel], data: Any,
+    *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
+    far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
+    min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
+    progress: bool = True,
+) -> list[Audit]: ...  # fmt: skip
 
 
 def audit(
-    stitched: StitchedModel,
+    stitched: StitchedModel | Sequence[StitchedModel],
     data: Any,
     *,
+    detectors: Iterable[str | Detector] = DETECTORS,
+    max_dose: float = MAX_DOSE,
+    train_data: Any = None,
+    far_data: Any = None,
+    auxiliary_data: Any = None,
     target: Any = None,
     source: Any = None,
     paired_data: Any = None,
-    train_data: Any = None,
-    pooling: Pooling | None = None,
     min_relative_accuracy: float = 0.8,
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
     progress: bool = True,
-) -> Audit:
-    """Check whether a stitched model is accurate and whether its activations follow the target's distribution.
+) -> Audit | list[Audit]:
+    """Check whether stitched models are accurate and whether the target knows the activations that it gets.
 
     A stitching layer that is trained on the task can drive the target with activations that the target never produces.
     The score of such a model is no evidence of similarity (Balogh and Jelasity 2025). The audit therefore checks both:
@@ -53,47 +82,56 @@ def audit(
     - *Accurate*: the model reaches at least ``min_relative_accuracy`` of the target's accuracy (for language models: a
       relative perplexity of at most its inverse), and its whole 95% interval is better than the baselines ``mean_only``
       and ``chance``.
-    - *In distribution*: a likelihood ratio from moments cannot separate the stitched activations from the target's
-      activations on the same samples, or could not if they had not regressed to the mean
-      (:func:`compare_distributions`). The whole 95% interval of its AUROC over samples lies below .64.
-    - *Out of distribution*: the interval lies above .64 and above the control. The control separates the target's
-      activations on ``data`` from those on ``train_data`` with the same score. In all other cases the result is
-      undecided.
+    - *Out of distribution*: a detector tells the stitched activations from the target's own as well as it tells these
+      with noise of a relative residual above ``max_dose``, by the whole 95% interval. The noise is made of the target's
+      activations of other samples, so it has their covariance. *In distribution*: the interval of every detector is at
+      most ``max_dose``. In all other cases the result is undecided.
 
-    The moments are computed from all rows. One row per sample is scored; with ``pooling="none"`` this is one position
-    drawn at random (determined by the sample's id). By default the rows are the ones that the stitching layer maps. On
-    other rows, for example means over positions, even a least-squares map of positions is not a conditional mean.
+    Only higher scores are strange. Least squares shrinks activations towards their mean, so that they score lower than
+    the target's own: they contain less, but nothing that the target does not know. The text of an audit mentions it.
+    A detector that does not tell ``far_data`` from ``data``, or does not notice noise of the size of the activations,
+    says nothing at this layer and does not count.
 
-    The verdict is also written to ``stitched.config.recipe``, so the model card contains it after saving or pushing.
+    Several models with the same target are audited together: the target runs once, and detectors are fitted once for
+    each of its layers.
+
+    The verdict is also written to ``config.recipe`` of the model, so the model card contains it after saving or
+    pushing.
 
     Args:
-        stitched: The stitched model. It must have a head.
+        stitched: The stitched model, or several with the same target. They must have heads.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
             :meth:`hf_stitch.Samples.of` accepts.
+        detectors: Names in ``hf_stitch.registries.detectors``, or detectors. The defaults read positions
+            (``mahalanobis``) and their mean (``knn``); what one of them does not notice, the other may.
+        max_dose: Relative residual of noise up to which activations count as in distribution. With noise of .1, the
+            target keeps .84 to .93 of its accuracy at the layers of Tiny-10, with .3 it keeps .57 to .82.
+        train_data: Samples to which detectors are fitted, best those on which the target was trained, in the form that
+            the target takes. Default: one half of ``data``, drawn by their ids; detectors then score the other half.
+        far_data: Samples unlike ``data`` (noise, other motifs), in the form that the target takes, as a control.
+            Default: no control.
+        auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
+            (``energy``). Other ones than ``far_data``.
         target: The whole target network. Default: as in :func:`hf_stitch.evaluate`.
         source: The whole source network, for its score. Default: as in :func:`hf_stitch.evaluate`.
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
             same order as ``data``.
-        train_data: Samples on which the target was trained, for the control, in the form that the target takes. As many
-            as in ``data`` are enough. Default: no control.
-        pooling: The pooling of the rows. Default: the pooling of the stitching layer.
         min_relative_accuracy: Threshold on the relative accuracy, above 0 and at most 1. The default is the threshold
             of Csiszárik et al. 2021, section 8.
         batch_size: Number of samples per forward pass.
-        seed: Seed of the bootstrap and of the random choice of rows.
-        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap and of all draws, which depend on the ids of the samples.
+        resamples: Number of bootstrap resamples for the scores.
         progress: Whether to show progress bars.
 
     Returns:
-        The audit: ``verdict`` (one sentence), ``is_accurate``, ``in_distribution`` (``None`` if undecided), the
-        ``evaluation`` with its baselines, and per part of the stitching layer the AUROCs (``distributions``) and the
-        relative ``residual``.
+        The audit, or a list of audits for several models: ``verdict`` (one sentence), ``is_accurate``,
+        ``in_distribution`` (``None`` if undecided), ``doses`` by detector, the ``evaluation`` with its baselines, and
+        per part of the stitching layer the ``detections`` with their controls and the relative ``residual``.
 
     Raises:
-        ValueError: If ``min_relative_accuracy`` is out of range, the model has no head, or the stitching layer was
-            fitted to more than 5% of the samples; in all cases in which
-            :func:`hf_stitch.evaluate` raises it; if the rows of source and target do not correspond under the pooling;
-            or if there are too few samples for moments of this width.
+        ValueError: If an option is out of its range, a model has no head, models have different targets, a stitching
+            layer was fitted to more than 5% of the samples, a detector lacks labels or auxiliary data or cannot be
+            fitted; and in all cases in which :func:`hf_stitch.evaluate` raises it.
 
     Example:
         >>> import torch, hf_stitch
@@ -103,128 +141,158 @@ def audit(
         >>> images = torch.randn(300, 3, 2, 2)
         >>> net = hf_stitch.load(net, example_inputs=images[:2])
         >>> itself = hf_stitch.stitch(net, net, images, source_layer="2", target_layer="2", matcher="identity")
-        >>> hf_stitch.audit(itself, images).verdict
+        >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate and in distribution'
     """
-    if not 0 < min_relative_accuracy <= 1:
-        raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {min_relative_accuracy}")
-    whole, samples = whole_target(stitched, target), Samples.of(data)
+    models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
+    options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress)
+    whole = _check(models, target)
+    samples = Samples.of(data)
     others = samples if paired_data is None else Samples.of(paired_data)
     check_same_order(samples, others)
-    pooling = pooling or stitched.stitch.pooling
-    if stitched.task is None:
-        raise ValueError(f"{type(stitched).__name__} has no head, so it cannot be scored; stitch with a task")
-    if (fitted := fitted_share(stitched, samples) or 0) > MOST_FITTED:
+    if models[0].task in CLASSIFIES:
+        samples = numbered_as(samples, models[0].config)
+    shares = [_check_samples(model, samples, others) for model in models]
+    known, scored = _known(others, train_data, whole, seed)
+    outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
+    watching = labelled("detectors", detectors)
+    check_needs(watching, known, outliers, far)
+    watches = _fit(models, watching, whole, known, outliers, options)
+    alone = [source_alone(model, source, whole) for model in models]
+    found = AuditPass(
+        models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
+    )
+    found.run(samples, others, batch_size, progress)
+    detections = _detections(found, others, known, far, options)
+    audits = []
+    for number, model in enumerate(models):
+        evaluation = _evaluation(found, number, samples, shares[number], alone[number][1], options)
+        audited = Audit(
+            evaluation, min_relative_accuracy, max_dose, model.stitch.pooling,
+            {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
+            known.fingerprint, seed,
+        )  # fmt: skip
+        verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
+        model.config.recipe = {**(model.config.recipe or {}), "audit": verdict}
+        audits.append(audited)
+    return audits[0] if isinstance(stitched, StitchedModel) else audits
+
+
+@dataclass(frozen=True)
+class _Options:
+    max_dose: float
+    min_relative_accuracy: float
+    batch_size: int
+    seed: int
+    resamples: int
+    progress: bool
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_relative_accuracy <= 1:
+            raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {self.min_relative_accuracy}")
+        if not 0 <= self.max_dose < float("inf"):
+            raise ValueError(f"max_dose must be at least 0 and finite, got {self.max_dose}")
+
+
+def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
+    """Check that models have heads and one target, and return it."""
+    if not models:
+        raise ValueError("there is no stitched model to audit: pass at least one")
+    for model in models:
+        if model.task is None:
+            raise ValueError(f"{type(model).__name__} has no head, so it cannot be scored; stitch with a task")
+    records = [(model.config.target or {}).get("reference") for model in models]
+    for number, (record, model) in enumerate(zip(records, models, strict=True)):
+        if record != records[0] or model.task != models[0].task:
+            raise ValueError(
+                f"models that are audited together must have the same target and task; model {number} has another one "
+                "than model 0: audit them apart"
+            )
+    return whole_target(models[0], target)
+
+
+def _check_samples(model: StitchedModel, samples: Samples, others: Samples) -> float | None:
+    """Check that a model was not fitted to the samples, and return the share of those that it was."""
+    if model.task in CLASSIFIES:
+        warn_of_other_classes(samples, model.config)
+    check_apart(model, samples, others)
+    warn_of_other_activations(model, samples)
+    share = fitted_share(model, samples)
+    if (share or 0) > MOST_FITTED:
         raise ValueError(
-            f"the stitching layer was fitted to {fitted:.1%} of these samples, on which an audit shows nothing; pass "
+            f"the stitching layer was fitted to {share:.1%} of these samples, on which an audit shows nothing; pass "
             "samples that it was not fitted to"
         )
-    options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress}
-    found = _collect(samples, others, partial(_stitched_rows, stitched, whole, pooling), **options)
-    seen = None if train_data is None else Samples.of(train_data)
-    trained = {} if seen is None else _collect(seen, seen, partial(_target_rows, stitched, whole, pooling), **options)
-    distributions = {
-        part: compare_distributions(of_part, trained.get(part), resamples=resamples, seed=seed)
-        for part, of_part in found.items()
-    }
-    residual = registries.metrics.get("direct_matching").formula
-    audited = Audit(
-        evaluate(
-            stitched, samples, target=whole, source=source, paired_data=paired_data, resamples=resamples, **options
-        ),
-        min_relative_accuracy,
-        pooling,
-        {part: float(residual(_merged(of_part.moments))) for part, of_part in found.items()},
-        distributions,
-        None if seen is None else seen.fingerprint,
-        seed,
-    )
-    verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
-    stitched.config.recipe = {**(stitched.config.recipe or {}), "audit": verdict}
-    return audited
+    return share
 
 
-def _stitched_rows(
-    stitched: StitchedModel, whole: Adapter, pooling: Pooling, raw: list[Any], other: list[Any]
-) -> Parts:
-    with evaluating(stitched):
-        mapped = stitched.transfer(**stitched.preprocess(raw))
-    return _parts(mapped, _own(stitched, whole, other), pooling, fitted=pooling == stitched.stitch.pooling)
+def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, NDArray[np.bool_]]:
+    """Return the samples to which detectors are fitted, and which of the others they score."""
+    if train_data is not None:
+        train = numbered_as(Samples.of(train_data), getattr(whole.model, "config", None))
+        return train, np.ones(len(others), bool)
+    second = halves(others.ids, seed, "audit")
+    if second.all():
+        raise ValueError(f"one half of the samples is needed to fit detectors, got {len(others)}: give more samples")
+    return others.select(np.flatnonzero(~second).tolist()), second
 
 
-def _target_rows(stitched: StitchedModel, whole: Adapter, pooling: Pooling, raw: list[Any], other: list[Any]) -> Parts:
-    real = _own(stitched, whole, other)
-    return _parts(real, real, pooling, fitted=pooling == stitched.stitch.pooling)
-
-
-def _own(stitched: StitchedModel, whole: Adapter, raw: list[Any]) -> Representation:
-    """Return the target's activations at its cut."""
-    layer = (stitched.config.target or {})["cut"]["layer"]
-    return whole.encode(whole.preprocess(raw), layer)[layer]
-
-
-def _parts(mapped: Representation, real: Representation, pooling: Pooling, *, fitted: bool) -> Parts:
-    """Return corresponding rows and their samples; with the stitching layer's own pooling, the rows of its fit."""
-    pairs = paired_rows(mapped, real, pooling) if fitted else {"body": (mapped.rows(pooling), real.rows(pooling))}
-    masked = real if mapped.mask is None else mapped
-    owners = {"body": masked.row_samples(pooling).cpu(), "prefix": torch.arange(real.batch)}
-    return {part: (x.double().cpu(), y.double().cpu(), owners[part]) for part, (x, y) in pairs.items()}
-
-
-@torch.no_grad()
-def _collect(
-    samples: Samples,
-    others: Samples,
-    rows_of: Callable[[list[Any], list[Any]], Parts],
-    *,
-    batch_size: int,
-    seed: int,
-    progress: bool,
-) -> dict[str, Rows]:
-    """Collect the moments of all rows and one row per sample, by part; independent of order and batch size."""
-    order, draws = _by_id(samples, seed)
-    halves, start = np.empty(len(samples), np.int64), 0
-    halves[order] = np.arange(len(samples)) % 2
-    moments: dict[str, tuple[Moments, Moments]] = {}
-    kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for batch, other in paired_batches(samples, others, batch_size, "auditing" if progress else None):
-        places = slice(start, start := start + len(batch.ids))
-        for part, (x, y, owners) in rows_of(batch.samples, other.samples).items():
-            of_part = moments.setdefault(part, (Moments(x.shape[1], y.shape[1]), Moments(x.shape[1], y.shape[1])))
-            in_half = torch.from_numpy(halves[places])[owners]
-            for half in (0, 1):
-                of_part[half].update(x[in_half == half], y[in_half == half])
-            one = _one_of_each(owners, draws[places])
-            kept.setdefault(part, []).append((x[one], y[one]))
+def _fit(
+    models: Sequence[StitchedModel],
+    detectors: Mapping[str, Detector],
+    whole: Adapter,
+    known: Samples,
+    outliers: Samples | None,
+    options: _Options,
+) -> dict[View, Watch]:
+    """Fit the detectors to all that they will be shown: one set for each pooling, and one for prefix tokens."""
+    layers: dict[View, list[str]] = {}
+    for model in models:
+        for view in views_of(model).values():
+            layers.setdefault(view, []).append(layer_of(model))
     return {
-        part: Rows(
-            {
-                side: torch.cat([pair[i] for pair in kept[part]]).numpy()[order]
-                for i, side in enumerate(("stitched", "target"))
-            },
-            moments[part],
+        view: fit_watch(
+            detectors, whole, list(dict.fromkeys(of_view)), known, view, options.batch_size, outliers=outliers,
+            seed=options.seed, progress=options.progress,
         )
-        for part in moments
-    }
+        for view, of_view in layers.items()
+    }  # fmt: skip
 
 
-def _by_id(samples: Samples, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random order of the samples and a number in [0, 1) for each, both determined by the ids."""
-    random = np.random.default_rng(seed)
-    by_id = np.array(sorted(range(len(samples)), key=lambda place: repr(samples.ids[place])))
-    draws = np.empty(len(samples))
-    draws[by_id] = random.random(len(samples))
-    return by_id[random.permutation(len(samples))], draws
+def _detections(
+    found: AuditPass, others: Samples, known: Samples, far: Samples | None, options: _Options
+) -> list[dict[str, dict[str, Detection]]]:
+    """Return what the detectors find, of each model, by part and detector."""
+    ids = [others.ids[place] for place in np.flatnonzero(found.scored)]
+    by_view: dict[View, dict[str, Detection]] = {}
+    for view, watch in found.watches.items():
+        seen = {}
+        if far is not None:
+            seen = see_all(watch, found.whole, far, view, options.batch_size, progress=options.progress)
+        own, doses, stitched = (found.kept(what, view) for what in ("own", "doses", "stitched"))
+        evidence = Evidence(ids, own, doses, stitched, known.ids, seen, () if far is None else far.ids)
+        by_view[view] = {label: detect(watch, label, [SOURCE], evidence, two_sided=False) for label in watch.detectors}
+    return [
+        {
+            part: {
+                label: detection.of(str(number), layer_of(model), STITCHED)
+                for label, detection in by_view[view].items()
+            }
+            for part, view in views_of(model).items()
+        }
+        for number, model in enumerate(found.models)
+    ]
 
 
-def _one_of_each(owners: Tensor, draws: np.ndarray) -> Tensor:
-    """Return the index of one row per sample; the rows of a sample are contiguous."""
-    counts = torch.bincount(owners, minlength=len(draws))
-    if not bool(counts.all()):
-        raise ValueError("a sample has no row under this pooling because it is masked entirely; leave it out")
-    return counts.cumsum(0) - counts + (torch.from_numpy(draws) * counts).long()
-
-
-def _merged(halves: Sequence[Moments]) -> Moments:
-    first, second = halves
-    return Moments(first.dx, first.dy).merge(first).merge(second)
+def _evaluation(
+    found: AuditPass, number: int, samples: Samples, share: float | None, without_source: str, options: _Options
+) -> Evaluation:
+    task = str(found.models[number].task)
+    answers = with_chance(found.answers(number, samples), task)
+    drawn = figures_of(answers, task, resamples=options.resamples, seed=options.seed)
+    order: list[str] = [name for name in ("stitched", "mean_only", "source", "target", "chance") if name in drawn]
+    scores = {name: {figure: as_score(values) for figure, values in drawn[name].items()} for name in order}
+    left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"}
+    if without_source:
+        left_out["source"] = without_source
+    return Evaluation(task, len(samples), samples.fingerprint, scores, share, left_out)

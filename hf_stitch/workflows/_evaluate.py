@@ -134,7 +134,7 @@ def evaluate(
         if alone is None:
             left_out["source"] = why
         predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
-        drawn = figures_of(_with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
+        drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
     fitted = fitted_share(stitched, samples)
     if fitted:
         warnings.warn(
@@ -160,8 +160,16 @@ def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
     return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
 
 
-def _with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:
-    """Add the predictor that ignores the input: the most frequent class, or all tokens equally likely."""
+def with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:
+    """Add the predictor that ignores the input: the most frequent class, or all tokens equally likely.
+
+    Args:
+        collected: Answers of all predictors, including ``target``.
+        task: Task of the model.
+
+    Returns:
+        The same with ``chance``.
+    """
     target = collected["target"]
     chance: dict[str, Array] = {}
     if task == "text-generation":

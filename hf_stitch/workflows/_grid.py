@@ -34,11 +34,11 @@ from hf_stitch.detectors import Detector
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.provenance import versions
-from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.workflows._methods import labelled
 
 
 @overload
@@ -142,7 +142,7 @@ def stitch_grid(
         ((2, 2), 40)
     """
     source, target = load(a), load(b)
-    chosen, watching = _labelled("matchers", matchers), _labelled("detectors", detectors)
+    chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
     if not chosen:
         raise ValueError("matchers must name at least one matcher, got none")
     check_meet(source, target, pooling)
@@ -199,17 +199,6 @@ def stitch_grid(
         measures.collect(state, len(train), kept, batch_size, progress)
     grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
     return _watched(grid, measures, train, far, batch_size, progress) if watching else grid
-
-
-def _labelled(kind: str, entries: Iterable[Any]) -> dict[str, Any]:
-    """Return matchers or detectors by label: the name with all options that differ from their defaults."""
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise TypeError(f"{kind} must be a list, got {entries!r}; write [{entries!r}]")
-    built = [registries[kind].build(entry) for entry in entries]
-    found = {entry.label: entry for entry in built}
-    if len(found) < len(built):
-        raise ValueError(f"{kind} must name each method once, got {', '.join(entry.label for entry in built)}")
-    return found
 
 
 def _recipe(
@@ -367,9 +356,11 @@ def _watched(
         {cell: measures.seen("stitched", place) for place, cell in enumerate(measures.stitches)},
         train.ids, seen, () if far is None else far.ids,
     )  # fmt: skip
-    return replace(
-        grid, detections={label: detect(watch, label, sides.layers_a, evidence) for label in watch.detectors}
-    )
+    found = {
+        label: detect(watch, label, sides.layers_a, evidence, two_sided=detector.two_sided)
+        for label, detector in watch.detectors.items()
+    }
+    return replace(grid, detections=found)
 
 
 def _chance(measures: Measures) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import hf_stitch
 from hf_stitch import Adapter, Audit, Samples
+from hf_stitch.analysis import Score
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.metrics import direct_matching
 from hf_stitch.registry import registries
@@ -25,6 +26,10 @@ from hf_stitch.workflows._stitch import join
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("HF_STITCH_SHARED", ROOT.parent / "shared"))
+
+
+WIDTH = 8
+FAR = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(1)) * 4
 
 
 def with_map(place: Any, weight: torch.Tensor, bias: torch.Tensor) -> hf_stitch.StitchedModel:
@@ -40,19 +45,19 @@ def audit(stitched: Any, place: Any, **options: Any) -> Audit:
 @pytest.fixture(scope="module")
 def direct(place: Any) -> Audit:
     """Audit of the least-squares stitching layer."""
-    return audit(place.stitched, place, train_data=place.train)
+    return audit(place.stitched, place, train_data=place.train, far_data=FAR)
 
 
-def test_least_squares_is_accurate_and_in_distribution(direct: Audit, place: Any) -> None:
+def test_least_squares_is_accurate_in_distribution_and_shrunk(direct: Audit, place: Any) -> None:
     assert direct.verdict == "accurate and in distribution"
-    assert direct.evaluation == hf_stitch.evaluate(place.stitched, place.test, resamples=200, progress=False)
-    assert direct.worst.raw.low > direct.worst.compensated.high
-    assert direct.control == place.train.fingerprint
+    assert direct.is_shrunk and "; shrunk: " in str(direct)
+    expected = hf_stitch.evaluate(place.stitched, place.test, resamples=200, progress=False)
+    assert {who: row for who, row in expected.scores.items() if who != "identity"} == direct.evaluation.scores
+    assert direct.known == place.train.fingerprint
 
 
 def test_the_model_card_contains_the_verdict(place: Any, tmp_path: Path) -> None:
-    width = place.stitched.stitch.body.in_features
-    stitched = with_map(place, torch.eye(width), torch.zeros(width))
+    stitched = with_map(place, torch.eye(WIDTH), torch.zeros(WIDTH))
     stitched.stitcher.save_pretrained(tmp_path)
     assert "**Audit**" not in (tmp_path / "README.md").read_text()
     found = audit(stitched, place)
@@ -68,49 +73,108 @@ def test_the_residual_matches_direct_matching(direct: Audit, place: Any) -> None
     assert direct.residual["body"] == pytest.approx(float(direct_matching(mapped.double(), real.double())), rel=1e-6)
 
 
-def test_identity_is_in_distribution_scaling_is_out_and_the_mean_is_inaccurate(place: Any) -> None:
-    width = place.stitched.stitch.widths[1]
-    identity, mean = torch.eye(width), place.stitched.stitch.body_mean
-    itself = audit(with_map(place, identity, torch.zeros(width)), place)
-    assert itself.verdict == "accurate and in distribution"
-    assert itself.worst.raw.value == 0.5
-    assert "no control" in str(itself)
-    twice = audit(with_map(place, 2 * identity, -mean), place)
-    assert (twice.in_distribution, twice.worst.side) == (False, "beyond")
-    half = audit(with_map(place, 0.5 * identity, 0.5 * mean), place)
-    assert (half.in_distribution, half.worst.side) == (False, "shrunk")
-    alone = audit(with_map(place, 0 * identity, mean), place)
+def test_identity_and_shrinkage_are_in_distribution_scaling_is_out_and_the_mean_is_inaccurate(place: Any) -> None:
+    identity, mean = torch.eye(WIDTH), place.stitched.stitch.body_mean
+    itself, twice, half, alone = audit(
+        [
+            with_map(place, identity, torch.zeros(WIDTH)), with_map(place, 2 * identity, -mean),
+            with_map(place, 0.5 * identity, 0.5 * mean), with_map(place, 0 * identity, mean),
+        ],
+        place, train_data=place.train, far_data=FAR,
+    )  # fmt: skip
+    assert itself.verdict == "accurate and in distribution" and not itself.is_shrunk
+    assert all(dose == Score(0.0, 0.0, 0.0) for dose in itself.doses.values())
+    assert twice.in_distribution is False and twice.doses["mahalanobis"].low > 0.1
+    assert half.in_distribution and half.is_shrunk
     assert alone.verdict == "inaccurate, though in distribution: no sign of similarity"
-    assert "out of distribution" in twice.verdict
-    assert "beyond" in str(twice)
+
+
+def test_the_smaller_a_residual_the_smaller_the_dose_and_nothing_is_warned_of_below_the_threshold(place: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    turned = torch.randn(WIDTH, WIDTH, generator=g)
+    models = [with_map(place, torch.eye(WIDTH) + size * turned, torch.zeros(WIDTH)) for size in (0.02, 0.1, 0.4, 2.0)]
+    found = audit(models, place, train_data=place.train, far_data=FAR)
+    doses = [one.doses["mahalanobis"].value for one in found]
+    assert doses == sorted(doses) and found[0].residual["body"] < 0.005
+    assert found[0].verdict == "accurate and in distribution"
+    assert found[-1].in_distribution is False
+    lenient = audit(models, place, train_data=place.train, far_data=FAR, max_dose=1e9)
+    assert not any("do not read" in one.verdict for one in lenient)
+
+
+def test_several_models_are_audited_as_each_alone_and_the_target_runs_once(place: Any, direct: Audit) -> None:
+    from hf_stitch.adapters import Adapter
+
+    identity = with_map(place, torch.eye(WIDTH), torch.zeros(WIDTH))
+    calls, original = [0], Adapter.run_with_callback
+
+    def counted(self: Adapter, *given: Any, **options: Any) -> Any:
+        calls[0] += self is place.target
+        return original(self, *given, **options)
+
+    options: dict[str, Any] = {"train_data": place.train, "far_data": FAR, "batch_size": 100}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Adapter, "run_with_callback", counted)
+        both = audit([place.stitched, identity], place, **options)
+    # 4 batches of test samples; encode runs 8 of the training samples, 1 of far ones, and 2 times one sample for sizes
+    assert calls[0] == 4 + 8 + 1 + 2
+    alone = [audit(place.stitched, place, **options), audit(identity, place, **options)]
+    assert [one.to_dict() for one in both] == [one.to_dict() for one in alone]
+    assert both[0].verdict == direct.verdict
 
 
 def test_sample_order_and_batch_size_do_not_matter(direct: Audit, place: Any) -> None:
     order = np.random.default_rng(0).permutation(len(place.test)).tolist()
     again = hf_stitch.audit(
-        place.stitched, place.test.select(order), train_data=place.train, resamples=200, batch_size=7, progress=False
-    )
-    assert again.worst.raw.value == pytest.approx(direct.worst.raw.value, abs=1e-4)
-    assert again.worst.compensated.value == pytest.approx(direct.worst.compensated.value, abs=1e-4)
+        place.stitched, place.test.select(order), train_data=place.train.select(range(799, -1, -1)), far_data=FAR,
+        resamples=200, batch_size=7, progress=False,
+    )  # fmt: skip
+    before, after = (found.to_pandas().set_index(["detector", "figure"])["value"] for found in (direct, again))
+    chosen = after.index[~after.index.get_level_values("figure").isin(["aupr", "fpr95"])]
+    np.testing.assert_allclose(after[chosen], before[chosen], atol=1e-4)
     assert again.residual["body"] == pytest.approx(direct.residual["body"], rel=1e-5)
 
 
-def test_another_pooling_is_recorded(place: Any) -> None:
-    assert audit(place.stitched, place, pooling="mean").pooling == "mean"
+def test_without_training_samples_one_half_is_scored(place: Any) -> None:
+    found = audit(place.stitched, place)
+    assert found.verdict == "accurate and in distribution" and found.evaluation.n == 400
+    assert found.known != place.test.fingerprint
+    assert "without far_data" in str(found)
+
+
+def test_detectors_are_taken_by_name_also_those_that_learn_from_stitched_activations(place: Any) -> None:
+    found = audit(
+        place.stitched, place, detectors=["likelihood_ratio", "knn:k=5"], train_data=place.train, far_data=FAR
+    )
+    assert list(found.doses) == ["likelihood_ratio", "knn(k=5)"]
+    assert found.in_distribution is False  # it learns to tell shrunk activations, which are not higher ones to it
+    with pytest.raises(ValueError, match="detector energy needs samples of other data"):
+        audit(place.stitched, place, detectors=["energy"])
+    with pytest.raises(TypeError, match="detectors must be a list"):
+        audit(place.stitched, place, detectors="knn")
+
+
+def test_a_detector_that_does_not_tell_far_samples_apart_does_not_count(place: Any) -> None:
+    twice = with_map(place, 2 * torch.eye(WIDTH), torch.zeros(WIDTH))
+    found = audit(twice, place, train_data=place.train, far_data=place.train)
+    assert found.in_distribution is None and not found.doses
+    assert found.left_out == dict.fromkeys(("mahalanobis", "knn"), "does not tell far samples apart")
+    assert "no detector counts (mahalanobis does not tell far samples apart; knn" in found.verdict
+    assert "do not read" not in found.verdict
 
 
 def test_the_target_may_receive_other_samples(direct: Audit, place: Any) -> None:
-    assert audit(place.stitched, place, train_data=place.train, paired_data=place.test) == direct
+    options: dict[str, Any] = {"train_data": place.train, "far_data": FAR}
+    assert audit(place.stitched, place, paired_data=place.test, **options).to_dict() == direct.to_dict()
     order = [*range(1, len(place.test)), 0]
     images = torch.stack([image for batch in place.test.batches(400) for image in batch.samples])
     moved = Samples.of(images[order], label=place.test.labels, id=place.test.ids)
-    other = audit(place.stitched, place, paired_data=moved)
+    other = audit(place.stitched, place, paired_data=moved, **options)
     with torch.no_grad():
         mapped = place.stitched.transfer(input=images).rows("none")
         real = place.target.encode(images[order], "0")["0"].rows("none")
-    assert other.evaluation == hf_stitch.evaluate(
-        place.stitched, place.test, paired_data=moved, resamples=200, progress=False
-    )
+    expected = hf_stitch.evaluate(place.stitched, place.test, paired_data=moved, resamples=200, progress=False)
+    assert other.evaluation["agreement"] == expected["agreement"]
     assert other.residual["body"] == pytest.approx(float(direct_matching(mapped.double(), real.double())), rel=1e-6)
 
 
@@ -124,47 +188,78 @@ def test_prefix_tokens_are_audited() -> None:
     )  # fmt: skip
     vit = hf_stitch.load(transformers.ViTForImageClassification(config).eval())
     images = torch.randn(120, 3, 8, 8)
-    itself = hf_stitch.stitch(
-        vit, vit, images, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity", progress=False
-    )
-    found = hf_stitch.audit(itself, images, resamples=100, progress=False)
-    assert list(found.distributions) == list(found.residual) == ["body", "prefix"]
-    assert found.figure == "agreement"
+    itself, shifted = (
+        hf_stitch.stitch(
+            vit, vit, images, source_layer="vit.layers.0", target_layer="vit.layers.0", matcher="identity",
+            progress=False,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    body = shifted.stitch.body
+    shifted.stitch = shifted.stitch.with_maps(body, LinearStitch.of(weight=3 * torch.eye(8), bias=torch.zeros(8)))
+    found, other = hf_stitch.audit([itself, shifted], images, resamples=100, progress=False)
+    assert list(found.detections) == list(found.residual) == ["body", "prefix"]
+    assert found.figure == "agreement" and found.residual["prefix"] < 1e-9
     assert found.verdict == "accurate and in distribution"
-    assert len(found.plot().axes[0].get_yticklabels()) == 6
+    assert set(found.doses) == {f"{name} ({part})" for name in ("mahalanobis", "knn") for part in ("body", "prefix")}
+    assert other.doses["mahalanobis (body)"].value == 0 and other.doses["mahalanobis (prefix)"].low > 0.1
+
+
+def test_padded_texts_are_audited(texts: Any) -> None:
+    from tiny_networks import network as tiny
+
+    a, b = tiny("bert", 0), tiny("bert", 1)
+    train, test = Samples.of(texts).split(0.5, 0)
+    layer = "bert.encoder.layer.0"
+    stitched = hf_stitch.stitch(a, b, train, source_layer=layer, target_layer=layer, matcher="ridge", progress=False)
+    options: dict[str, Any] = {"train_data": train, "resamples": 50, "progress": False}
+    found = hf_stitch.audit(stitched, test, **options)
+    assert found.residual["body"] > 0 and set(found.detections["body"]) == {"mahalanobis", "knn"}
+    again = hf_stitch.audit(stitched, test, batch_size=3, **options)  # other padding
+    assert again.residual["body"] == pytest.approx(found.residual["body"], rel=1e-4)
 
 
 def test_an_audit_converts_to_json_text_and_figure(direct: Audit) -> None:
     record = json.loads(json.dumps(direct.to_dict(), allow_nan=False))
-    assert Audit.from_dict(record) == direct
+    assert Audit.from_dict(record).to_dict() == direct.to_dict()
     assert record["verdict"] == direct.verdict
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(direct)
     text = console.export_text()
-    assert all(word in text for word in (direct.verdict, "compensated", str(direct.worst.raw), "mean_only"))
+    assert all(word in text for word in (direct.verdict, "mahalanobis", str(direct.doses["knn"]), "far", "mean_only"))
     assert str(direct).startswith(direct.verdict)
     names = [tick.get_text() for tick in direct.plot().axes[0].get_yticklabels()]
-    assert names == ["raw", "compensated", "distance", "control"]
+    assert names[:2] == ["mahalanobis: stitched", "mahalanobis: noise 0.01"] and "knn: far" in names
+    assert {"dose", "aupr", "halves", "isotropic 0.3"} <= set(direct.to_pandas()["figure"])
 
 
 def test_models_and_samples_that_cannot_be_audited_are_rejected(place: Any) -> None:
     with pytest.raises(ValueError, match="min_relative_accuracy must be above 0"):
         audit(place.stitched, place, min_relative_accuracy=0)
+    with pytest.raises(ValueError, match="max_dose must be at least 0"):
+        audit(place.stitched, place, max_dose=-1)
     with pytest.raises(ValueError, match="the two sides differ first"):
         audit(place.stitched, place, paired_data=place.train)
-    with pytest.raises(ValueError, match="give more samples"):
+    with pytest.raises(ValueError, match=r"detector knn at layer '0' of the target: .* at least 10 samples, got 1"):
         hf_stitch.audit(place.stitched, place.test.take(2), progress=False)
+    with pytest.raises(ValueError, match="one half of the samples is needed"):
+        hf_stitch.audit(place.stitched, place.test.take(1), progress=False)
+    with pytest.raises(ValueError, match="no stitched model to audit"):
+        audit([], place)
     headless = join(place.source, "0", place.stitched.stitch, place.target, "0", task=None)
     with pytest.raises(ValueError, match="no head"):
         audit(headless, place)
+    swapped = join(place.target, "0", place.stitched.stitch, place.source, "0", task=place.target.task)
+    with pytest.raises(ValueError, match="model 1 has another one than model 0"):
+        audit([place.stitched, swapped], place)
 
 
 # -- the networks of Csiszárik et al. 2021 -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def tiny10() -> Iterator[tuple[Adapter, Adapter, Samples, Samples]]:
-    """Two trained networks, 2,000 training images and 1,500 test images of CIFAR-10."""
+def tiny10() -> Iterator[tuple[Adapter, Adapter, Samples, Samples, Samples]]:
+    """Two trained networks, 2,000 training images and 1,500 test images of CIFAR-10, 300 of Fashion-MNIST."""
     folder = SHARED / "models" / "drfrankenstein_tiny10"
     if not (folder.is_dir() and (SHARED / "data" / "cifar10").is_dir()):
         pytest.skip("needs the shared networks and data (HF_STITCH_SHARED)")
@@ -187,26 +282,37 @@ def tiny10() -> Iterator[tuple[Adapter, Adapter, Samples, Samples]]:
         Samples.of(torch.stack([networks.normalise(i) for b in s.batches(500) for i in b.samples]), label=s.labels)
         for s in read
     )
-    yield a, b, train, test
+    clothes = Samples.of(
+        hf_stitch.data.read_data("zalando-datasets/fashion_mnist", data_dir=SHARED / "data", split="test")
+    )
+    pixels = torch.stack(
+        [networks.normalise(i.resize((32, 32))) for b in clothes.take(300).batches(300) for i in b.samples]
+    )
+    yield a, b, train, test, Samples.of(pixels)
 
 
 @pytest.mark.slow
 def test_verdicts_on_trained_networks(tiny10: Any) -> None:
-    a, b, train, test = tiny10
+    a, b, train, test, far = tiny10
     pairs = [("bn1", "bn1"), ("bn8", "bn8"), ("bn8", "bn3")]
     statistics = collect(a, b, pairs, train, batch_size=200, progress=False)
-    verdicts = {}
+    models = {}
     for pair in pairs:
         layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
-        stitched = join(a, pair[0], layer, b, pair[1], task=b.task)
-        verdicts[pair] = hf_stitch.audit(stitched, test, train_data=train, resamples=200, progress=False)
-    assert verdicts["bn1", "bn1"].verdict == verdicts["bn8", "bn8"].verdict == "accurate and in distribution"
-    assert verdicts["bn8", "bn3"].verdict.startswith("inaccurate")
-
-    _train_on_the_task(stitched, train)
-    found = hf_stitch.audit(stitched, test, train_data=train, resamples=200, progress=False)
-    assert found.verdict == "accurate but out of distribution: do not read this as similarity"
-    assert found.residual["body"] > 0.9
+        models[pair] = join(a, pair[0], layer, b, pair[1], task=b.task)
+    models["trained"] = join(a, "bn8", layer, b, "bn3", task=b.task)
+    _train_on_the_task(models["trained"], train)
+    found = dict(
+        zip(
+            models,
+            hf_stitch.audit(list(models.values()), test, train_data=train, far_data=far, progress=False),
+            strict=True,
+        )
+    )
+    assert found["bn1", "bn1"].verdict == found["bn8", "bn8"].verdict == "accurate and in distribution"
+    assert found["bn8", "bn3"].verdict == "inaccurate, though in distribution: no sign of similarity"
+    assert found["trained"].verdict == "accurate but out of distribution: do not read this as similarity"
+    assert found["trained"].residual["body"] > 0.9
 
 
 def _train_on_the_task(stitched: hf_stitch.StitchedModel, train: Samples) -> None:

@@ -172,26 +172,38 @@ def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
     values = torch.einsum("bchw,cd->bdhw", torch.randn(400, 4, 5, 5, generator=g), mixed) + 1
     own = Representation(values, "bchw")
     left = torch.randn(9, 25, 4, generator=g) * torch.tensor([5.0, 1, 1, 1])
-    drawn = Noise.of([own], list(left)).draw(own, range(400), 0)
+    drawn = Noise.of([own], range(400), 0, list(left)).draw(own, range(400, 800), 0)
     assert set(drawn) == {"coloured", "isotropic", "residual"}
     for noise in drawn.values():
         assert noise.square().sum() / values.square().sum() == pytest.approx(1, rel=0.06)
-    shapes = {"coloured": values.transpose(0, 1).flatten(1).cov(), "isotropic": torch.eye(4), "residual": None}
-    shapes["residual"] = left.flatten(0, 1).T.cov()
+    shapes = {
+        "coloured": values.transpose(0, 1).flatten(1).cov(), "isotropic": torch.eye(4),
+        "residual": left.flatten(0, 1).T.cov(),
+    }  # fmt: skip
     for kind, expected in shapes.items():
         found = drawn[kind].transpose(0, 1).flatten(1).cov()
-        torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.03, rtol=0)
-    with pytest.raises(ValueError, match="all 9 positions are equal"):
-        Noise.of([Representation(torch.ones(9, 4), "bd")])
-    assert Noise.of([own]).kinds == ("coloured", "isotropic")
+        torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.05, rtol=0)
+    with pytest.raises(ValueError, match="all positions of 9 samples are equal"):
+        Noise.of([Representation(torch.ones(9, 4), "bd")], range(9), 0)
+    assert Noise.of([own], range(400), 0).kinds == ("coloured", "isotropic")
 
 
-def test_noise_of_a_sample_depends_neither_on_its_batch_nor_on_padding() -> None:
+def test_coloured_noise_varies_between_positions_as_the_activations_do() -> None:
+    """All positions of a sample are equal here, and so is the noise, which the mean over positions does not cancel."""
+    g = torch.Generator().manual_seed(0)
+    own = Representation(torch.randn(300, 1, 3, generator=g).expand(300, 6, 3), "bnd")
+    noise = Noise.of([own], range(300), 0).draw(own, range(300), 0)
+    assert torch.equal(noise["coloured"], noise["coloured"][:, :1].expand(300, 6, 3))
+    assert noise["coloured"].mean(1).square().sum() > 5 * noise["isotropic"].mean(1).square().sum()
+
+
+def test_noise_depends_neither_on_the_order_of_samples_nor_on_their_batch_nor_on_padding() -> None:
     g = torch.Generator().manual_seed(0)
     mask = torch.ones(3, 6, dtype=torch.bool)
     mask[0, 4:] = mask[1, 1:3] = False  # on the right of one text, on the left of another, after one prefix token
     own = Representation(torch.randn(3, 6, 5, generator=g), "bnd", mask=mask, prefix_tokens=1)
-    source = Noise.of([own], [torch.randn(2, 5, generator=g), torch.randn(4, 5, generator=g)])
+    residuals = [torch.randn(2, 5, generator=g), torch.randn(4, 5, generator=g)]
+    source = Noise.of([own], "abc", 7, residuals)
     first = own.replace(values=own.values[:1, :4], mask=mask[:1, :4])
     second = own.replace(values=own.values[1:2, [0, 3, 4, 5]], mask=mask[1:2, [0, 3, 4, 5]])
     parts = [source.draw(part, [i], 7) for i, part in ((0, first), (1, second))]
@@ -199,13 +211,16 @@ def test_noise_of_a_sample_depends_neither_on_its_batch_nor_on_padding() -> None
         assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
         torch.testing.assert_close(parts[0][kind], noise[:1, :4])
         torch.testing.assert_close(parts[1][kind], noise[1:2, [0, 3, 4, 5]])
+    order = [2, 0, 1]
+    turned = Noise.of([own.replace(values=own.values[order], mask=mask[order])], "cab", 7, residuals)
+    torch.testing.assert_close(turned.draw(own, range(3), 7), source.draw(own, range(3), 7))
 
 
 def test_activations_in_memory_and_in_a_file_are_the_same() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2))
     network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     data = [hf_stitch.Samples.of(torch.randn(n, 3, 8, 8)) for n in (7, 5)]
-    options: Any = {"pooling": "none", "batch_size": 3}
+    options: Any = {"view": "none", "batch_size": 3}
     kept = {layer: parts for layer, parts in recorded(network, ["0", "2"], data, **options)}
     for memory, runs in ((2**31, 1), (12 * 4 * 36 * 4, 2), (10, 2)):
         calls, original = [0], type(network).encode

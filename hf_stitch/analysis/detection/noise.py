@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hf_stitch.analysis.detection.drawing import generator
 from hf_stitch.data.samples import Id
 from hf_stitch.representation import Representation
-from hf_stitch.statistics import LayerMoments
 
 DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Relative residuals ``‖noise‖² / ‖g‖²`` of the target's own activations g with noise."""
 
 KINDS = ("coloured", "isotropic", "residual")
-"""Kinds of noise: with the covariance of the activations; with the same variance in all directions; and residuals of
-least squares on other samples."""
+"""Kinds of noise: centred activations of the target of another sample, which have its covariance in all respects, also
+between positions; normal with the same variance in all directions and positions; residuals of least squares of another
+sample."""
+
+DONORS = 64
+"""Number of other samples whose activations or residuals are added."""
+
+
+def donors_among(ids: Sequence[Id], seed: int) -> list[int]:
+    """Return the places of the samples whose activations or residuals are added to those of others.
+
+    Args:
+        ids: Ids of the samples to which detectors are fitted.
+        seed: Seed of the draw, which depends on the ids alone.
+    """
+    drawn = [generator(id_, seed, "donor").random() for id_ in ids]
+    return sorted(range(len(ids)), key=drawn.__getitem__)[:DONORS]
 
 
 @dataclass(frozen=True)
@@ -28,50 +41,46 @@ class Noise:
     """Noise for the activations of a layer, with a mean square equal to theirs.
 
     Attributes:
-        root: ``(d, d)`` float64; times standard normal vectors, it gives noise with the covariance of the activations.
         scale: Standard deviation of isotropic noise.
-        residuals: ``(positions, d)`` float64 for each of some samples: what least squares from another network leaves.
-            Empty if there are none.
+        donors: Kind -> ``(positions, d)`` float64 for each of some samples.
     """
 
-    root: Tensor
     scale: float
-    residuals: Sequence[Tensor] = field(default=())
+    donors: Mapping[str, Sequence[Tensor]]
 
     @classmethod
-    def of(cls, activations: Iterable[Representation], residuals: Sequence[Tensor] = ()) -> Self:
+    def of(
+        cls, activations: Sequence[Representation], ids: Sequence[Id], seed: int, residuals: Sequence[Tensor] = ()
+    ) -> Self:
         """Measure the activations.
 
         Args:
             activations: Batches of activations of the layer.
-            residuals: ``(positions, d)`` for each of some samples, of any size.
+            ids: Ids of their samples.
+            seed: Seed of the draw of donors of coloured noise.
+            residuals: ``(positions, d)`` for each of some samples, of any size: donors of residual noise.
 
         Raises:
-            ValueError: If all positions are equal.
+            ValueError: If all positions are equal, or those of the donors are.
         """
-        kept: LayerMoments | None = None
-        for batch in activations:
-            rows = batch.rows("none")
-            kept = kept or LayerMoments([rows[:1024].double().mean(0)])
-            kept.update([rows])
-        if kept is None:
-            raise ValueError("there are no activations")
-        moments = kept.moments(0, 0)
-        values, vectors = torch.linalg.eigh(moments.sxx)
-        values = values.clamp(min=0)  # rounding
-        if not values.any():
-            raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
-        square = float(moments.sxx.trace() / moments.n + moments.mean_x @ moments.mean_x)
-        root = vectors * (values * square / values.sum()).sqrt()
-        own = [part.to(root) for part in residuals]
-        if own and (found := float(torch.cat(own).square().sum(1).mean())) > 0:
-            return cls(root, (square / len(root)) ** 0.5, [part * (square / found) ** 0.5 for part in own])
-        return cls(root, (square / len(root)) ** 0.5)
+        mean, square = _moments(activations)
+        samples = [(batch, place) for batch in activations for place in range(batch.batch)]
+        drawn = [_rows_of(*samples[place]) - mean for place in donors_among(ids, seed)]
+        donors = {"coloured": drawn, "residual": list(residuals)}
+        scaled = {}
+        for kind, rows in donors.items():
+            if rows:
+                found = float(torch.cat(list(rows)).square().sum(1).mean())
+                if found == 0 and kind == "coloured":
+                    raise ValueError(f"all positions of {len(rows)} samples are equal: is the layer dead?")
+                if found > 0:
+                    scaled[kind] = [part.to(mean) * (square / found) ** 0.5 for part in rows]
+        return cls((square / len(mean)) ** 0.5, scaled)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of noise that can be drawn."""
-        return KINDS if self.residuals else KINDS[:2]
+        return tuple(kind for kind in KINDS if kind == "isotropic" or kind in self.donors)
 
     def draw(self, activations: Representation, ids: Sequence[Id], seed: int) -> dict[str, Tensor]:
         """Draw noise of every kind.
@@ -85,29 +94,44 @@ class Noise:
             Kind -> noise in the shape of the values.
         """
         prefix, (batch, length, width) = activations.prefix_tokens, activations.positions().shape
-        real = torch.ones(batch, length, dtype=torch.bool, device=self.root.device)
+        device = self.donors["coloured"][0].device
+        real = torch.ones(batch, length, dtype=torch.bool, device=device)
         if activations.mask is not None:
             real = activations.mask[:, prefix:].to(real)
-        counts = real.sum(1).tolist()
-        normal = torch.from_numpy(
-            np.concatenate(
-                [generator(i, seed, "noise").standard_normal((n, width)) for i, n in zip(ids, counts, strict=True)]
-            )
-        ).to(self.root)
-        rows = {"coloured": normal @ self.root.T, "isotropic": normal * self.scale}
-        if self.residuals:
-            rows["residual"] = torch.cat([self._residual(i, n, seed) for i, n in zip(ids, counts, strict=True)])
         found = {}
-        for kind, values in rows.items():
-            noise = self.root.new_zeros(batch, length, width)
-            noise[real] = values
+        for kind in self.kinds:
+            rows = [
+                self._rows(kind, id_, count, width, seed) for id_, count in zip(ids, real.sum(1).tolist(), strict=True)
+            ]
+            noise = torch.zeros(batch, length, width, dtype=torch.float64, device=device)
+            noise[real] = torch.cat(rows).to(device)
             found[kind] = _laid_out(noise, activations)
         return found
 
-    def _residual(self, id_: Id, count: int, seed: int) -> Tensor:
-        """Residual of another sample; a shorter one is repeated."""
-        donor = self.residuals[int(generator(id_, seed, "residual").integers(len(self.residuals)))]
-        return donor[torch.arange(count, device=donor.device) % len(donor)]
+    def _rows(self, kind: str, id_: Id, count: int, width: int, seed: int) -> Tensor:
+        random = generator(id_, seed, kind)
+        if kind == "isotropic":
+            return torch.from_numpy(self.scale * random.standard_normal((count, width)))
+        donor = self.donors[kind][int(random.integers(len(self.donors[kind])))]
+        return donor[torch.arange(count, device=donor.device) % len(donor)]  # a shorter one is repeated
+
+
+def _moments(activations: Sequence[Representation]) -> tuple[Tensor, float]:
+    """Return mean and mean square of all positions."""
+    total, square, count = None, 0.0, 0
+    for batch in activations:
+        rows = batch.rows("none").double()
+        total = rows.sum(0) + (0 if total is None else total)
+        square, count = square + float(rows.square().sum()), count + len(rows)
+    if total is None or not count:
+        raise ValueError("there are no activations: give more samples")
+    return total / count, square / count
+
+
+def _rows_of(batch: Representation, place: int) -> Tensor:
+    """Return the positions of one sample of a batch, ``(positions, d)`` float64."""
+    mask = None if batch.mask is None else batch.mask[place : place + 1]
+    return batch.replace(values=batch.values[place : place + 1], mask=mask).rows("none").double()
 
 
 def _laid_out(noise: Tensor, activations: Representation) -> Tensor:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,26 +23,34 @@ MEMORY = 2**31
 """Bytes of activations that are kept in memory. A layer with more is kept in a temporary file."""
 
 
-def received(activations: Representation, pooling: Pooling) -> Representation:
-    """Return the target's own activations in the form in which a stitch with this pooling hands over its own.
+View = Pooling | Literal["prefix"]
+"""What detectors are shown of activations: what a stitch with this pooling hands over, or the prefix tokens alone."""
+
+
+def received(activations: Representation, view: View) -> Representation:
+    """Return the target's own activations in the form in which a stitch hands over its own.
 
     Args:
         activations: Activations of the target.
-        pooling: Pooling of the stitch.
+        view: Pooling of the stitch, or ``"prefix"``.
     """
-    if pooling not in POOLED or activations.layout == "bd":
+    if view == "prefix":
+        return Representation(activations.prefix(), "bnd")
+    if view not in POOLED or activations.layout == "bd":
         return activations
-    return Representation(activations.rows("cls" if activations.prefix_tokens else pooling), "bd")
+    return Representation(activations.rows("cls" if activations.prefix_tokens else view), "bd")
 
 
-def handed_over(mapped: Representation, pooling: Pooling) -> Representation:
+def handed_over(mapped: Representation, view: View) -> Representation:
     """Return the output of a stitch, as one vector per sample if the pooling leaves one.
 
     Args:
         mapped: Output of a stitching layer.
-        pooling: Its pooling.
+        view: Its pooling, or ``"prefix"``.
     """
-    if pooling not in POOLED or mapped.layout == "bd":
+    if view == "prefix":
+        return Representation(mapped.prefix(), "bnd")
+    if view not in POOLED or mapped.layout == "bd":
         return mapped
     return Representation(mapped.positions()[:, 0], "bd")
 
@@ -50,7 +59,7 @@ def recorded(
     network: Adapter,
     layers: Sequence[str],
     data: Sequence[Samples],
-    pooling: Pooling,
+    view: View,
     batch_size: int,
     *,
     memory: int = MEMORY,
@@ -65,7 +74,7 @@ def recorded(
         network: The network.
         layers: Its layers.
         data: Sets of raw samples.
-        pooling: Pooling of the stitches (:func:`received`).
+        view: Form of the activations (:func:`received`).
         batch_size: Number of samples per forward pass.
         memory: Bytes to keep in memory.
         progress: Whether to show a progress bar.
@@ -76,26 +85,26 @@ def recorded(
     Raises:
         ValueError: If activations are NaN or infinite; the message names layer and sample.
     """
-    sizes = _sizes(network, layers, data[0], pooling, sum(map(len, data)))
+    sizes = _sizes(network, layers, data[0], view, sum(map(len, data)))
     for group in _groups(layers, sizes, memory):
         with ExitStack() as stack:
             folder = None
             if sizes[group[0]] > memory:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             kept = [
-                _run(network, group, samples, pooling, batch_size, folder, str(number), progress)
+                _run(network, group, samples, view, batch_size, folder, str(number), progress)
                 for number, samples in enumerate(data)
             ]
             for layer in group:
                 yield layer, [of_set.pop(layer) for of_set in kept]
 
 
-def _sizes(network: Adapter, layers: Sequence[str], samples: Samples, pooling: Pooling, count: int) -> dict[str, int]:
+def _sizes(network: Adapter, layers: Sequence[str], samples: Samples, view: View, count: int) -> dict[str, int]:
     """Estimate the bytes of each layer from one sample."""
     first = next(iter(samples.batches(1)))
     with torch.no_grad():
         found = network.encode(network.preprocess(first.samples), list(layers))
-    return {layer: count * received(found[layer], pooling).values.nbytes for layer in layers}
+    return {layer: count * received(found[layer], view).values.nbytes for layer in layers}
 
 
 def _groups(layers: Sequence[str], sizes: dict[str, int], memory: int) -> list[list[str]]:
@@ -114,7 +123,7 @@ def _run(
     network: Adapter,
     layers: Sequence[str],
     samples: Samples,
-    pooling: Pooling,
+    view: View,
     batch_size: int,
     folder: Path | None,
     name: str,
@@ -130,7 +139,7 @@ def _run(
             found = network.encode(network.preprocess(batch.samples), list(layers))
             for layer in layers:
                 check_finite(found[layer], f"layer {layer!r}", batch)
-                own = received(found[layer], pooling)
+                own = received(found[layer], view)
                 own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
                 kept[layer].append(own)
             bar.update(len(batch.samples))

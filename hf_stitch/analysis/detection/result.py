@@ -31,16 +31,17 @@ Cell = tuple[str, str, str]
 class Detection(Result):
     """What a detector finds at layers of a target: of stitched activations, of noise of known size, and its controls.
 
-    All AUROCs are of the declared side of the detector: if it is two-sided, unusually small scores count as strange.
+    AUROCs, doses and controls are of one side: either larger scores alone are strange, or unusually small ones, too.
 
     Attributes:
         detector: Label of the detector.
         layers: Layers of the target.
+        two_sided: Whether unusually small scores count as strange.
         figures: Matcher -> figure -> ``(layers of the source, layers, 3)``: the value and both ends of its 95%
             interval. ``auroc``: stitched activations against the target's own of the same samples; ``dose``: the
             relative residual of coloured noise that is as easy to tell, 0 if less than the smallest of :data:`DOSES`,
             infinity if more than the largest, NaN if the detector does not notice the largest; ``one_sided`` and
-            ``two_sided``: AUROCs of either side; ``aupr``, the average precision; ``fpr95``, the share of the target's
+            ``two_sided``: AUROCs of both kinds; ``aupr``, the average precision; ``fpr95``, the share of the target's
             own activations above the threshold that finds 95% of the stitched ones. NaN where a stitch, or the detector
             there, is undefined.
         doses: Kind of noise (:data:`KINDS`) -> ``(layers, doses, 3)``: AUROC of the target's own activations with noise
@@ -52,13 +53,14 @@ class Detection(Result):
 
     Example:
         >>> half = np.full((1, 3), 0.5)
-        >>> detection = Detection("knn", ("bn1",), {}, {"coloured": np.full((1, 5, 3), 0.5)}, {"far": half})
+        >>> detection = Detection("knn", ("bn1",), True, {}, {"coloured": np.full((1, 5, 3), 0.5)}, {"far": half})
         >>> detection.blind
         ('bn1',)
     """
 
     detector: str
     layers: tuple[str, ...]
+    two_sided: bool
     figures: Mapping[str, Mapping[str, Array]]
     doses: Mapping[str, Array]
     controls: Mapping[str, Array]
@@ -69,6 +71,27 @@ class Detection(Result):
         """Layers where the detector does not tell far samples apart, so that it says nothing there."""
         far = self.controls.get("far", np.ones((len(self.layers), 3)))
         return tuple(layer for layer, (_, low, _) in zip(self.layers, far, strict=True) if not low > 0.5)
+
+    def of(self, matcher: str, layer: str, name: str) -> Detection:
+        """Return what the detector finds of one matcher at one layer.
+
+        Args:
+            matcher: Label of the matcher.
+            layer: Layer of the target.
+            name: Name of the matcher in the result.
+
+        Returns:
+            A detection with one matcher and one layer.
+        """
+        place = [self.layers.index(layer)]
+        mine = (f"{matcher}: ", f"{layer} ", f"{layer},")
+        figures = {figure: values[:, place] for figure, values in self.figures[matcher].items()}
+        return Detection(
+            self.detector, (layer,), self.two_sided, {name: figures},
+            {kind: values[place] for kind, values in self.doses.items()},
+            {control: values[place] for control, values in self.controls.items()},
+            {what: why for what, why in self.undefined.items() if what.startswith(mine)},
+        )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the controls and the AUROCs of noise in long format.
@@ -124,7 +147,7 @@ class Detection(Result):
 
         table = Table(
             "layer", *self.controls, *(f"noise {dose:g}" for dose in DOSES),
-            title=f"AUROC, {self.detector}", title_justify="left",
+            title=f"AUROC, {self.detector}, {'two' if self.two_sided else 'one'}-sided", title_justify="left",
         )  # fmt: skip
         for place, layer in enumerate(self.layers):
             controls = (str(Score(*map(float, values[place]))) for values in self.controls.values())
@@ -158,7 +181,7 @@ class Evidence:
     far_ids: Sequence[Id] = ()
 
 
-def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence) -> Detection:
+def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence, *, two_sided: bool) -> Detection:
     """Compute what one detector finds.
 
     Args:
@@ -166,11 +189,12 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
         label: Label of the detector.
         layers_a: Layers of the source.
         evidence: What was kept of all activations.
+        two_sided: Whether unusually small scores count as strange.
 
     Returns:
         The figures of all stitches, noises and controls.
     """
-    asked = _Asked(watch, label, evidence)
+    asked = _Asked(watch, label, evidence, two_sided)
     layers = tuple(evidence.own)
     doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in KINDS}
     controls = {
@@ -192,18 +216,17 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
         found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
         if not coloured[-1, 1] > 0.5:
             found["dose"][:] = np.nan
-            asked.undefined.setdefault(f"doses at {lb}", f"noise of the size of the activations is not noticed at {lb}")
+            asked.undefined[f"{lb}, doses"] = "noise of the size of the activations is not noticed"
         for name, values in found.items():
             figures[matcher][name][place] = values
-    return Detection(label, layers, figures, doses, controls, asked.undefined)
+    return Detection(label, layers, two_sided, figures, doses, controls, asked.undefined)
 
 
 class _Asked:
     """The answers of one detector; where it cannot be fitted, NaN and the reason."""
 
-    def __init__(self, watch: Watch, label: str, evidence: Evidence) -> None:
-        self.watch, self.label, self.evidence = watch, label, evidence
-        self.two_sided = watch.detectors[label].two_sided
+    def __init__(self, watch: Watch, label: str, evidence: Evidence, two_sided: bool) -> None:
+        self.watch, self.label, self.evidence, self.two_sided = watch, label, evidence, two_sided
         self.undefined: dict[str, str] = {}
 
     def stitched(self, layer: str, seen: Seen, what: str) -> dict[str, Array]:

@@ -13,12 +13,12 @@ from torch import Tensor
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.drawing import drawn_rows, halves
 from hf_stitch.analysis.detection.noise import DOSES, Noise
-from hf_stitch.analysis.detection.recording import recorded
+from hf_stitch.analysis.detection.recording import View, recorded
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.data.samples import Id
 from hf_stitch.detectors import Detector, Scorer
-from hf_stitch.representation import Pooling, Representation
+from hf_stitch.representation import Representation
 
 Array = NDArray[np.float64]
 Seen = Mapping[str, NDArray[np.floating]]
@@ -189,7 +189,7 @@ def fit_watch(
     network: Adapter,
     layers: Sequence[str],
     samples: Samples,
-    pooling: Pooling,
+    view: View,
     batch_size: int,
     *,
     outliers: Samples | None = None,
@@ -204,7 +204,7 @@ def fit_watch(
         network: The target.
         layers: Its layers.
         samples: Raw samples.
-        pooling: Pooling of the stitches.
+        view: Pooling of the stitches, or another form of the activations (:data:`View`).
         batch_size: Number of samples per forward pass.
         outliers: Raw samples of other data, for detectors that need them.
         residuals: Layer -> residuals of least squares, ``(positions, d)`` for each of some samples, for noise of this
@@ -223,10 +223,10 @@ def fit_watch(
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
     data = [samples] if needed is None else [samples, needed]
     found: dict[str, Layer] = {}
-    for layer, (own, *others) in recorded(network, layers, data, pooling, batch_size, progress=progress):
+    for layer, (own, *others) in recorded(network, layers, data, view, batch_size, progress=progress):
         scorers: dict[str, Scorer] = {}
         try:
-            noise = Noise.of(own, (residuals or {}).get(layer, ()))
+            noise = Noise.of(own, samples.ids, seed, (residuals or {}).get(layer, ()))
         except ValueError as error:
             raise ValueError(f"layer {layer!r} of the target: {error}") from error
         for label, detector in detectors.items():
@@ -242,7 +242,7 @@ def fit_watch(
 
 
 def see_all(
-    watch: Watch, network: Adapter, samples: Samples, pooling: Pooling, batch_size: int, *, progress: bool = False
+    watch: Watch, network: Adapter, samples: Samples, view: View, batch_size: int, *, progress: bool = False
 ) -> dict[str, Seen]:
     """Show the target's activations of samples to the detectors of all layers.
 
@@ -250,7 +250,7 @@ def see_all(
         watch: The fitted detectors.
         network: The target.
         samples: Raw samples.
-        pooling: Pooling of the stitches.
+        view: Pooling of the stitches, or another form of the activations (:data:`View`).
         batch_size: Number of samples per forward pass.
         progress: Whether to show a progress bar.
 
@@ -258,7 +258,7 @@ def see_all(
         Layer -> what is kept.
     """
     found: dict[str, Seen] = {}
-    for layer, (batches,) in recorded(network, list(watch.layers), [samples], pooling, batch_size, progress=progress):
+    for layer, (batches,) in recorded(network, list(watch.layers), [samples], view, batch_size, progress=progress):
         layer_watch = watch.layers[layer]
         found[layer] = _seen_in(watch.detectors, layer_watch.scorers, batches, samples.ids, watch.seed)
     return found

@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.detection.drawing import generator
+from hf_stitch.analysis.detection.noise import DONORS, donors_among
 from hf_stitch.analysis.detection.recording import handed_over, received
 from hf_stitch.analysis.grid.measuring import Sides, run
 from hf_stitch.data import Samples
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
-
-DONORS = 64
-"""Number of samples whose residuals are kept."""
 
 
 @torch.no_grad()
@@ -26,7 +23,7 @@ def residuals(sides: Sides, moments: PairMoments, samples: Samples, seed: int) -
     Args:
         sides: The networks.
         moments: Moments of all pairs of layers.
-        samples: The samples of these moments, of which :data:`DONORS` are drawn by their ids.
+        samples: The samples of these moments, of which some are drawn by their ids.
         seed: Seed of the draw.
 
     Returns:
@@ -35,8 +32,7 @@ def residuals(sides: Sides, moments: PairMoments, samples: Samples, seed: int) -
     """
     maps = {lb: _best(sides, moments, lb) for lb in sides.layers_b}
     best = {lb: found for lb, found in maps.items() if found is not None}
-    drawn = [generator(id_, seed, "donor").random() for id_ in samples.ids]
-    donors = samples.select(sorted(sorted(range(len(samples)), key=drawn.__getitem__)[:DONORS]))
+    donors = samples.select(donors_among(samples.ids, seed))
     kept: dict[str, list[Tensor]] = {lb: [] for lb in best}
     for batch in donors.batches(DONORS // 4):
         ran = run(sides, batch, complete=False)
