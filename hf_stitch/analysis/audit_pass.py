@@ -130,6 +130,10 @@ class AuditPass:
         for layer, found in own.items():
             check_finite(found, f"layer {layer!r} of the target", other)
         self._watch_own(own, [other.ids[place] for place in chosen], chosen)
+        norms = {
+            (view, layer): _square(received(own[layer], view), None) for view, watch in self.watches.items()
+            for layer in watch.layers
+        }  # fmt: skip
         fronts: dict[str, Representation] = {}
         sources: dict[int, Tensor] = {}
         for number, model in enumerate(self.models):
@@ -154,7 +158,7 @@ class AuditPass:
                 measured = measure_classes(logits, batch)
             for name, found_measures in measured.items():
                 self._answers[number].setdefault(name, []).append(found_measures)
-            self._watch_stitched(number, mapped, own[layer_of(model)], batch.ids, chosen)
+            self._watch_stitched(number, mapped, own[layer_of(model)], norms, batch.ids, chosen)
 
     def _mean_only(self, number: int, front: Representation) -> Tensor:
         """Return logits of the mean activations of the target; of images they are the same for all samples."""
@@ -175,12 +179,18 @@ class AuditPass:
                     self._add("doses", view, layer, watch.see_doses(layer, shown, ids))
 
     def _watch_stitched(
-        self, number: int, mapped: Representation, own: Representation, ids: Sequence[Any], chosen: Tensor
+        self,
+        number: int,
+        mapped: Representation,
+        own: Representation,
+        norms: Mapping[tuple[View, str], float],
+        ids: Sequence[Any],
+        chosen: Tensor,
     ) -> None:
         model = self.models[number]
         for part, view in views_of(model).items():
-            shown, real = handed_over(mapped, view), received(own, view)
-            sums = np.array([_square(shown, real), _square(real, None)])
+            shown = handed_over(mapped, view)
+            sums = np.array([_square(shown, received(own, view)), norms[view, layer_of(model)]])
             self.squares[number][part] = self.squares[number].get(part, np.zeros(2)) + sums
             if len(chosen):
                 seen = self.watches[view].see(layer_of(model), _some(shown, chosen), [ids[place] for place in chosen])
@@ -210,7 +220,12 @@ def _some(activations: Representation, chosen: Tensor) -> Representation:
 
 def _square(activations: Representation, other: Representation | None) -> float:
     """Return the squared norm of all positions, or of their differences from others."""
-    rows = activations.rows("none").double()
+    values = activations.values
     if other is not None:
-        rows = rows - other.rows("none").double().to(rows)
-    return float(rows.square().sum())
+        values = values.to(other.values) - other.values
+    if activations.mask is not None:
+        values = torch.where(activations.mask[..., None], values, 0)
+    if activations.prefix_tokens:
+        values = values[:, activations.prefix_tokens :]
+    # In parts, which are summed in float64: a norm of all in float64 is 20 times slower.
+    return float(torch.linalg.vector_norm(values.flatten(1), dim=1).double().square().sum())

@@ -43,11 +43,11 @@ class Gaussian:
 
     Attributes:
         mean: ``(d,)`` float64.
-        root: ``(d, d)`` float64, lower triangular; times its transpose, it is the covariance.
+        whitening: ``(d, d)`` float64, lower triangular; rows times its transpose have the covariance 1.
     """
 
     mean: Tensor
-    root: Tensor
+    whitening: Tensor
 
     @classmethod
     def of(cls, moments: Moments, added: Tensor) -> Self:
@@ -63,7 +63,8 @@ class Gaussian:
         root, failed = torch.linalg.cholesky_ex(moments.sxx / moments.n + torch.diag(added))
         if failed:
             raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
-        return cls(moments.mean_x, root)
+        identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
+        return cls(moments.mean_x, torch.linalg.solve_triangular(root, identity, upper=False))
 
     def distances(self, rows: Tensor) -> Tensor:
         """Return the squared Mahalanobis distance of each row from the mean.
@@ -79,8 +80,7 @@ class Gaussian:
         """
         if rows.shape[1] != len(self.mean):
             raise ValueError(f"the detector was fitted to {len(self.mean)} features, got {rows.shape[1]}")
-        centred = (rows.to(self.mean) - self.mean).T
-        return torch.linalg.solve_triangular(self.root, centred, upper=False).square().sum(0)
+        return torch.linalg.vector_norm((rows.to(self.mean) - self.mean) @ self.whitening.T, dim=1).square()
 
     def log_density(self, rows: Tensor) -> Tensor:
         """Return the log density of each row, without the term that depends on the dimension only.
@@ -91,7 +91,7 @@ class Gaussian:
         Returns:
             ``(n,)`` float64.
         """
-        return -self.distances(rows) / 2 - self.root.diagonal().log().sum()
+        return -self.distances(rows) / 2 + self.whitening.diagonal().log().sum()
 
 
 def added_variance(moments: Moments, tolerance: float) -> Tensor:

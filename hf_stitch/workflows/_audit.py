@@ -32,7 +32,7 @@ MOST_FITTED = 0.05
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
 
-MAX_DOSE = 0.1
+MAX_DOSE = 0.2
 """Default of ``max_dose``."""
 
 
@@ -165,10 +165,10 @@ def audit(
     found.run(samples, others, batch_size, progress)
     detections = _detections(found, others, known, far, options)
     audits = []
+    evaluations = _evaluations(found, samples, shares, [why for _, why in alone], options)
     for number, model in enumerate(models):
-        evaluation = _evaluation(found, number, samples, shares[number], alone[number][1], options)
         audited = Audit(
-            evaluation, min_relative_accuracy, max_dose, model.stitch.pooling,
+            evaluations[number], min_relative_accuracy, max_dose, model.stitch.pooling,
             {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
             known.fingerprint, seed,
         )  # fmt: skip
@@ -253,7 +253,7 @@ def _fit(
     return {
         view: fit_watch(
             detectors, whole, list(dict.fromkeys(of_view)), known, view, options.batch_size, outliers=outliers,
-            seed=options.seed, progress=options.progress,
+            kinds=("coloured",), seed=options.seed, progress=options.progress,
         )
         for view, of_view in layers.items()
     }  # fmt: skip
@@ -284,15 +284,29 @@ def _detections(
     ]
 
 
-def _evaluation(
-    found: AuditPass, number: int, samples: Samples, share: float | None, without_source: str, options: _Options
-) -> Evaluation:
-    task = str(found.models[number].task)
-    answers = with_chance(found.answers(number, samples), task)
-    drawn = figures_of(answers, task, resamples=options.resamples, seed=options.seed)
-    order: list[str] = [name for name in ("stitched", "mean_only", "source", "target", "chance") if name in drawn]
-    scores = {name: {figure: as_score(values) for figure, values in drawn[name].items()} for name in order}
-    left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"}
-    if without_source:
-        left_out["source"] = without_source
-    return Evaluation(task, len(samples), samples.fingerprint, scores, share, left_out)
+def _evaluations(
+    found: AuditPass,
+    samples: Samples,
+    shares: Sequence[float | None],
+    without_source: Sequence[str],
+    options: _Options,
+) -> list[Evaluation]:
+    """Return the scores of each model, all on the same resamples."""
+    task = str(found.models[0].task)
+    answers = [found.answers(number, samples) for number in range(len(found.models))]
+    shared = {name: with_chance(answers[0], task)[name] for name in ("target", "chance")}
+    named = {
+        f"{number} {name}": row for number, of in enumerate(answers) for name, row in of.items() if name != "target"
+    }
+    drawn = figures_of({**named, **shared}, task, resamples=options.resamples, seed=options.seed)
+    scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
+    evaluations = []
+    for number, why in enumerate(without_source):
+        left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"} | ({"source": why} if why else {})
+        keys = {
+            name: name if name in shared else f"{number} {name}"
+            for name in ("stitched", "mean_only", "source", "target", "chance")
+        }
+        rows = {name: scores[key] for name, key in keys.items() if key in scores}
+        evaluations.append(Evaluation(task, len(samples), samples.fingerprint, rows, shares[number], left_out))
+    return evaluations

@@ -230,7 +230,7 @@ def test_an_audit_converts_to_json_text_and_figure(direct: Audit) -> None:
     assert str(direct).startswith(direct.verdict)
     names = [tick.get_text() for tick in direct.plot().axes[0].get_yticklabels()]
     assert names[:2] == ["mahalanobis: stitched", "mahalanobis: noise 0.01"] and "knn: far" in names
-    assert {"dose", "aupr", "halves", "isotropic 0.3"} <= set(direct.to_pandas()["figure"])
+    assert {"dose", "aupr", "halves", "coloured 0.3"} <= set(direct.to_pandas()["figure"])
 
 
 def test_models_and_samples_that_cannot_be_audited_are_rejected(place: Any) -> None:

@@ -172,8 +172,9 @@ def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
     values = torch.einsum("bchw,cd->bdhw", torch.randn(400, 4, 5, 5, generator=g), mixed) + 1
     own = Representation(values, "bchw")
     left = torch.randn(9, 25, 4, generator=g) * torch.tensor([5.0, 1, 1, 1])
-    drawn = Noise.of([own], range(400), 0, list(left)).draw(own, range(400, 800), 0)
-    assert set(drawn) == {"coloured", "isotropic", "residual"}
+    source = Noise.of([own], range(400), 0, list(left))
+    assert source.kinds == ("coloured", "isotropic", "residual")
+    drawn = {kind: source.draw(kind, own, range(400, 800), 0) for kind in source.kinds}
     for noise in drawn.values():
         assert noise.square().sum() / values.square().sum() == pytest.approx(1, rel=0.06)
     shapes = {
@@ -192,7 +193,8 @@ def test_coloured_noise_varies_between_positions_as_the_activations_do() -> None
     """All positions of a sample are equal here, and so is the noise, which the mean over positions does not cancel."""
     g = torch.Generator().manual_seed(0)
     own = Representation(torch.randn(300, 1, 3, generator=g).expand(300, 6, 3), "bnd")
-    noise = Noise.of([own], range(300), 0).draw(own, range(300), 0)
+    source = Noise.of([own], range(300), 0)
+    noise = {kind: source.draw(kind, own, range(300), 0) for kind in source.kinds}
     assert torch.equal(noise["coloured"], noise["coloured"][:, :1].expand(300, 6, 3))
     assert noise["coloured"].mean(1).square().sum() > 5 * noise["isotropic"].mean(1).square().sum()
 
@@ -206,14 +208,14 @@ def test_noise_depends_neither_on_the_order_of_samples_nor_on_their_batch_nor_on
     source = Noise.of([own], "abc", 7, residuals)
     first = own.replace(values=own.values[:1, :4], mask=mask[:1, :4])
     second = own.replace(values=own.values[1:2, [0, 3, 4, 5]], mask=mask[1:2, [0, 3, 4, 5]])
-    parts = [source.draw(part, [i], 7) for i, part in ((0, first), (1, second))]
-    for kind, noise in source.draw(own, range(3), 7).items():
-        assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
-        torch.testing.assert_close(parts[0][kind], noise[:1, :4])
-        torch.testing.assert_close(parts[1][kind], noise[1:2, [0, 3, 4, 5]])
     order = [2, 0, 1]
     turned = Noise.of([own.replace(values=own.values[order], mask=mask[order])], "cab", 7, residuals)
-    torch.testing.assert_close(turned.draw(own, range(3), 7), source.draw(own, range(3), 7))
+    for kind in source.kinds:
+        noise = source.draw(kind, own, range(3), 7)
+        assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
+        torch.testing.assert_close(source.draw(kind, first, [0], 7), noise[:1, :4])
+        torch.testing.assert_close(source.draw(kind, second, [1], 7), noise[1:2, [0, 3, 4, 5]])
+        torch.testing.assert_close(turned.draw(kind, own, range(3), 7), noise)
 
 
 def test_activations_in_memory_and_in_a_file_are_the_same() -> None:

@@ -82,31 +82,28 @@ class Noise:
         """The kinds of noise that can be drawn."""
         return tuple(kind for kind in KINDS if kind == "isotropic" or kind in self.donors)
 
-    def draw(self, activations: Representation, ids: Sequence[Id], seed: int) -> dict[str, Tensor]:
-        """Draw noise of every kind.
+    def draw(self, kind: str, activations: Representation, ids: Sequence[Id], seed: int) -> Tensor:
+        """Draw noise.
 
         Args:
+            kind: One of :attr:`kinds`.
             activations: Activations of the target. Prefix tokens and padding get no noise.
             ids: Ids of the samples, on which alone the noise of each depends.
             seed: Seed of the noise.
 
         Returns:
-            Kind -> noise in the shape of the values.
+            The noise, in the shape of the values.
         """
         prefix, (batch, length, width) = activations.prefix_tokens, activations.positions().shape
         device = self.donors["coloured"][0].device
         real = torch.ones(batch, length, dtype=torch.bool, device=device)
         if activations.mask is not None:
             real = activations.mask[:, prefix:].to(real)
-        found = {}
-        for kind in self.kinds:
-            rows = [
-                self._rows(kind, id_, count, width, seed) for id_, count in zip(ids, real.sum(1).tolist(), strict=True)
-            ]
-            noise = torch.zeros(batch, length, width, dtype=torch.float64, device=device)
-            noise[real] = torch.cat(rows).to(device)
-            found[kind] = _laid_out(noise, activations)
-        return found
+        counts = real.sum(1).tolist()
+        rows = [self._rows(kind, id_, count, width, seed) for id_, count in zip(ids, counts, strict=True)]
+        noise = torch.zeros(batch, length, width, dtype=torch.float64, device=device)
+        noise[real] = torch.cat(rows).to(device)
+        return _laid_out(noise, activations)
 
     def _rows(self, kind: str, id_: Id, count: int, width: int, seed: int) -> Tensor:
         random = generator(id_, seed, kind)

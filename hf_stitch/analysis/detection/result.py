@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hf_stitch.analysis.detection.discrimination import FIGURES, auroc, discrimination, equivalent_dose, sided
 from hf_stitch.analysis.detection.drawing import halves
-from hf_stitch.analysis.detection.noise import DOSES, KINDS
+from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.data.samples import Id
@@ -119,7 +119,7 @@ class Detection(Result):
         """Plot the AUROC of each layer over the dose of noise.
 
         Args:
-            kind: Kind of noise, one of :data:`KINDS`.
+            kind: Kind of noise, one of :attr:`doses`.
 
         Returns:
             The matplotlib figure.
@@ -196,12 +196,12 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
     """
     asked = _Asked(watch, label, evidence, two_sided)
     layers = tuple(evidence.own)
-    doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in KINDS}
+    doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in watch.kinds}
     controls = {
         name: np.full((len(layers), 3), np.nan) for name in ("halves", "train", *(["far"] * bool(evidence.far)))
     }
     for j, layer in enumerate(layers):
-        for kind in watch.layers[layer].noise.kinds:
+        for kind in watch.kinds_at(layer):
             for number, dose in enumerate(DOSES):
                 doses[kind][j, number] = asked.dose(layer, f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}")
         for name, values in controls.items():

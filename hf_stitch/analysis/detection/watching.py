@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.drawing import drawn_rows, halves
-from hf_stitch.analysis.detection.noise import DOSES, Noise
+from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise
 from hf_stitch.analysis.detection.recording import View, recorded
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import ContentSketch
@@ -49,11 +49,21 @@ class Watch:
         detectors: Label -> detector.
         seed: Seed of drawn positions, of noise and of halves.
         layers: Layer -> its fitted detectors.
+        kinds: Kinds of noise with which the detectors are calibrated, as far as there are such at a layer.
     """
 
     detectors: Mapping[str, Detector]
     seed: int
     layers: Mapping[str, Layer] = field(default_factory=dict)
+    kinds: Sequence[str] = KINDS
+
+    def kinds_at(self, layer: str) -> tuple[str, ...]:
+        """Return the kinds of noise at a layer.
+
+        Args:
+            layer: The layer.
+        """
+        return tuple(kind for kind in self.kinds if kind in self.layers[layer].noise.kinds)
 
     def see(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
         """Show activations to the detectors of a layer.
@@ -80,7 +90,8 @@ class Watch:
             ``<kind>.<dose>.<what is kept>``, for every kind of noise and every dose.
         """
         found: dict[str, NDArray[np.floating]] = {}
-        for kind, noise in self.layers[layer].noise.draw(activations, ids, self.seed).items():
+        for kind in self.kinds_at(layer):
+            noise = self.layers[layer].noise.draw(kind, activations, ids, self.seed)
             for number, dose in enumerate(DOSES):
                 noisy = activations.replace(values=activations.values + dose**0.5 * noise)
                 found |= {f"{kind}.{number}.{key}": values for key, values in self.see(layer, noisy, ids).items()}
@@ -194,6 +205,7 @@ def fit_watch(
     *,
     outliers: Samples | None = None,
     residuals: Mapping[str, Sequence[Tensor]] | None = None,
+    kinds: Sequence[str] = KINDS,
     seed: int = 0,
     progress: bool = False,
 ) -> Watch:
@@ -209,6 +221,7 @@ def fit_watch(
         outliers: Raw samples of other data, for detectors that need them.
         residuals: Layer -> residuals of least squares, ``(positions, d)`` for each of some samples, for noise of this
             kind. Layers that are left out have no such noise.
+        kinds: Kinds of noise with which the detectors are calibrated.
         seed: Seed of drawn positions, of noise and of halves.
         progress: Whether to show a progress bar.
 
@@ -219,7 +232,7 @@ def fit_watch(
         ValueError: If a detector cannot be fitted; the message names detector and layer.
     """
     if not detectors:
-        return Watch(detectors, seed)
+        return Watch(detectors, seed, kinds=kinds)
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
     data = [samples] if needed is None else [samples, needed]
     found: dict[str, Layer] = {}
@@ -238,7 +251,7 @@ def fit_watch(
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
         known = _seen_in(detectors, scorers, own, samples.ids, seed)
         found[layer] = Layer(noise, scorers, known)
-    return Watch(detectors, seed, found)
+    return Watch(detectors, seed, found, kinds)
 
 
 def see_all(
