@@ -30,10 +30,21 @@ StepCallback = Callable[[int, Sequence[StitchingLayer]], None]
 class DivergedError(FloatingPointError):
     """Raised if a loss is NaN or infinite, which stops training.
 
+    Attributes:
+        stitch: Name of the stitch: its place in the list that is trained.
+
+    Args:
+        message: The message.
+        stitch: Name of the stitch.
+
     Example:
         >>> issubclass(DivergedError, FloatingPointError)
         True
     """
+
+    def __init__(self, message: str, stitch: str = "0") -> None:
+        super().__init__(message)
+        self.stitch = stitch
 
 
 def train(
@@ -96,7 +107,7 @@ def train(
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
                 found = _gradients(model, batches, parts, features, accelerator, processes)
                 if not bool(found.isfinite().all()):
-                    raise DivergedError(_diverged(stitches.names, found, step, checkpoint, schedule.lr, "loss"))
+                    raise _diverged(stitches.names, found, step, checkpoint, schedule.lr, "loss")
                 if schedule.max_grad_norm is not None:
                     accelerator.unscale_gradients(optimizer)
                     for layer in stitches.layers:
@@ -114,8 +125,7 @@ def train(
                 if validation is not None and not features and (step % per_epoch == 0 or step == last):
                     loss, right = _validate(stitches, validation, schedule, accelerator, processes)
                     if not bool(loss.isfinite().all()):
-                        why = _diverged(stitches.names, loss, step, checkpoint, schedule.lr, "validation loss")
-                        raise DivergedError(why)
+                        raise _diverged(stitches.names, loss, step, checkpoint, schedule.lr, "validation loss")
                     _log(accelerator, stitches.names, loss, step, "validation loss", run.active)
                     _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
                     run.judge(loss)
@@ -211,12 +221,13 @@ def _is_of_samples(batch: PreparedBatch) -> bool:
 
 def _diverged(
     names: Sequence[str], losses: Tensor, step: int, checkpoint: Checkpoint | None, lr: float, figure: str
-) -> str:
+) -> DivergedError:
     name = names[int((~losses.isfinite()).nonzero()[0])]
     kept = "nothing was saved" if checkpoint is None else f"the last saved state is in {checkpoint.folder}"
-    return (
+    return DivergedError(
         f"the {figure} of stitch {name!r} is {losses[names.index(name)].item()} at step {step}; {kept}. Lower lr (now "
-        f"{lr}), set max_grad_norm, or check the inputs for NaN and infinite values"
+        f"{lr}), set max_grad_norm, or check the inputs for NaN and infinite values",
+        name,
     )
 
 

@@ -38,6 +38,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._methods import labelled
 
 
@@ -306,7 +307,13 @@ def _train(
     """Train all stitches of a matcher in one call, which computes the activations of the source once."""
     defined = {pair: layer for pair, layer in initial.items() if isinstance(layer, StitchingLayer)}
     models = join_all(sides.source, sides.target, defined, task=sides.task)
-    trained = matcher.fit(list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress)
+    try:
+        trained = matcher.fit(
+            list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress
+        )
+    except DivergedError as error:
+        la, lb = list(models)[int(error.stitch)]
+        raise DivergedError(f"{cell_name(matcher.label, la, lb)}: {error}", error.stitch) from error
     return {**initial, **dict(zip(models, trained, strict=True))}
 
 

@@ -15,6 +15,7 @@ from hf_stitch.analysis.grid.figures import differences_from_best
 from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.detectors import Energy
 from hf_stitch.training import TaskLoss
+from hf_stitch.training.loop import DivergedError
 
 from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import CLASSES, network  # isort: skip
@@ -224,6 +225,23 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
     rows, columns = differences_from_best(drawn, "agreement")
     assert rows[0, 0] == 1.0 and rows[0, 1] > 0.5 and rows[0, 2] < 0.01
     assert (columns == 1.0).all()  # each is alone in its column
+
+
+def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
+    from hf_stitch.analysis.resampling import not_rejected
+
+    random = np.random.default_rng(0)
+    drawn = 0.1 + random.normal(0, 0.001, (1001, 40, 40))
+    drawn[:, range(40), range(40)] += 0.8
+    for p_values in differences_from_best(drawn, "agreement"):
+        assert (not_rejected(p_values, 0.05) == np.eye(40, dtype=bool)).all()
+
+
+def test_a_diverging_stitch_of_a_grid_is_named(images: Any) -> None:
+    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
+    options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
+    with pytest.raises(DivergedError, match=r"task_loss.*: layer[12]\.0 -> layer2\.0: the loss of stitch .* Lower lr"):
+        hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e30, batch_size=16)], **options)
 
 
 def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
