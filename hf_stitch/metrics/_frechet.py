@@ -26,8 +26,9 @@ def frechet(x: Tensor, y: Tensor) -> Tensor:
         y: Activations of the target, ``(n, d)``, floating point.
 
     Returns:
-        Relative squared distance, 0 or more, accurate to about 1e-15; a float for arrays, a 0-d float64 tensor for
-        tensors.
+        Relative squared distance, 0 or more; a float for arrays, a 0-d float64 tensor for tensors. Directions of less
+        than ``d`` · 2e-16 of the largest variance count as constant, because rounding of the covariance hides them. The
+        value of rows and that of streamed moments agree to about 1e-8.
 
     Raises:
         ValueError: The widths differ, or y is 0 throughout.
@@ -60,7 +61,10 @@ def _frechet(moments: SecondMoments) -> Tensor:
 
 def _root(scatter: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(scatter)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
+    # Rounding gives constant directions an eigenvalue of about eps, whose root would be 1e-8.
+    varies = values > len(values) * torch.finfo(values.dtype).eps * values.max()
+    kept = vectors[:, varies]
+    return kept * values[varies].sqrt() @ kept.T
 
 
 class Frechet(MomentsMetric):

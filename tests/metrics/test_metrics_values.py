@@ -19,6 +19,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 from sklearn.neighbors import NearestNeighbors
 
+from hf_stitch import Moments, registries
 from hf_stitch import metrics as M
 
 X, Y = related(60, 6, 4)
@@ -225,6 +226,19 @@ def test_the_frechet_distance_is_that_of_the_matrix_square_root() -> None:
     apart = np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(cov_x + cov_y - 2 * root)
     assert M.frechet(x, y) == pytest.approx(apart / (y**2).sum() * len(y), rel=1e-8)
     assert M.frechet(g.permutation(y), y) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("rank_x", "rank_y"), [(2, 10), (10, 2), (2, 2), (1, 3)])
+def test_the_frechet_distance_of_low_rank_is_the_same_from_rows_and_moments(rank_x: int, rank_y: int) -> None:
+    g = np.random.default_rng(1)
+    x, y = (g.standard_normal((300, rank)) @ g.standard_normal((rank, 10)) + 1 for rank in (rank_x, rank_y))
+    moments = Moments(10, 10).update(torch.from_numpy(x), torch.from_numpy(y))
+    # The nuclear norm of the n x n product of centred rows needs neither roots nor eigenvalues.
+    centred_x, centred_y = x - x.mean(0), y - y.mean(0)
+    overlap = np.linalg.svd(centred_x @ centred_y.T, compute_uv=False).sum()
+    apart = len(x) * np.sum((x.mean(0) - y.mean(0)) ** 2) + (centred_x**2).sum() + (centred_y**2).sum() - 2 * overlap
+    for found in (M.frechet(x, y), registries.metrics.build("frechet").from_moments(moments)):
+        assert float(found) == pytest.approx(apart / (y**2).sum(), abs=1e-9)
 
 
 def test_the_frechet_distance_is_at_most_the_residual_of_any_order() -> None:
