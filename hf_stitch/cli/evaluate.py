@@ -9,19 +9,24 @@ import typer
 
 from hf_stitch.cli.options import (
     AsJson,
+    AuxiliaryData,
     BatchSize,
     Count,
     Data,
     DataDir,
+    Detectors,
     Device,
     Dtype,
+    FarData,
     Image,
     Label,
     Seed,
     Split,
     Text,
     TextPair,
+    built,
     check_place,
+    read_other,
     read_samples,
 )
 from hf_stitch.cli.output import Output
@@ -46,10 +51,17 @@ def evaluate(
         str | None, typer.Option(help="Local folder of the target, if the target is not on the Hub.")
     ] = None,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Also test whether the stitched hidden states resemble those of the target.")
+        bool, typer.Option("--audit", help="Also test whether the target knows the hidden states that it gets.")
     ] = False,
     train_split: Annotated[
-        str | None, typer.Option(help="With --audit: the split that the target was trained on, used as a control.")
+        str | None, typer.Option(help="With --audit: the split that the target was trained on, to fit the detectors.")
+    ] = None,
+    detector: Detectors = None,
+    auxiliary_data: AuxiliaryData = None,
+    far_data: FarData = None,
+    max_dose: Annotated[
+        float | None,
+        typer.Option(help="With --audit: relative residual of noise up to which states are in distribution.", min=0.0),
     ] = None,
     label: Label = None,
     text: Text = None,
@@ -62,8 +74,14 @@ def evaluate(
     json: AsJson = False,
 ) -> None:
     """Score a saved stitched model and its baselines on held-out samples."""
-    if train_split is not None and not audit:
-        raise typer.BadParameter("requires --audit", param_hint="--train-split")
+    of_audits = {
+        "--train-split": train_split, "--detector": detector, "--auxiliary-data": auxiliary_data,
+        "--far-data": far_data, "--max-dose": max_dose,
+    }  # fmt: skip
+    for name, value in of_audits.items():
+        if value is not None and not audit:
+            raise typer.BadParameter("requires --audit", param_hint=name)
+    chosen = None if detector is None else built("detectors", detector)
     output = Output(json)
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
     stitched = _load(model, source, target, device, dtype)
@@ -75,7 +93,12 @@ def evaluate(
     whole: dict[str, Any] = {} if stitched.parents else {"source": source, "target": target}
     if audit:
         train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed, **columns)
-        found = hf_stitch.audit(stitched, read, train_data=train, batch_size=batch_size, seed=seed, **whole)
+        given: dict[str, Any] = {"detectors": chosen, "max_dose": max_dose}
+        found = hf_stitch.audit(
+            stitched, read, train_data=train, auxiliary_data=read_other(auxiliary_data, data_dir, samples),
+            far_data=read_other(far_data, data_dir, samples), batch_size=batch_size, seed=seed, **whole,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
     else:
         found = hf_stitch.evaluate(stitched, read, batch_size=batch_size, seed=seed, **whole)
     output.show(found)

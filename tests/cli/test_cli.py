@@ -179,8 +179,16 @@ def test_evaluate_runs_an_audit(stitched: tuple[Path, dict[str, Any]], folders: 
     result = run(*arguments, "--split", "train", "--max-samples", 300, "--audit", "--train-split", "test", "--json")
     record, shown = json.loads(result.stdout), result.stderr
     assert record["evaluation"]["n"] == 300
-    assert record["control"] is not None and record["distributions"]["body"]["control"] is not None
-    assert record["verdict"] in " ".join(shown.split()) and "compensated" in shown and "mean_only" in shown
+    assert set(record["detections"]["body"]) == {"mahalanobis", "knn"}
+    assert record["verdict"] in " ".join(shown.split()) and "mahalanobis" in shown and "mean_only" in shown
+    others = run(
+        *arguments, "--split", "train", "--max-samples", 300, "--audit", "--detector", "knn:k=3", "--max-dose", 0.5,
+        "--far-data", "sklearn:digits:test", "--json",
+    )  # fmt: skip
+    assert others.exit_code == 0, others.output
+    found = json.loads(others.stdout)
+    assert list(found["detections"]["body"]) == ["knn(k=3)"] and found["max_dose"] == 0.5
+    assert "far" in found["detections"]["body"]["knn(k=3)"]["controls"]
     fitted = run(*arguments, "--split", "test", "--max-samples", 300, "--audit")
     assert fitted.exit_code == 1 and "on which an audit shows nothing" in " ".join(fitted.stderr.split())
     refused = run(*arguments, "--split", "test", "--train-split", "train")

@@ -253,7 +253,8 @@ def trust_a_stitch() -> Namespace:
         progress=False,
     )
     return {
-        "stitched": stitched, "train": train, "test": test, "first": first, "second": second,
+        "stitched": stitched, "train": train, "test": test, "first": first, "second": second, "other": bottleneck,
+        "noise": pictures(60, seed=9),
         "bottlenecks": {4: bottleneck.stitch},
     }  # fmt: skip
 
