@@ -24,8 +24,8 @@ from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, co
 from hf_stitch.analysis.grid.plan import GridPlan, planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.resampling import check_count
 from hf_stitch.analysis.scoring import check_labels, head_difference
-from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
@@ -39,7 +39,9 @@ from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training.loop import DivergedError
+from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import labelled
+from hf_stitch.workflows._networks import check_runs, scored_task, verified_cuts
 
 
 @overload
@@ -115,7 +117,7 @@ def stitch_grid(
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
-        resamples: Number of bootstrap resamples. Samples are resampled jointly for all stitches.
+        resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         plan: Whether to return an estimate of time and memory instead, after a few batches.
         checkpoint_dir: Folder for the state of the grid. A repeated call resumes an interrupted one from there, with
             bitwise identical results. Use one folder per grid. Default: no state is kept.
@@ -127,10 +129,12 @@ def stitch_grid(
 
     Raises:
         NotACutError: If a network cannot be cut at one of the layers.
-        TypeError: If ``matchers`` is a single matcher.
-        ValueError: If the networks take different kinds of samples, the task has no logits, activations cannot be
-            joined under the pooling, a detector lacks labels or auxiliary data, a matcher is undefined for
-            all pairs of layers, labels are not classes of the target, or the folder contains the state of another grid.
+        TypeError: If ``matchers``, ``detectors`` or layers are a single name.
+        ValueError: If the networks take different kinds of samples, the target has no task or its task no logits, a
+            layer is named twice, more than 5% of the test samples are also training samples, or of the far samples
+            either, activations cannot be joined under the pooling, a detector lacks labels or auxiliary data, there are
+            far samples without detectors, a matcher is undefined for all pairs of layers, labels are not classes of the
+            target, or the folder contains the state of another grid.
 
     Example:
         >>> import torch, hf_stitch
@@ -142,27 +146,23 @@ def stitch_grid(
         >>> grid["lstsq"].shape, grid.n
         ((2, 2), 40)
     """
+    check_runs(a=a, b=b)
     source, target = load(a), load(b)
     chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
     if not chosen:
         raise ValueError("matchers must name at least one matcher, got none")
+    check_count("resamples", resamples)
     check_meet(source, target, pooling)
-    task = str(target.task) if task == "auto" else task
-    if class_for(task).task is None:
-        raise ValueError(f"a grid scores the logits of the target, but its task is {task!r}; pass task=")
-    classes = getattr(target.model, "config", None)
-    samples = numbered_as(Samples.of(data), classes)
-    train, test = (
-        (samples, numbered_as(Samples.of(test_data), classes))
-        if test_data is not None
-        else samples.split(test_size, seed)
-    )
+    task = scored_task(target, task)
+    layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
+    train, test = _apart(target, data, test_data, test_size, seed)
     for matcher in chosen.values():
         if isinstance(matcher, TrainedMatcher):
             matcher.check(train, task)
     outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
     check_needs(watching, train, outliers, far)
-    sides = Sides(source, target, tuple(layers_a or source.layers), tuple(layers_b or target.layers), pooling, task)
+    check_far(far, (train, test), detectors=watching)
+    sides = Sides(source, target, *layers, pooling, task)
     first = _rehearse(sides, train, test)
     if plan:
         return planned(sides, chosen.values(), train, test, batch_size)
@@ -198,8 +198,21 @@ def stitch_grid(
         measures = Measures(sides, stitches, test, with_source=alone, means=means, watch=watch)
         kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         measures.collect(state, len(train), kept, batch_size, progress)
+    # Figures are computed anew from the state, which does not depend on these.
+    recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
     grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
     return _watched(grid, measures, train, far, batch_size, progress) if watching else grid
+
+
+def _apart(target: Adapter, data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
+    """Return training and test samples, with the classes numbered as those of the target."""
+    classes = getattr(target.model, "config", None)
+    samples = numbered_as(Samples.of(data), classes)
+    if test_data is None:
+        return samples.split(test_size, seed)
+    test = numbered_as(Samples.of(test_data), classes)
+    check_held_out(samples, test)
+    return samples, test
 
 
 def _recipe(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.analysis.comparison.sides import Side
+from hf_stitch.analysis.layers import layer_names
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.layer import check_specs
 
@@ -103,7 +104,8 @@ class LayerReader:
         self.n = len(sides[0].ids)
         if self.n < PROBE:
             raise ValueError(f"a comparison takes at least {PROBE} samples, got {self.n}; pass more samples")
-        self.layers_a, self.layers_b = _named("a", layers_a, sides[0]), _named("b", layers_b, sides[-1])
+        self.layers_a = layer_names("layers_a", sides[0].layers if layers_a is None else layers_a)
+        self.layers_b = layer_names("layers_b", sides[-1].layers if layers_b is None else layers_b)
         last = len(sides) - 1
         wanted = [dict.fromkeys(self.layers_a)] if last else [dict.fromkeys((*self.layers_a, *self.layers_b))]
         wanted += [dict.fromkeys(self.layers_b)] if last else []
@@ -231,17 +233,6 @@ def all_finite(rows: Tensor) -> bool:
     """Return whether no value is NaN or infinite; the sum is checked first, which is cheaper."""
     total = rows.sum(dtype=torch.promote_types(rows.dtype, torch.float32))
     return bool(total.isfinite()) or bool(rows.isfinite().all())
-
-
-def _named(side: str, layers: Iterable[str] | None, offered: Side) -> tuple[str, ...]:
-    if isinstance(layers, str):
-        raise TypeError(f"layers_{side} must be a list of names, got {layers!r}; write [{layers!r}]")
-    names = tuple(offered.layers if layers is None else layers)
-    if not names:
-        raise ValueError(f"layers_{side} must contain at least one layer, got none")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"layers_{side} contains {twice[0]!r} more than once; name each layer once")
-    return names
 
 
 class _Probe:

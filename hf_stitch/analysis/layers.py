@@ -1,0 +1,33 @@
+"""Layers that are given as a list of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
+    """Check a list of layers.
+
+    Args:
+        argument: Name of the argument, for error messages.
+        layers: Names of layers.
+
+    Returns:
+        The names.
+
+    Raises:
+        TypeError: If it is a single name, whose characters would be the layers.
+        ValueError: If there are no names, or a name occurs twice.
+
+    Example:
+        >>> layer_names("layers", ["1", "3"])
+        ('1', '3')
+    """
+    if isinstance(layers, str):
+        raise TypeError(f"{argument} must be a list of names, got {layers!r}; write [{layers!r}]")
+    names = tuple(layers)
+    if not names:
+        raise ValueError(f"{argument} must contain at least one layer, got none")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{argument} contains {twice[0]!r} more than once; name each layer once")
+    return names

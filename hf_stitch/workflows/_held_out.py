@@ -1,0 +1,52 @@
+"""Checks that samples are other ones than those to which something was fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hf_stitch.data import Samples
+from hf_stitch.data.overlap import ContentSketch
+
+MOST_SHARED = 0.05
+"""Maximum share of samples that are among those fitted to; data sets contain duplicates."""
+
+
+def check_held_out(train: Samples, test: Samples) -> None:
+    """Check that test samples are not training samples. Samples are recognised by their content.
+
+    Args:
+        train: Samples to which stitches or probes are fitted.
+        test: Samples on which these are scored.
+
+    Raises:
+        ValueError: If more than 5% of the test samples are training samples.
+    """
+    share = ContentSketch.of(train).share(test) or 0
+    if share > MOST_SHARED:
+        raise ValueError(
+            f"{share:.1%} of test_data are also in data, to which stitches and probes are fitted, so that scores are "
+            "too good: pass other samples, or leave test_data out for a split"
+        )
+
+
+def check_far(far: Samples | None, others: Collection[Samples], *, detectors: Collection[str]) -> None:
+    """Check that far samples are a control of detectors.
+
+    Args:
+        far: The far samples (``far_data=``).
+        others: The training and the test samples.
+        detectors: Labels of the detectors.
+
+    Raises:
+        ValueError: If there are far samples but no detectors, or more than 5% of the far samples are among the others.
+    """
+    if far is None:
+        return
+    if not detectors:
+        raise ValueError("far_data= is a control of detectors, but none are named: pass detectors=, or leave it out")
+    share = max(ContentSketch.of(samples).share(far) or 0 for samples in others)
+    if share > MOST_SHARED:
+        raise ValueError(
+            f"{share:.1%} of far_data are also in the data, from which detectors must tell them apart: pass samples "
+            "unlike the data (noise, other motifs)"
+        )

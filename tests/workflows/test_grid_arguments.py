@@ -1,0 +1,97 @@
+"""Arguments of grids that cannot give a result are refused before any network runs on the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hf_stitch
+from hf_stitch.analysis.grid.result import StitchGrid
+
+GENERATOR = torch.Generator().manual_seed(0)
+POINTS = torch.randn(120, 4, generator=GENERATOR)
+SAMPLES = hf_stitch.Samples.of(POINTS, label=[0, 1] * 60)
+TRAIN, TEST = SAMPLES.take(80), SAMPLES.select(range(80, 120))
+
+
+def net(seed: int = 0) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    return hf_stitch.load(model, example_inputs=POINTS[:2])
+
+
+def grid(**options: Any) -> StitchGrid:
+    options = {"layers_a": ["1", "3"], "layers_b": ["1"], "task": "image-classification", **options}
+    data = options.pop("data", TRAIN)
+    return hf_stitch.stitch_grid(net(), net(1), data, resamples=options.pop("resamples", 5), progress=False, **options)
+
+
+class Around(nn.Module):
+    """A network with a path around its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x) + x)
+
+
+@pytest.fixture
+def unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch of the data may be preprocessed."""
+
+    def run(*_: Any) -> None:
+        raise AssertionError("a network runs on the data")
+
+    monkeypatch.setattr(hf_stitch.Adapter, "preprocess", run)
+
+
+@pytest.mark.usefixtures("unused")
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"layers_a": "13"}, TypeError, r"layers_a must be a list of names, got '13'; write \['13'\]"),
+        ({"layers_b": "1"}, TypeError, "layers_b must be a list of names"),
+        ({"layers_a": ["1", "1"]}, ValueError, "layers_a contains '1' more than once"),
+        ({"layers_b": []}, ValueError, "layers_b must contain at least one layer"),
+        ({"layers_a": ["9"]}, hf_stitch.NotACutError, "'9'"),
+        ({"resamples": 0}, ValueError, "resamples must be at least 2, got 0"),
+        ({"task": "auto"}, ValueError, "its task is None: pass task="),
+        ({"task": "feature-extraction"}, ValueError, "heads"),
+        ({"test_data": TRAIN}, ValueError, "100.0% of test_data are also in data"),
+        ({"test_data": POINTS[60:120]}, ValueError, "33.3% of test_data are also in data"),
+        ({"far_data": POINTS[:20] + 9}, ValueError, "far_data= is a control of detectors, but none are named"),
+        ({"detectors": ["knn"], "far_data": TRAIN}, ValueError, r"% of far_data are also in the data"),
+        ({"detectors": ["knn"], "test_data": TEST, "far_data": TEST}, ValueError, "100.0% of far_data are also in"),
+    ],
+)  # fmt: skip
+def test_what_cannot_give_a_result_is_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        grid(**options)
+
+
+@pytest.mark.usefixtures("unused")
+def test_a_layer_that_is_no_cut_is_refused_in_either_network() -> None:
+    torch.manual_seed(0)
+    around = hf_stitch.load(Around(), example_inputs=POINTS[:2])
+    for a, b, layers in ((around, net(), ("first", "1")), (net(), around, ("1", "first"))):
+        with pytest.raises(hf_stitch.NotACutError, match="first"):
+            hf_stitch.stitch_grid(
+                a, b, TRAIN, layers_a=layers[:1], layers_b=layers[1:], task="image-classification", progress=False
+            )
+
+
+def test_the_recipe_has_what_decides_the_scores() -> None:
+    found = grid(test_size=30, resamples=7)
+    assert found.recipe["resamples"] == 7 and found.recipe["test_size"] == 30
+    assert grid(test_data=TEST).recipe["test_size"] is None
+
+
+def test_another_number_of_resamples_continues_from_the_same_state(tmp_path: Any) -> None:
+    """Resamples are drawn after the passes."""
+    grid(checkpoint_dir=tmp_path, resamples=5)
+    assert grid(checkpoint_dir=tmp_path, resamples=9).to_dict() == grid(resamples=9).to_dict()
