@@ -28,6 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         images = list(random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8))
         columns = {"img": images, "label": [i % 10 for i in range(n)]}
         datasets.Dataset.from_dict(columns, features).to_parquet(made / "cifar10" / f"{split}.parquet")
+    (made / "fashion_mnist").mkdir()
+    grey = {"image": list(random.integers(0, 256, (60, 28, 28), dtype=np.uint8)), "label": [i % 10 for i in range(60)]}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    datasets.Dataset.from_dict(grey, features).to_parquet(made / "fashion_mnist" / "test.parquet")
     sys.path.insert(0, str(EXAMPLES / "dr_frankenstein"))
     import networks
 
@@ -80,3 +84,21 @@ def test_the_bench_writes_its_page_and_record(folder: Path, tmp_path: Path) -> N
     assert of["networks"] == 3 and list(of["accuracies"]) == of["layers"]
     assert {"procrustes", "lstsq, functional", "depth only", "rank only"} <= of["scores"]["specificity"].keys()
     assert "## 3 networks" in (tmp_path / "bench.md").read_text()
+
+
+@pytest.mark.slow
+def test_strange_activations_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("strange_activations", folder, "--preset", "test", "--out", tmp_path)
+    found = json.loads((tmp_path / "strange_activations.json").read_text())["networks"]
+    assert {"in0 -> in1", "in0 -> in0"} <= found.keys()
+    one = found["in0 -> in1"]["matchers"]["task loss, 2 steps"]
+    assert all(np.shape(one[detector]["auroc"]) == (8, 8) for detector in ("mahalanobis", "energy"))
+    assert "1 pairs of networks" in (tmp_path / "strange_activations.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_cause_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("cause", folder, "--preset", "test", "--out", tmp_path)
+    (one,) = json.loads((tmp_path / "cause.json").read_text())["pairs"].values()
+    assert {"lstsq", "task loss", "residual 1", "moments 1"} <= one["matchers"].keys()
+    assert "Undecided" in (tmp_path / "cause.md").read_text()  # untrained networks are not accurate

@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "bench": "how_not_to_stitch.bench",
+    "cause": "how_not_to_stitch.cause",
     "layer_identification": "how_not_to_stitch.layer_identification",
     "layer_grids": "how_not_to_stitch.layer_grids",
+    "strange_activations": "how_not_to_stitch.strange_activations",
     "several_stitches": "dr_frankenstein.several_stitches",
 }
 """Page in docs/results -> script that writes it."""

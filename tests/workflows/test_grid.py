@@ -116,7 +116,9 @@ def test_each_network_runs_once_per_batch(images: Any) -> None:
     first = next(module for module in a.model.modules() if isinstance(module, nn.Conv2d))
     second = b.model.get_submodule("vit.layers.0.layernorm_before")
     hooks = [first.register_forward_hook(count("a")), second.register_forward_hook(count("b"))]
-    hf_stitch.stitch_grid(a, b, data.take(64), test_data=data.take(16), batch_size=16, progress=False, **layers)
+    hf_stitch.stitch_grid(
+        a, b, data.take(64), test_data=data.select(range(64, 80)), batch_size=16, progress=False, **layers
+    )
     for hook in hooks:
         hook.remove()
     once = 4 + 1 + 1  # batches for the fit, one for the scores, one sample before them
@@ -238,10 +240,10 @@ def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
 
 
 def test_a_diverging_stitch_of_a_grid_is_named(images: Any) -> None:
-    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
+    a, b, data = network("cnn", 0, "float32"), network("cnn", 1, "float32"), of(images, double=False)
     options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
     with pytest.raises(DivergedError, match=r"task_loss.*: layer[12]\.0 -> layer2\.0: the loss of stitch .* Lower lr"):
-        hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e30, batch_size=16)], **options)
+        hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e37, batch_size=16)], **options)
 
 
 def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
@@ -293,7 +295,7 @@ def test_the_target_runs_once_for_all_detectors(images: Any, monkeypatch: pytest
 
     monkeypatch.setattr(Adapter, "encode", counted)
     hf_stitch.stitch_grid(
-        a, b, data.take(64), test_data=data.take(16), detectors=["mahalanobis", "knn", "likelihood_ratio"],
+        a, b, data.take(64), test_data=data.select(range(64, 80)), detectors=["mahalanobis", "knn", "likelihood_ratio"],
         resamples=5, progress=False, **options,
     )  # fmt: skip
     assert calls[0] == 4 + 1  # batches of the training samples, and one sample for its size
