@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -300,7 +301,7 @@ def test_verdicts_on_trained_networks(tiny10: Any) -> None:
     for pair in pairs:
         layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
         models[pair] = join(a, pair[0], layer, b, pair[1], task=b.task)
-    models["trained"] = join(a, "bn8", layer, b, "bn3", task=b.task)
+    models["trained"] = join(a, "bn8", copy.deepcopy(layer), b, "bn3", task=b.task)
     _train_on_the_task(models["trained"], train)
     found = dict(
         zip(
