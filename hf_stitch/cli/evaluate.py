@@ -74,13 +74,10 @@ def evaluate(
     json: AsJson = False,
 ) -> None:
     """Score a saved stitched model and its baselines on held-out samples."""
-    of_audits = {
-        "--train-split": train_split, "--detector": detector, "--auxiliary-data": auxiliary_data,
-        "--far-data": far_data, "--max-dose": max_dose,
-    }  # fmt: skip
-    for name, value in of_audits.items():
-        if value is not None and not audit:
-            raise typer.BadParameter("requires --audit", param_hint=name)
+    _check_audited(
+        audit, train_split=train_split, detector=detector, auxiliary_data=auxiliary_data, far_data=far_data,
+        max_dose=max_dose,
+    )  # fmt: skip
     chosen = None if detector is None else built("detectors", detector)
     output = Output(json)
     columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
@@ -103,6 +100,13 @@ def evaluate(
         found = hf_stitch.evaluate(stitched, read, batch_size=batch_size, seed=seed, **whole)
     output.show(found)
     output.record(found.to_dict())
+
+
+def _check_audited(audit: bool, **options: Any) -> None:
+    """Check that options of audits are given with ``--audit`` only."""
+    for name, value in options.items():
+        if value is not None and not audit:
+            raise typer.BadParameter("requires --audit", param_hint=f"--{name.replace('_', '-')}")
 
 
 def _load(name: str, source: str | None, target: str | None, device: str | None, dtype: str | None) -> StitchedModel:
