@@ -19,18 +19,20 @@ from hf_stitch.analysis.bench.distances import (
     metric_distances,
     structural_distances,
 )
-from hf_stitch.analysis.bench.measuring import BenchData, measure
+from hf_stitch.analysis.bench.measuring import BenchData, layer_numbers, measure
 from hf_stitch.analysis.bench.result import Bench
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.layers import layer_names
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
 from hf_stitch.provenance import versions
-from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._held_out import check_held_out
+from hf_stitch.workflows._methods import labelled
+from hf_stitch.workflows._networks import check_runs, scored_task
 
 _POOLINGS = ("mean", "cls", "last", "flatten")
 
@@ -75,7 +77,7 @@ def bench(
     half. The best representation of each network is a reference too, for the spread over references.
 
     Intervals are those of a jackknife that leaves out one network at a time. They cover the choice of networks, not of
-    samples. Two baselines know nothing of the activations, "depth only" (number of layers between two layers) and "rank
+    samples. Two baselines ignore the activations, "depth only" (number of layers between two layers) and "rank
     only" (difference of ranks, or of widths where nothing is approximated). A method beats a baseline if the lower end
     of the interval of the difference of τ is above 0. A baseline that is constant in a test is undefined there.
     "probing, other half" is the difference of probing accuracy itself, on the half that chose the reference. Its τ is
@@ -117,12 +119,14 @@ def bench(
         The correlations of all methods with their intervals, beside both baselines and the reliability.
 
     Raises:
-        NotACutError: If a network cannot be cut at one of the layers.
-        TypeError: If a network is :class:`hf_stitch.Activations`, or a list of methods is a single one.
+        NotACutError: If a layer does not exist or does not run; with ``functional`` also if a network cannot be cut at
+            one of the layers.
+        TypeError: If a network is :class:`hf_stitch.Activations`, or a list of methods or layers is a single one.
         ValueError: If there are fewer than three networks or two references, networks have different numbers of
-            layers, samples have no labels, a method or a layer is unknown, a trained matcher is structural, given
-            distances have the wrong shape, or a rank exceeds a width. A distance that is undefined for a pair is no
-            error: it is left out and counted.
+            layers, samples have no labels, more than 5% of ``test_data`` are also in ``data``, a method or a layer is
+            unknown or named twice, a trained matcher is structural, a network has no task for ``functional``, given
+            distances have the wrong shape, a rank exceeds a width, or a method is undefined for all pairs of a test. A
+            distance that is undefined for some pairs is no error: they are left out and counted.
 
     Example:
         >>> import torch, hf_stitch
@@ -140,11 +144,14 @@ def bench(
     named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
     check_runs(**named)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
-    stitched = list(_functional(functional))
+    stitched = list(labelled("matchers", functional, "functional").values())
     adapters = {name: load(each) for name, each in named.items()}
-    chosen = _layers(adapters, layers)
-    samples = Samples.of(data)
-    train, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(test_size, seed)
+    chosen = _layers(adapters, layers, cut=bool(stitched))
+    layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)
+    if stitched:
+        for adapter in adapters.values():
+            scored_task(adapter, task)
+    train, test = _apart(data, test_data, test_size, seed)
     selection, scoring = (_places(test, half) for half in test.split(0.5, seed))
     if stitched:
         fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
@@ -162,7 +169,8 @@ def bench(
     recipe = {
         "networks": {name: adapter.pinned.public.to_dict() for name, adapter in adapters.items()}, "layers": chosen,
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
-        "functional_samples": functional_samples, "task": task, "methods": described,
+        "test_size": test_size if test_data is None else None, "functional_samples": functional_samples, "task": task,
+        "methods": described,
         "versions": versions((each["registry"], each["name"]) for each in described.values() if each),
     }  # fmt: skip
     return measure(
@@ -183,18 +191,36 @@ class _Grids:
     test: Samples
     task: str
     batch_size: int
-    _found: dict[tuple[str, int, str], StitchGrid] = field(default_factory=dict)
+    _found: dict[tuple[str, int, str], dict[str, StitchGrid | str]] = field(default_factory=dict)
 
-    def into(self, network: str, depth: int, source: str) -> StitchGrid:
-        """Return the grid of all layers of a source into one layer of a network."""
+    def into(self, network: str, depth: int, source: str, matcher: Matcher) -> StitchGrid:
+        """Return the grid of all layers of a source into one layer of a network.
+
+        Raises:
+            ValueError: If the matcher is undefined for all layers of the source.
+        """
         key = network, depth, source
         if key not in self._found:
-            self._found[key] = stitch_grid(
+            self._found[key] = self._grids(*key, self.matchers)
+        grid = self._found[key][matcher.label]
+        if isinstance(grid, str):
+            raise ValueError(grid)
+        return grid
+
+    def _grids(self, network: str, depth: int, source: str, matchers: Sequence[Matcher]) -> dict[str, StitchGrid | str]:
+        """Return by matcher a grid, one for all matchers if each is defined, or why there is none."""
+        try:
+            grid = stitch_grid(
                 self.adapters[source], self.adapters[network], self.train, test_data=self.test,
-                layers_a=self.layers[source], layers_b=[self.layers[network][depth]], matchers=self.matchers,
+                layers_a=self.layers[source], layers_b=[self.layers[network][depth]], matchers=matchers,
                 task=self.task, batch_size=self.batch_size, resamples=2, progress=False,
             )  # fmt: skip
-        return self._found[key]
+        except ValueError as error:
+            if len(matchers) == 1:
+                return {matchers[0].label: str(error)}
+            alone = [self._grids(network, depth, source, [matcher]) for matcher in matchers]
+            return {label: found for of_matcher in alone for label, found in of_matcher.items()}
+        return dict.fromkeys((matcher.label for matcher in matchers), grid)
 
 
 @dataclass(frozen=True)
@@ -213,7 +239,7 @@ class FunctionalDistance(Distance):
 
     def __call__(self, pair: RepresentedPair) -> float:
         """Compute the distance of a pair."""
-        grid = self.grids.into(pair.reference.network, pair.reference.depth, pair.other.network)
+        grid = self.grids.into(pair.reference.network, pair.reference.depth, pair.other.network, self.matcher)
         layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
         value = grid.score(*layers, "relative_accuracy", self.matcher.label).value
         if np.isnan(value):
@@ -226,20 +252,33 @@ class FunctionalDistance(Distance):
         return {"registry": "matchers", **self.matcher.to_dict()}
 
 
-def _functional(matchers: Iterable[str | Matcher]) -> list[Matcher]:
-    if isinstance(matchers, str | Matcher):
-        raise TypeError(f"functional must be a list, got {matchers!r}; write [{matchers!r}]")
-    return [registries.matchers.build(matcher) for matcher in matchers]
-
-
 def _layers(
-    adapters: Mapping[str, Adapter], layers: Mapping[str, Sequence[str]] | Sequence[str] | None
+    adapters: Mapping[str, Adapter], layers: Mapping[str, Sequence[str]] | Sequence[str] | None, *, cut: bool
 ) -> dict[str, tuple[str, ...]]:
-    if isinstance(layers, Mapping):
-        if unknown := sorted(layers.keys() - adapters.keys()):
-            raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(adapters)}")
-        return {name: tuple(layers.get(name) or adapter.candidates) for name, adapter in adapters.items()}
-    return {name: tuple(adapter.candidates if layers is None else layers) for name, adapter in adapters.items()}
+    """Return the layers of each network, at which it can be cut if stitches need it.
+
+    Raises:
+        NotACutError: If a layer does not exist, or the network cannot be cut there.
+    """
+    if isinstance(layers, Mapping) and (unknown := sorted(layers.keys() - adapters.keys())):
+        raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(adapters)}")
+    found = {}
+    for name, adapter in adapters.items():
+        own = layers.get(name) if isinstance(layers, Mapping) else layers
+        found[name] = layer_names("layers", adapter.candidates if own is None else own)
+        for layer in found[name]:
+            adapter.cut(layer) if cut else adapter.spec(layer)
+    return found
+
+
+def _apart(data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
+    """Return training and test samples."""
+    samples = Samples.of(data)
+    if test_data is None:
+        return samples.split(test_size, seed)
+    test = Samples.of(test_data)
+    check_held_out(samples, test)
+    return samples, test
 
 
 def _places(samples: Samples, part: Samples) -> list[int]:

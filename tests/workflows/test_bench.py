@@ -118,6 +118,91 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
         run(**options)
 
 
+class Around(nn.Module):
+    """A network with a path around its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x) + x)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"functional": ["lstsq"]}, ValueError, "its task is None: pass task="),
+        ({"functional": ["lstsq"], "task": "image"}, ValueError, "no 'image' among heads"),
+        ({"functional": ["lstsq", "lstsq"]}, ValueError, "functional must name each method once"),
+        ({"layers": ["1", "9"]}, hf_stitch.NotACutError, "'9'"),
+        ({"layers": "13"}, TypeError, "layers must be a list of names, got '13'"),
+        ({"layers": {"a": "13"}}, TypeError, "layers must be a list of names, got '13'"),
+        ({"layers": ["1", "1"]}, ValueError, "layers contains '1' more than once"),
+        ({"sensitivity_layers": "13"}, TypeError, "sensitivity_layers must be a list of names, got '13'"),
+        ({"sensitivity_layers": ["3", "3"]}, ValueError, "sensitivity_layers contains '3' more than once"),
+        ({"sensitivity_layers": ["2"]}, ValueError, "sensitivity_layers names '2', but the layers are 1, 3"),
+        ({"test_data": SAMPLES.take(50)}, ValueError, "100.0% of test_data are also in data"),
+    ],
+)
+def test_what_cannot_give_a_result_is_refused_before_any_work(
+    options: dict[str, Any], kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_on_data(*_: Any) -> None:
+        raise AssertionError("a network runs on the data")
+
+    monkeypatch.setattr(hf_stitch.Adapter, "preprocess", run_on_data)
+    with pytest.raises(kind, match=message):
+        run(**options)
+
+
+def test_functional_distances_need_cuts() -> None:
+    torch.manual_seed(0)
+    several = [hf_stitch.load(Around(), example_inputs=POINTS[:2]) for _ in range(3)]
+    options: dict[str, Any] = {"layers": ["first"], "ranks": [2], "probe_epochs": 1, "progress": False}
+    assert hf_stitch.bench(several, SAMPLES, **options).layers == ("first",)  # distances of activations need none
+    with pytest.raises(hf_stitch.NotACutError, match="first"):
+        hf_stitch.bench(several, SAMPLES, functional=["lstsq"], task="image-classification", **options)
+
+
+def test_a_matcher_that_is_undefined_for_some_pairs_spares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 samples are too few to map the 20 features of one network."""
+    from hf_stitch.workflows import _bench
+
+    wide = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 2))
+    several = [net(0), net(1), hf_stitch.load(wide, example_inputs=POINTS[:2])]
+    calls, original = [], _bench.stitch_grid
+
+    def counted(*given: Any, **options: Any) -> Any:
+        calls.append([matcher.label for matcher in options["matchers"]])
+        return original(*given, **options)
+
+    monkeypatch.setattr(_bench, "stitch_grid", counted)
+    found = hf_stitch.bench(
+        several, SAMPLES, layers=["3"], metrics=[], functional=["lstsq", "identity"], task="image-classification",
+        functional_samples=15, sensitivity_layers=[], references=3, probe_epochs=1, progress=False,
+    )  # fmt: skip
+    (group,) = found.groups
+    missing = {name: np.isnan(group.distances[f"{name}, functional"]).sum() - 3 for name in ("lstsq", "identity")}
+    assert missing == {"lstsq": 2, "identity": 0} and list(found.undefined) == ["lstsq, functional"]
+    # Each of 3 references with each of 2 other networks once, and each matcher alone where one is undefined.
+    assert sorted(calls) == sorted([["lstsq", "identity"]] * 6 + [["lstsq"], ["identity"]] * 2)
+
+
+def test_a_method_that_is_undefined_for_all_pairs_of_a_test_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"mine is undefined for all 10 pairs of the specificity .* is NaN"):
+        run(metrics=[], distances={"mine": np.full((3, 2, 3, 2), np.nan)}, sensitivity_layers=[])
+    with pytest.raises(ValueError, match=r"lstsq, functional is undefined for all 10 pairs .* at least 7 rows, got 5"):
+        run(functional=["lstsq"], functional_samples=5, task="image-classification", sensitivity_layers=[])
+
+
+def test_the_recipe_has_what_decides_the_scores() -> None:
+    found = run(ranks=iter([2]), references=2, sensitivity_layers=["3"], test_size=40)
+    expected = {"ranks": [2], "references": 2, "sensitivity_layers": ["3"], "test_size": 40}
+    assert {key: found.to_dict()["recipe"][key] for key in expected} == expected
+    assert len(found.groups[0].layers) == 3 * 2
+
+
 def test_wrong_networks_and_samples_are_named() -> None:
     several = [net(seed) for seed in range(3)]
     with pytest.raises(ValueError, match=r"data has no labels.*Samples\.of\(data, label="):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ from hf_stitch.analysis.bench.distances import DepthDistance, Distance, RankDist
 from hf_stitch.analysis.bench.low_rank import LowRankBasis, default_ranks
 from hf_stitch.analysis.bench.probing import linear_probes
 from hf_stitch.analysis.bench.result import Bench
+from hf_stitch.analysis.layers import layer_names
 
 Key = tuple[str, int, int]
 """A representation: network, number of the layer, rank."""
 
 Probed = dict[Key, tuple[float, float]]
 """Representation -> probing accuracy on the half that chooses references, and on the other."""
+
+Measured = tuple[BenchGroup, dict[str, Counter[str]]]
+"""A group; and method -> why distances are undefined -> number of pairs."""
 
 STACK = 2**29
 """Bytes of training rows whose probes are trained side by side."""
@@ -228,7 +233,7 @@ def measure_group(
     *,
     references: int,
     progress: bool,
-) -> tuple[BenchGroup, dict[str, Counter[str]]]:
+) -> Measured:
     """Compute the distances of the representations of one group from its references.
 
     Args:
@@ -307,7 +312,8 @@ def measure(
         The result.
 
     Raises:
-        ValueError: If there are no methods or fewer than two references, or a layer or a rank does not exist.
+        ValueError: If there are no methods or fewer than two references, a layer or a rank does not exist, or a method
+            is undefined for all pairs of a test.
     """
     if references < 2:
         raise ValueError(f"references must be at least 2, so that any network can be left out, got {references}")
@@ -315,35 +321,74 @@ def measure(
         raise ValueError("bench needs at least one metric, matcher or given distance, got none")
     distances = {**methods, **dict(zip(BASELINES, (DepthDistance(), RankDistance()), strict=True))}
     kinds = {**{label: distance.kind for label, distance in distances.items()}, RELIABILITY: "reliability"}
-    approximated = _numbers(data, sensitivity_layers)
+    approximated = layer_numbers(data.layers, sensitivity_layers)
+    ranks = None if ranks is None else tuple(ranks)
     bases = Bases(data, ranks, approximated)
     probed = probe(bases, seed=seed, batch_size=probe_batch_size, epochs=probe_epochs, progress=progress)
     depths: list[tuple[Test, Sequence[int]]] = [("sensitivity", (depth,)) for depth in approximated]
     depths.append(("specificity", range(len(data.layers))))
-    groups, undefined = [], {label: Counter[str]() for label in methods}
-    for test, of_group in depths:
-        group, missing = measure_group(
-            bases, probed, test, of_group, distances, references=references, progress=progress
-        )
-        groups.append(group)
-        for label in undefined:
-            undefined[label] += missing.get(label, Counter())
+    groups, undefined = [], {label: Counter[str]() for label in distances}
+    for test, of_test in itertools.groupby(depths, key=lambda of: of[0]):
+        measured = [
+            measure_group(bases, probed, test, of_group, distances, references=references, progress=progress)
+            for _, of_group in of_test
+        ]
+        groups += [group for group, _ in measured]
+        for label, counts in _undefined(test, measured).items():
+            undefined[label] += counts
     first = data.train[data.networks[0]]
+    options = {
+        "sensitivity_layers": [data.layers[depth] for depth in approximated], "ranks": ranks, "references": references,
+        "probe": {"batch_size": probe_batch_size, "epochs": probe_epochs}, "seed": seed,
+    }  # fmt: skip
     return Bench(
         tuple(groups), kinds, data.networks, data.layers,
         first.pooling or "mean", len(data.scoring), own_network,
         {label: dict(counts) for label, counts in undefined.items() if counts},
-        {**(recipe or {}), "probe": {"batch_size": probe_batch_size, "epochs": probe_epochs}, "seed": seed},
+        {**(recipe or {}), **options},
     )  # fmt: skip
 
 
-def _numbers(data: BenchData, names: Sequence[str] | None) -> tuple[int, ...]:
-    """Return the numbers of the layers that are approximated."""
+def _undefined(
+    test: Test, measured: Iterable[tuple[BenchGroup, Mapping[str, Counter[str]]]]
+) -> dict[str, Counter[str]]:
+    """Return why methods are undefined for pairs of a test, and how often.
+
+    Raises:
+        ValueError: If a method is undefined for all pairs.
+    """
+    found: dict[str, Counter[str]] = {}
+    pairs = 0
+    for group, counts in measured:
+        pairs += len(group.references) * (len(group.networks) - 1)
+        for label, reasons in counts.items():
+            found.setdefault(label, Counter()).update(reasons)
+    for label, reasons in found.items():
+        if reasons.total() == pairs:
+            reason = reasons.most_common(1)[0][0]
+            raise ValueError(f"{label} is undefined for all {pairs} pairs of the {test} test: {reason}")
+    return found
+
+
+def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that are approximated.
+
+    Args:
+        layers: Layers of the first network.
+        names: Some of them; ``None`` takes all.
+
+    Raises:
+        TypeError: If ``names`` is a single name.
+        ValueError: If one is not among the layers, or is named twice.
+    """
     if names is None:
-        return tuple(range(len(data.layers)))
-    if unknown := [name for name in names if name not in data.layers]:
-        raise ValueError(f"sensitivity_layers names {unknown[0]!r}, but the layers are {', '.join(data.layers)}")
-    return tuple(data.layers.index(name) for name in names)
+        return tuple(range(len(layers)))
+    if not isinstance(names, str) and not (names := tuple(names)):
+        return ()  # the test is left out
+    chosen = layer_names("sensitivity_layers", names)
+    if unknown := [name for name in chosen if name not in layers]:
+        raise ValueError(f"sensitivity_layers names {unknown[0]!r}, but the layers are {', '.join(layers)}")
+    return tuple(layers.index(name) for name in chosen)
 
 
 def _ranks(bases: Bases, test: Test, network: str, depth: int) -> tuple[int, ...]:
