@@ -158,12 +158,12 @@ def read_array(values: Sequence[Any]) -> Array:
 
 PAGE = """# Strange activations (Balogh & Jelasity, AAAI 2025, figure 1 and table 1)
 
-Claim: stitches that are trained on the task hand over activations that the target has never seen, nearly everywhere;
+Claim: stitches that are trained on the task output activations unlike any of the target's own, nearly everywhere;
 direct matches do so only where they are inaccurate. In figures, fixed before any was seen: an AUROC of at least
 {strange} (.8 standard deviations between two normal distributions) counts as strange; at least {trained:.0%} of the
 task-loss stitches are strange, at most {accurate:.0%} of the direct matches with a relative accuracy of at least .8,
-and at least {inaccurate:.0%} of those below .5. A detector that does not tell images of noise from the test images at
-a layer says nothing there, and the layer is left out. Energies come from a small classifier, trained with
+and at least {inaccurate:.0%} of those below .5. Where a detector does not tell images of
+noise from the test images, the layer is left out ("blind"). Energies come from a small classifier, trained with
 Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs.
 
 {sections}
