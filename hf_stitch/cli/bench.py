@@ -22,12 +22,12 @@ from hf_stitch.cli.options import (
     Task,
     Text,
     TextPair,
+    built,
     load_network,
     read_samples,
 )
 from hf_stitch.cli.output import Output
 from hf_stitch.cli.stitch import check_pooling, check_test_size
-from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def bench(
     output = Output(json)
     held_out = check_test_size(test_size)
     options: dict[str, Any] = {
-        "metrics": _built("metrics", "METRIC", metric), "matchers": _built("matchers", "--matcher", matcher or []),
-        "functional": _built("matchers", "--functional", functional or []), "layers": layer or None,
+        "metrics": built("metrics", metric, "METRIC"), "matchers": built("matchers", matcher or []),
+        "functional": built("matchers", functional or [], "--functional"), "layers": layer or None,
         "sensitivity_layers": sensitivity_layer or None, "ranks": rank or None, "pooling": check_pooling(pooling),
     }  # fmt: skip
     if len(set(network)) < max(len(network), 3):
@@ -108,14 +108,6 @@ def bench(
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({**found.to_dict(), "saved": {name: str(path) for name, path in saved.items()}})
-
-
-def _built(kind: str, hint: str, names: list[str]) -> list[Any]:
-    """Build metrics or matchers from ``name:key=value,…``."""
-    try:
-        return [registries[kind].build(name) for name in names]
-    except (TypeError, ValueError) as error:  # the name, an option, or its value
-        raise typer.BadParameter(str(error), param_hint=hint) from error
 
 
 def _save(found: Bench, folder: Path) -> dict[str, Path]:

@@ -91,9 +91,13 @@ def evaluate(
     if audit:
         train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed, **columns)
         given: dict[str, Any] = {"detectors": chosen, "max_dose": max_dose}
+        auxiliary, far = (
+            read_other(other, data_dir, samples, seed, text=text, text_pair=text_pair, image=image)
+            for other in (auxiliary_data, far_data)
+        )
         found = hf_stitch.audit(
-            stitched, read, train_data=train, auxiliary_data=read_other(auxiliary_data, data_dir, samples),
-            far_data=read_other(far_data, data_dir, samples), batch_size=batch_size, seed=seed, **whole,
+            stitched, read, train_data=train, auxiliary_data=auxiliary, far_data=far, batch_size=batch_size, seed=seed,
+            **whole,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     else:

@@ -98,10 +98,8 @@ def grid(
 
     networks = [load_network(name, device, dtype, task) for name in (source, target)]
     read = read_samples(data, data_dir, split, samples, seed, **columns)
-    options |= {
-        "auxiliary_data": read_other(auxiliary_data, data_dir, samples),
-        "far_data": read_other(far_data, data_dir, samples),
-    }
+    for name, other in (("auxiliary_data", auxiliary_data), ("far_data", far_data)):
+        options[name] = read_other(other, data_dir, samples, seed, text=text, text_pair=text_pair, image=image)
     options |= {"test_size": held_out, "batch_size": batch_size, "seed": seed}
     if plan:
         planned = hf_stitch.stitch_grid(networks[0], networks[1], read, plan=True, **options)
@@ -122,7 +120,6 @@ def _save(found: StitchGrid, folder: Path) -> dict[str, Path]:
         f"{number}-{matcher.partition('(')[0]}-{figure}.png": (matcher, figure)
         for number, matcher in enumerate(found.matchers, 1)
         for figure in found.figures
-        if not figure.startswith("dose")  # doses may be infinite
     }
     with replacing(folder) as fresh:
         found.save(fresh / "grid.json")

@@ -45,11 +45,17 @@ Detectors = Annotated[
 ]
 FarData = Annotated[
     str | None,
-    typer.Option(help="Data set unlike --data, which detectors must tell apart to be believed, as NAME or NAME:SPLIT."),
+    typer.Option(
+        help="Data set unlike --data, as NAME or NAME:SPLIT: a control for detectors. At most --max-samples of it are "
+        "drawn; --image and --text apply where it has such columns."
+    ),
 ]
 AuxiliaryData = Annotated[
     str | None,
-    typer.Option(help="Data set of other samples to which detectors such as energy are fitted, as NAME or NAME:SPLIT."),
+    typer.Option(
+        help="Data set of other samples to which detectors such as energy are fitted, as NAME or NAME:SPLIT. Read as "
+        "--far-data is."
+    ),
 ]
 Task = Annotated[
     str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")
@@ -137,13 +143,18 @@ def read_samples(
     return draw(Samples.of(read_data(data, data_dir=data_dir, split=split), **columns), count, seed, data)
 
 
-def read_other(data: str | None, data_dir: Path | None, count: int | None) -> Samples | None:
+def read_other(
+    data: str | None, data_dir: Path | None, count: int | None, seed: int, **columns: str | None
+) -> Samples | None:
     """Read samples of another data set.
 
     Args:
         data: As ``--data``, with the split behind a colon unless there is only one. ``None``: nothing.
         data_dir: Folder with a local copy of the data set. ``None``: the Hub.
-        count: Number of samples to take from the start, at most. ``None``: all.
+        count: Number of samples, drawn with stratification by class; all if there are fewer. ``None``: all.
+        seed: Seed of the draw.
+        **columns: Columns of the first data set by role (``text``, ``text_pair``, ``image``). Where this one has no
+            such column, it is found by its type.
 
     Returns:
         The samples.
@@ -159,16 +170,18 @@ def read_other(data: str | None, data_dir: Path | None, count: int | None) -> Sa
     name, split = data, None
     if not Path(data).exists() and ":" in data.removeprefix("sklearn:"):
         name, _, split = data.rpartition(":")
-    read = Samples.of(read_data(name, data_dir=data_dir, split=split))
-    return read if count is None else read.take(min(count, len(read)))
+    table = read_data(name, data_dir=data_dir, split=split)
+    read = Samples.of(table, **{role: column for role, column in columns.items() if column in table.column_names})
+    return read if count is None else draw(read, min(count, len(read)), seed, name)
 
 
-def built(kind: str, names: list[str]) -> list[Any]:
-    """Build matchers or detectors from ``name:key=value,…``.
+def built(kind: str, names: list[str], argument: str | None = None) -> list[Any]:
+    """Build methods from ``name:key=value,…``.
 
     Args:
-        kind: ``matchers`` or ``detectors``.
+        kind: Name of their registry, such as ``matchers``.
         names: The names with their options.
+        argument: Name of the argument in error messages. ``None``: that of the registry, such as ``--matcher``.
 
     Returns:
         The methods.
@@ -181,7 +194,7 @@ def built(kind: str, names: list[str]) -> list[Any]:
     try:
         return [registries[kind].build(name) for name in names]
     except (TypeError, ValueError) as error:  # the name, an option, or its value
-        raise typer.BadParameter(str(error), param_hint=f"--{kind[:-1]}") from error
+        raise typer.BadParameter(str(error), param_hint=argument or f"--{kind[:-1]}") from error
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:

@@ -390,5 +390,23 @@ def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_
     assert list(record["scores"]) == ["ridge(ridge=0.5)"] and record["n"] == 24
     assert len(record["detections"]["knn(k=3)"]["figures"]["ridge(ridge=0.5)"]["auroc"]) == 2
     assert all(Path(path).is_file() for path in record["saved"].values()) and "grid.json" in record["saved"]
+    assert "1-ridge-dose(knn(k=3)).png" in record["saved"]
     wrong = run("grid", folders["cnn"], folders["vit"], "--detector", "knm", *DIGITS)
     assert wrong.exit_code == 2 and "did you mean 'knn'" in wrong.output
+
+
+def test_samples_of_another_data_set_are_drawn_from_all_classes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    from hf_stitch.cli.options import read_other
+
+    rows = {"first": ["a"] * 60, "second": [f"text {i}" for i in range(60)], "label": [i // 20 for i in range(60)]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
+    columns = {"text": "second", "text_pair": None, "image": "pixels"}
+    drawn = read_other(str(tmp_path), None, 12, 3, **columns)
+    assert drawn is not None and sorted(drawn.labels or []) == [0] * 4 + [1] * 4 + [2] * 4
+    assert next(iter(drawn.batches(12))).samples == [f"text {i}" for i in drawn.ids]
+    other = read_other(str(tmp_path), None, 12, 4, **columns)
+    assert other is not None and other.ids != drawn.ids
+    whole = read_other(str(tmp_path), None, 99, 3, **columns)
+    assert whole is not None and len(whole) == 60
+    assert read_other(None, None, 12, 3) is None

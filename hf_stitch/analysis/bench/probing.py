@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm.auto import tqdm
 
 DECAY_AFTER = 0.5
 """Share of the epochs after which the learning rate falls to a tenth."""
@@ -69,7 +68,6 @@ def linear_probes(
     batch_size: int = 64,
     learning_rate: float = 1e-3,
     seed: int = 0,
-    progress: str | None = None,
 ) -> list[nn.Linear]:
     """Train linear classifiers on several features of the same samples, side by side.
 
@@ -83,7 +81,6 @@ def linear_probes(
         batch_size: As in :func:`linear_probe`.
         learning_rate: As in :func:`linear_probe`.
         seed: As in :func:`linear_probe`.
-        progress: Label of a progress bar over the epochs. ``None``: no bar.
 
     Returns:
         The trained layers.
@@ -110,9 +107,8 @@ def linear_probes(
     bias = drawn[:, width].repeat(count, 1, 1).requires_grad_()
     optimizer = torch.optim.Adam([weight, bias], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [math.ceil(epochs * DECAY_AFTER)], gamma=0.1)
-    hide = True if progress is None else None  # None: shown on terminals only
     with torch.enable_grad():
-        for _ in tqdm(range(epochs), progress, unit="epoch", delay=3, leave=False, disable=hide):
+        for _ in range(epochs):
             for batch in torch.randperm(n, generator=generator).to(stacked.device).split(batch_size):
                 logits = torch.baddbmm(bias, stacked[:, batch], weight)
                 # A sum over probes, so that each has the gradients it would have alone.
