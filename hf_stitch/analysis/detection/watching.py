@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,16 @@ class Watch:
             layer: The layer.
         """
         return tuple(kind for kind in self.kinds if kind in self.layers[layer].noise.kinds)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Hash of the scores of the samples to which the detectors were fitted; empty if none were fitted."""
+        scores = [
+            f"{layer} {label}".encode() + np.ascontiguousarray(fitted.known[label]).tobytes()
+            for layer, fitted in self.layers.items()
+            for label in fitted.scorers
+        ]
+        return hashlib.sha256(b"".join(scores)).digest() if scores else b""
 
     def see(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
         """Show activations to the detectors of a layer.

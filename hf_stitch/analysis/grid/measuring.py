@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ Cell = tuple[str, str, str]
 """Label of a matcher, layer of the source, layer of the target."""
 KEPT = {"classes": ("right", "agreement"), "tokens": ("tokens", "cross_entropy", "agreement")}
 """Measures that are kept for each sample and each stitch."""
+DIFFERS = "another number of threads or another machine rounds differently, which training amplifies"
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,9 @@ class Measures:
     ) -> None:
         """Measure all samples that the checkpoint does not contain yet.
 
+        A resumed job fits its detectors anew. If they have other bits than before (training amplifies the rounding of
+        another number of threads), all samples are measured anew, so that no scores of two fits are mixed.
+
         Args:
             state: Checkpoint, from which interrupted work continues.
             offset: Position of the first sample in the checkpoint.
@@ -182,17 +187,23 @@ class Measures:
             batch_size: Number of samples per forward pass.
             progress: Whether to show a progress bar.
         """
-        done = 0
+        done, fitted = 0, torch.tensor(list(self.watch.fingerprint), dtype=torch.uint8)
         if (saved := state.load(torch.device("cpu"))) is not None and saved[0] > offset:
-            done = saved[0] - offset
-            self._parts = {name: [tensor.numpy()] for name, tensor in within("measures.", saved[1]).items()}
+            if torch.equal(saved[1].get("watch", fitted[:0]), fitted):
+                done = saved[0] - offset
+                self._parts = {name: [tensor.numpy()] for name, tensor in within("measures.", saved[1]).items()}
+            else:
+                warnings.warn(
+                    f"the detectors differ from those of the interrupted job ({DIFFERS}): all samples are scored anew",
+                    stacklevel=2,
+                )
         for count, batch in _remaining(self.samples, done, batch_size, "scoring", progress):
             for name, values in self._measure(batch).items():
                 self._parts.setdefault(name, []).append(values)
             if state.due(count == len(self.samples)):
                 self._parts = {name: [values] for name, values in self.arrays.items()}
                 arrays = {f"measures.{name}": torch.from_numpy(values) for name, (values,) in self._parts.items()}
-                state.save(offset + count, {**kept, **arrays})
+                state.save(offset + count, {**kept, **arrays, "watch": fitted})
 
     def seen(self, what: str, number: int) -> Seen:
         """Return what detectors kept of activations.

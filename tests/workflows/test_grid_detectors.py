@@ -1,0 +1,95 @@
+"""Detectors in grids: resumed jobs, and what the grid shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import hf_stitch
+from hf_stitch.analysis.grid.measuring import Measures
+from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.detectors import Mahalanobis, Scorer
+from hf_stitch.representation import Representation
+from hf_stitch.storage.checkpoint import Checkpoint
+
+from tiny_networks import network  # isort: skip
+
+
+class _Times(Scorer):
+    def __init__(self, scorer: Scorer, factor: float) -> None:
+        self.scorer, self.factor = scorer, factor
+
+    def score(self, activations: Representation) -> torch.Tensor:
+        return self.factor * self.scorer.score(activations)
+
+
+@dataclass(frozen=True)
+class Unsteady(Mahalanobis):
+    """Its fit depends on more than its activations, as training does on the number of threads."""
+
+    factor: ClassVar[float] = 1.0
+
+    def _fit(self, activations: Iterable[Representation]) -> Scorer:
+        return _Times(super()._fit(activations), self.factor)
+
+
+def watched(folder: Any, images: Any) -> StitchGrid:
+    a, b = (network("cnn", seed, "float64") for seed in (0, 1))
+    data = hf_stitch.Samples.of([{**row, "image": row["image"].double()} for row in images])
+    return hf_stitch.stitch_grid(
+        a, b, data, layers_a=["layer1.0"], layers_b=["layer1.0"], batch_size=8, checkpoint_dir=folder, resamples=5,
+        detectors=[Unsteady(), "likelihood_ratio"], progress=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stops_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of batches that are still scored before the job is interrupted; -1: it is not."""
+    monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
+    left, original = [-1], Measures._measure
+
+    def measure(self: Measures, batch: Any) -> Any:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return original(self, batch)
+
+    monkeypatch.setattr(Measures, "_measure", measure)
+    return left
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_scores_of_two_fits_of_a_detector_are_not_mixed(
+    finished: bool, images: Any, tmp_path: Any, stops_after_one_batch: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = stops_after_one_batch
+    if finished:
+        watched(tmp_path / "job", images)
+    else:
+        left[0] = 1
+        with pytest.raises(KeyboardInterrupt):
+            watched(tmp_path / "job", images)
+    left[0] = -1
+    monkeypatch.setattr(Unsteady, "factor", -1.0)
+    with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
+        resumed = watched(tmp_path / "job", images)
+    expected = watched(tmp_path / "other", images)
+    assert resumed.to_dict() == expected.to_dict()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_fit_with_the_same_bits_keeps_what_was_scored(
+    images: Any, tmp_path: Any, stops_after_one_batch: list[int]
+) -> None:
+    left = stops_after_one_batch
+    left[0] = 1
+    with pytest.raises(KeyboardInterrupt):
+        watched(tmp_path / "job", images)
+    left[0] = 1  # 16 samples are scored, in two batches: one is left
+    resumed = watched(tmp_path / "job", images)
+    left[0] = 0
+    assert watched(tmp_path / "job", images).to_dict() == resumed.to_dict()
