@@ -95,6 +95,17 @@ def test_equivalent_doses_are_interpolated() -> None:
     assert blind.tolist() == [0, 0, np.inf]  # no noise is as easy to tell: the far control tells what that means
 
 
+def test_where_detection_saturates_the_smallest_dose_counts() -> None:
+    doses = np.array([0.6, 0.9, 1.0, 1.0, 1.0])
+    found = equivalent_dose(np.array([0.6, 0.9, 0.99999, 1.0]), doses, DOSES)
+    np.testing.assert_allclose(found, [0.01, 0.03, 0.1, 0.1], rtol=1e-3)
+    steps = np.array([0.5, 0.8, 0.8, 0.75, 0.9])  # .75 after .8 counts as .8
+    found = equivalent_dose(np.array([0.8, 0.80001, 0.85, 0.9]), steps, DOSES)
+    np.testing.assert_allclose(found, [0.03, 0.3, 0.3**0.5, 1.0], rtol=1e-3)
+    flat = equivalent_dose(np.array([0.99, 1.0]), np.ones(5), DOSES)
+    np.testing.assert_allclose(flat, [0, 0.01])
+
+
 @pytest.mark.parametrize("name", ["mahalanobis", "knn", "likelihood_ratio", "classifier"])
 def test_the_same_distribution_is_not_told_apart_and_a_far_one_is(name: str) -> None:
     detector = registries.detectors.build(name)

@@ -129,14 +129,18 @@ def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Ar
         sizes: The doses.
 
     Returns:
-        ``(…)`` doses, interpolated on a logarithmic scale. 0 up to an AUROC of .5 and below that of the smallest dose,
+        ``(…)`` doses, the smallest that reach the AUROC, interpolated on a logarithmic scale. 0 up to an AUROC of .5 and below that of the smallest dose,
         infinity above that of the largest, NaN where an AUROC is NaN.
 
     Example:
         >>> equivalent_dose(np.array([0.5, 0.7, 0.99]), np.array([0.6, 0.8]), (0.1, 1.0)).round(3).tolist()
         [0.0, 0.316, inf]
     """
-    rising = np.maximum.accumulate(np.maximum(doses, 0.5))
-    found = np.exp(np.interp(values, rising, np.log(sizes)))
+    rising, logs = np.maximum.accumulate(np.maximum(doses, 0.5)), np.log(sizes)
+    # The first dose that reaches the value, and the one before: where detection saturates, several have one AUROC.
+    upper = np.clip(np.searchsorted(rising, values), 1, len(rising) - 1)
+    span = rising[upper] - rising[upper - 1]
+    share = np.clip((values - rising[upper - 1]) / np.where(span > 0, span, 1), 0, 1)
+    found = np.exp(logs[upper - 1] + share * (logs[upper] - logs[upper - 1]))
     found = np.where((values < rising[0]) | (values <= 0.5), 0.0, np.where(values > rising[-1], np.inf, found))
     return np.where(np.isnan(values) | np.isnan(rising[-1]), np.nan, found)
