@@ -2,7 +2,7 @@
 
 Distances of representations are correlated with differences of linear probing accuracy. Sensitivity: low-rank
 approximations of the last layers of all networks. Specificity: all layers of all networks. Beside the measures stand
-distances that know nothing of the activations, in depth and in rank. Each folder has at least three networks of one
+distances that ignore the activations, in depth and in rank. Each folder has at least three networks of one
 architecture: Tiny-10, ResNet-20 or the small ViT.
 
     python examples/how_not_to_stitch/bench.py --data-dir DATA --networks TINY10 VITS --out OUT
@@ -150,7 +150,7 @@ Here: CIFAR-10, {train} training images (probes, bases, stitches on pooled featu
 on half of the test images, among representations of full rank; F and d are those of the other half. No network is
 compared with itself. 95% intervals: a jackknife that leaves out one network at a time, with another A if its
 network is left out; they cover the choice of networks, not of images. "references": smallest and largest τ, if A is the
-best representation of each of the {references} best networks. "rank only" and "depth only" know nothing of the
+best representation of each of the {references} best networks. "rank only" and "depth only" ignore the
 activations. **A measure beats one of them if the lower end of the interval of the difference of τ is above 0**, a rule
 that was fixed before any figure was seen; one that does not has shown nothing. A row in bold beats each of the two
 that is defined. "depth only" is constant within a layer, so it is undefined for sensitivity; "rank only" is the

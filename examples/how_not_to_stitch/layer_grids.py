@@ -2,7 +2,7 @@
 
 Every layer of one network is stitched into every layer of another, for all pairs of networks. Functional: relative
 accuracy. Structural: relative squared error of the activations. Beside them stand two similarity metrics and the
-distance of layers in depth, which knows nothing of the networks. Each folder has networks of one architecture: Tiny-10,
+distance of layers in depth, which ignores the activations. Each folder has networks of one architecture: Tiny-10,
 ResNet-20 or the small ViT.
 
     python examples/how_not_to_stitch/layer_grids.py --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT

@@ -103,15 +103,15 @@ def stitch_grid(
         matchers: Names in ``hf_stitch.registries.matchers``, or matcher objects, closed-form or trained. Where one is
             undefined for a pair of layers (too few samples for the width), its scores are NaN and
             ``StitchGrid.undefined`` has the reason.
-        detectors: Names in ``hf_stitch.registries.detectors``, or detectors: do stitches hand over what the target has
-            seen? They are fitted to the target's activations of the samples in ``data``, once for each layer, for which
-            the target runs once more (more often if its activations take more than 2 GiB). Those that learn from
-            stitched activations are fitted to one half of the test samples and score the other; for them, 8 positions
-            of each test sample and stitch are kept in memory and in checkpoints.
+        detectors: Names in ``hf_stitch.registries.detectors``, or detectors: how unlike the target's own activations
+            are stitched ones? They are fitted to the target's activations of the samples in ``data``, once for each
+            layer, for which the target runs once more (more often if its activations take more than 2 GiB). Those that
+            learn from stitched activations are fitted to one half of the test samples and score the other; for them, 8
+            positions of each test sample and stitch are kept in memory and in checkpoints.
         auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
             (``energy``).
-        far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: a detector that does not tell
-            these from the test samples tells nothing. Other ones than ``auxiliary_data``.
+        far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does
+            not tell these from the test samples, its figures are no evidence. Other ones than ``auxiliary_data``.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples: a share (float) or a number (int).
         task: Task of the stitched models. ``"auto"`` takes the task of the target.

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Test = Literal["sensitivity", "specificity"]
 TESTS: tuple[Test, ...] = ("sensitivity", "specificity")
 BASELINES = ("depth only", "rank only")
-"""Distances that know nothing of the activations: of the layers in depth, and of the ranks."""
+"""Distances that ignore the activations: of the layers in depth, and of the ranks."""
 
 RELIABILITY = "probing, other half"
 """The difference of probing accuracy itself, on the other test samples: how far it predicts itself despite noise."""

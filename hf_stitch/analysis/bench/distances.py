@@ -150,7 +150,7 @@ class GivenDistance(Distance):
 
 
 class DepthDistance(Distance):
-    """The number of layers between two layers, which knows nothing of the networks."""
+    """The number of layers between two layers, which ignores the activations."""
 
     kind = "baseline"
 

@@ -74,8 +74,8 @@ class StitchGrid(Result):
         task: Task of the stitched models.
         pooling: The pooling.
         n: Number of test samples.
-        detections: Detector -> what it finds (:class:`Detection`), with its controls. A detector that does not tell
-            far samples apart at a layer tells nothing there.
+        detections: Detector -> what it finds (:class:`Detection`), with its controls. Where a detector does not
+            tell far samples apart, its other figures are no evidence.
         undefined: Stitch (``"matcher: layer of a -> layer of b"``) -> why it is undefined.
         recipe: Record for reproducing the grid.
         stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
@@ -315,9 +315,9 @@ class StitchGrid(Result):
         table.caption = f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else "")
         blind = [f"{label} at {layer}" for label, found in self.detections.items() for layer in found.blind]
         if self.detections and not all("far" in found.controls for found in self.detections.values()):
-            table.caption += "; without far_data, it is unknown whether the detectors notice anything"
+            table.caption += "; without far_data, it is unknown whether the detectors tell any samples apart"
         if blind:
-            table.caption += f"; does not tell far samples apart, so tells nothing: {', '.join(blind)}"
+            table.caption += f"; does not tell far samples apart, so is no evidence: {', '.join(blind)}"
         for label, found in self.detections.items():
             for what, why in list(found.undefined.items())[:1]:
                 table.caption += f"; {label} is undefined for {len(found.undefined)} figures, as {what}: {why}"
