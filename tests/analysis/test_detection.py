@@ -12,9 +12,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.detection import recording
+from hf_stitch.analysis.detection import drawing, recording
 from hf_stitch.analysis.detection.discrimination import auroc, discrimination, equivalent_dose, sided
-from hf_stitch.analysis.detection.drawing import drawn_rows, halves
+from hf_stitch.analysis.detection.drawing import drawn_rows, folds, halves
 from hf_stitch.analysis.detection.noise import Noise
 from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.watching import crossfitted
@@ -143,7 +143,9 @@ def test_a_classifier_that_knows_the_scored_samples_would_tell_anything_apart() 
     rows = [Representation(torch.from_numpy(x), "bnd") for x in (own, strange)]
     scorer = Classifier(epochs=60).fit([rows[0]], auxiliary=[rows[1]])
     cheating = auroc(scorer.score(rows[1]).numpy(), scorer.score(rows[0]).numpy(), paired=True)
-    honest = auroc(*crossfitted(Classifier(epochs=60), own, strange, (halves(range(60), 0),) * 2), paired=True)
+    honest = auroc(
+        *crossfitted(Classifier(epochs=60), own, strange, (halves(range(60), 0, "control"),) * 2), paired=True
+    )
     assert cheating[1] > 0.9 and honest[1] < 0.5 < honest[2]
 
 
@@ -159,10 +161,12 @@ def test_shrinkage_is_seen_by_two_sided_detectors() -> None:
 
 def test_halves_and_positions_depend_on_ids_alone() -> None:
     ids = [f"image {i}" for i in range(101)]
-    second = halves(ids, 0)
-    assert second.sum() == 51 and not np.array_equal(second, halves(ids, 1))
+    second = halves(ids, 0, "control")
+    assert second.sum() == 51 and not np.array_equal(second, halves(ids, 1, "control"))
     order = np.random.default_rng(0).permutation(101)
-    assert np.array_equal(halves([ids[i] for i in order], 0), second[order])
+    fold = folds(ids, 0)
+    assert 30 < fold.sum() < 71 and np.array_equal(fold[7:9], folds(ids[7:9], 0))
+    assert np.array_equal(halves([ids[i] for i in order], 0, "control"), second[order])
     values = torch.arange(3 * 40.0).view(3, 1, 5, 8)
     rows = drawn_rows(Representation(values, "bchw"), ids[:3], 0, "positions")
     assert rows.shape == (3, 8, 1) and all(len(set(sample.flatten().tolist())) == 8 for sample in rows)
@@ -215,7 +219,7 @@ def test_noise_depends_neither_on_the_order_of_samples_nor_on_their_batch_nor_on
     mask = torch.ones(3, 6, dtype=torch.bool)
     mask[0, 4:] = mask[1, 1:3] = False  # on the right of one text, on the left of another, after one prefix token
     own = Representation(torch.randn(3, 6, 5, generator=g), "bnd", mask=mask, prefix_tokens=1)
-    residuals = [torch.randn(2, 5, generator=g), torch.randn(4, 5, generator=g)]
+    residuals = [torch.randn(1 + n, 5, generator=g) for n in (2, 4)]
     source = Noise.of([own], "abc", 7, residuals)
     first = own.replace(values=own.values[:1, :4], mask=mask[:1, :4])
     second = own.replace(values=own.values[1:2, [0, 3, 4, 5]], mask=mask[1:2, [0, 3, 4, 5]])
@@ -223,10 +227,65 @@ def test_noise_depends_neither_on_the_order_of_samples_nor_on_their_batch_nor_on
     turned = Noise.of([own.replace(values=own.values[order], mask=mask[order])], "cab", 7, residuals)
     for kind in source.kinds:
         noise = source.draw(kind, own, range(3), 7)
-        assert not noise[:, 0].any() and not noise[~mask].any() and noise[:, 1:][mask[:, 1:]].all()
+        assert not noise[~mask].any() and noise[mask].all()
         torch.testing.assert_close(source.draw(kind, first, [0], 7), noise[:1, :4])
         torch.testing.assert_close(source.draw(kind, second, [1], 7), noise[1:2, [0, 3, 4, 5]])
         torch.testing.assert_close(turned.draw(kind, own, range(3), 7), noise)
+
+
+def test_prefix_tokens_get_noise_of_their_own_size() -> None:
+    """A detector that reads them would otherwise take any change of them for a large dose."""
+    g = torch.Generator().manual_seed(0)
+    mixed = torch.randn(4, 4, generator=g, dtype=torch.float64)
+    values = torch.randn(500, 8, 4, generator=g, dtype=torch.float64)
+    values[:, 0] = 30 * values[:, 0] @ mixed + 50  # a class token, far larger than positions
+    values[:, 1] = 7.0  # a register that is the same in all samples
+    own = Representation(values, "bnd", prefix_tokens=2, grid=(2, 3))
+    source = Noise.of([own.replace(values=part) for part in values.split(150)], range(500), 0, list(values[:9] * 2))
+    for kind in source.kinds:
+        noise = source.draw(kind, own, range(500, 1000), 0)
+        for place in (0, 2, 7):
+            sizes = noise[:, place].square().sum() / values[:, place].square().sum()
+            assert sizes == pytest.approx(1, rel=0.5), (kind, place)
+    coloured = source.draw("coloured", own, range(500, 1000), 0)
+    assert not coloured[:, 1].any()  # it has no covariance
+    found, expected = coloured[:, 0].T.cov(), values[:, 0].T.cov()
+    torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.12, rtol=0)
+    # One donor gives both, so that class token and positions vary together.
+    alike = torch.cat([values[:, :1], values[:, :1]], 1)
+    both = Noise.of([Representation(alike, "bnd", prefix_tokens=1)], range(500), 0)
+    drawn = both.draw("coloured", Representation(alike, "bnd", prefix_tokens=1), range(500), 0)
+    torch.testing.assert_close(drawn[:, 0], drawn[:, 1])
+    with pytest.raises(ValueError, match="at least 2 are needed, got 1"):
+        Noise.of([own.replace(values=values[:1])], range(1), 0)
+
+
+@pytest.mark.parametrize("kind", ["coloured", "residual"])
+def test_no_donor_of_noise_is_in_both_folds(kind: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    own = Representation(torch.randn(200, 3, 4, generator=g), "bnd")
+    source = Noise.of([own], range(200), 0, list(torch.randn(20, 3, 4, generator=g)))
+    noise, second = source.draw(kind, own, range(200), 5), folds(range(200), 5)
+    first, other = ({tuple(row) for row in noise[chosen].flatten(1).tolist()} for chosen in (~second, second))
+    assert not first & other and min(len(first), len(other)) > 8
+
+
+def test_a_detector_does_not_recognise_noise_by_its_donors() -> None:
+    """A dose so large that donors are recognised, of a kind that the detector cannot tell otherwise."""
+    g = torch.Generator().manual_seed(0)
+    known, own = (Representation(torch.randn(400, 1, 30, generator=g), "bnd") for _ in range(2))
+    ids = range(1000, 1400)
+    noise = Noise.of([known], range(400), 0).draw("coloured", own, ids, 0)
+    rows = [(x * scale).numpy() for x, scale in ((own.values, 1.0), (own.values + 3 * noise, 10**-0.5))]
+    found = auroc(*crossfitted(Classifier(epochs=60), *rows, (folds(ids, 0),) * 2), paired=True)
+    assert found[0] < 0.6
+
+
+def test_drawing_halves_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"image {i}" for i in range(2000)]
+    first = halves(ids, 3, "control"), folds(ids, 3)
+    monkeypatch.setattr(drawing, "generator", None)
+    assert np.array_equal(halves(list(ids), 3, "control"), first[0]) and np.array_equal(folds(ids, 3), first[1])
 
 
 def test_activations_in_memory_and_in_a_file_are_the_same() -> None:

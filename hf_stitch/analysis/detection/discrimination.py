@@ -129,8 +129,8 @@ def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Ar
         sizes: The doses.
 
     Returns:
-        ``(…)`` doses, the smallest that reach the AUROC, interpolated on a logarithmic scale. 0 up to an AUROC of .5 and below that of the smallest dose,
-        infinity above that of the largest, NaN where an AUROC is NaN.
+        ``(…)`` doses, the smallest that reach the AUROC, interpolated on a logarithmic scale. 0 up to an AUROC of .5
+        and below that of the smallest dose, infinity above that of the largest, NaN where an AUROC is NaN.
 
     Example:
         >>> equivalent_dose(np.array([0.5, 0.7, 0.99]), np.array([0.6, 0.8]), (0.1, 1.0)).round(3).tolist()

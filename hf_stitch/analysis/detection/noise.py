@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.detection.drawing import generator
+from hf_stitch.analysis.detection.drawing import drawn, folds, generator
 from hf_stitch.data.samples import Id
 from hf_stitch.representation import Representation
 
@@ -19,7 +20,7 @@ DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 KINDS = ("coloured", "isotropic", "residual")
 """Kinds of noise: centred activations of the target of another sample, which have its covariance in all respects, also
 between positions; normal with the same variance in all directions and positions; residuals of least squares of another
-sample."""
+sample. Each prefix token has noise of its own size."""
 
 DONORS = 64
 """Number of other samples whose activations or residuals are added."""
@@ -32,20 +33,19 @@ def donors_among(ids: Sequence[Id], seed: int) -> list[int]:
         ids: Ids of the samples to which detectors are fitted.
         seed: Seed of the draw, which depends on the ids alone.
     """
-    drawn = [generator(id_, seed, "donor").random() for id_ in ids]
-    return sorted(range(len(ids)), key=drawn.__getitem__)[:DONORS]
+    return sorted(range(len(ids)), key=drawn(ids, seed, "donor").__getitem__)[:DONORS]
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise for the activations of a layer, with a mean square equal to theirs.
+    """Noise for the activations of a layer, with a mean square equal to theirs, in each prefix token and all positions.
 
     Attributes:
-        scale: Standard deviation of isotropic noise.
-        donors: Kind -> ``(positions, d)`` float64 for each of some samples.
+        scales: ``(prefix tokens + 1,)`` standard deviations of isotropic noise: of each prefix token, and of positions.
+        donors: Kind -> ``(prefix tokens + positions, d)`` float64 for each of some samples.
     """
 
-    scale: float
+    scales: Tensor
     donors: Mapping[str, Sequence[Tensor]]
 
     @classmethod
@@ -58,24 +58,30 @@ class Noise:
             activations: Batches of activations of the layer.
             ids: Ids of their samples.
             seed: Seed of the draw of donors of coloured noise.
-            residuals: ``(positions, d)`` for each of some samples, of any size: donors of residual noise.
+            residuals: ``(prefix tokens + positions, d)`` for each of some samples, of any size: donors of residual
+                noise.
 
         Raises:
-            ValueError: If all positions are equal, or those of the donors are.
+            ValueError: If there are fewer than two samples, all positions are equal, or those of the donors are.
         """
-        mean, square = _moments(activations)
-        samples = [(batch, place) for batch in activations for place in range(batch.batch)]
-        drawn = [_rows_of(*samples[place]) - mean for place in donors_among(ids, seed)]
-        donors = {"coloured": drawn, "residual": list(residuals)}
+        if len(ids) < 2:
+            raise ValueError(f"noise is made of other samples: at least 2 are needed, got {len(ids)}")
+        means, squares = _moments(activations)
+        prefix = len(means) - 1
+        chosen = _samples(activations, donors_among(ids, seed))
+        centred = [rows - means[_part_of(rows, prefix)] for rows in chosen]
+        donors = {"coloured": centred, "residual": [rows.to(means) for rows in residuals]}
         scaled = {}
-        for kind, rows in donors.items():
-            if rows:
-                found = float(torch.cat(list(rows)).square().sum(1).mean())
-                if found == 0 and kind == "coloured":
-                    raise ValueError(f"all positions of {len(rows)} samples are equal: is the layer dead?")
-                if found > 0:
-                    scaled[kind] = [part.to(mean) * (square / found) ** 0.5 for part in rows]
-        return cls((square / len(mean)) ** 0.5, scaled)
+        for kind, samples in donors.items():
+            if samples:
+                found = _mean_squares(samples, prefix)
+                if found[-1] == 0 and kind == "coloured":
+                    raise ValueError(f"all positions of {len(samples)} samples are equal: is the layer dead?")
+                if found[-1] > 0:
+                    # A prefix token that is the same in all samples, as before the first block, has no such noise.
+                    factors = torch.where(found > 0, squares / found, 0).sqrt()
+                    scaled[kind] = [rows * factors[_part_of(rows, prefix), None] for rows in samples]
+        return cls((squares / means.shape[1]).sqrt(), scaled)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -87,57 +93,86 @@ class Noise:
 
         Args:
             kind: One of :attr:`kinds`.
-            activations: Activations of the target. Prefix tokens and padding get no noise.
-            ids: Ids of the samples, on which alone the noise of each depends.
+            activations: Activations of the target. Padding gets no noise.
+            ids: Ids of the samples, on which alone the noise of each depends. Samples of two folds
+                (:func:`hf_stitch.analysis.detection.drawing.folds`) have no donor in common, so that a detector that is
+                fitted to one of them does not know the noise of the other.
             seed: Seed of the noise.
 
         Returns:
             The noise, in the shape of the values.
         """
-        prefix, (batch, length, width) = activations.prefix_tokens, activations.positions().shape
-        device = self.donors["coloured"][0].device
-        real = torch.ones(batch, length, dtype=torch.bool, device=device)
+        (batch, length, width), device = activations.positions().shape, self.scales.device
+        prefix = len(self.scales) - 1
+        real = torch.ones(batch, prefix + length, dtype=torch.bool, device=device)
         if activations.mask is not None:
-            real = activations.mask[:, prefix:].to(real)
-        counts = real.sum(1).tolist()
-        rows = [self._rows(kind, id_, count, width, seed) for id_, count in zip(ids, counts, strict=True)]
-        noise = torch.zeros(batch, length, width, dtype=torch.float64, device=device)
-        noise[real] = torch.cat(rows).to(device)
+            real[:, prefix:] = activations.mask[:, prefix:].to(device)
+        counts = (real.sum(1) - prefix).tolist()
+        second = folds(ids, seed).tolist()
+        rows = [
+            self._rows(kind, generator(id_, seed, kind), (count, width), fold)
+            for id_, count, fold in zip(ids, counts, second, strict=True)
+        ]
+        noise = torch.zeros(batch, prefix + length, width, dtype=torch.float64, device=device)
+        noise[real] = torch.cat(rows)
         return _laid_out(noise, activations)
 
-    def _rows(self, kind: str, id_: Id, count: int, width: int, seed: int) -> Tensor:
-        random = generator(id_, seed, kind)
+    def _rows(self, kind: str, random: np.random.Generator, shape: tuple[int, int], fold: int) -> Tensor:
+        """Return the noise of one sample, ``(prefix tokens + positions, d)``."""
+        prefix, (count, width) = len(self.scales) - 1, shape
         if kind == "isotropic":
-            return torch.from_numpy(self.scale * random.standard_normal((count, width)))
-        donor = self.donors[kind][int(random.integers(len(self.donors[kind])))]
-        return donor[torch.arange(count, device=donor.device) % len(donor)]  # a shorter one is repeated
+            normal = torch.from_numpy(random.standard_normal((prefix + count, width))).to(self.scales)
+            return normal * self.scales[_part_of(normal, prefix), None]
+        own = self.donors[kind][fold::2]
+        donor = own[int(random.integers(len(own)))]
+        places = torch.arange(count, device=donor.device) % (len(donor) - prefix)  # a shorter one is repeated
+        return torch.cat([donor[:prefix], donor[prefix + places]])
 
 
-def _moments(activations: Sequence[Representation]) -> tuple[Tensor, float]:
-    """Return mean and mean square of all positions."""
-    total, square, count = None, 0.0, 0
+def _part_of(rows: Tensor, prefix: int) -> Tensor:
+    """Return the part to which each row of a sample belongs: the number of the prefix token; positions are the last."""
+    return torch.arange(len(rows), device=rows.device).clamp(max=prefix)
+
+
+def _mean_squares(samples: Sequence[Tensor], prefix: int) -> Tensor:
+    """Return the mean square norm of each part of some samples."""
+    parts = torch.cat([_part_of(rows, prefix) for rows in samples])
+    squares = torch.cat(list(samples)).square().sum(1)
+    return squares.new_zeros(prefix + 1).index_add(0, parts, squares) / torch.bincount(parts)
+
+
+def _moments(activations: Sequence[Representation]) -> tuple[Tensor, Tensor]:
+    """Return means ``(prefix tokens + 1, d)`` and mean square norms of each prefix token and of all positions."""
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in activations:
-        rows = batch.rows("none").double()
-        total = rows.sum(0) + (0 if total is None else total)
-        square, count = square + float(rows.square().sum()), count + len(rows)
-    if total is None or not count:
-        raise ValueError("there are no activations: give more samples")
-    return total / count, square / count
+        parts = [part.double() for part in (*batch.prefix().unbind(1), batch.rows("none"))]
+        sums, squares = torch.stack([part.sum(0) for part in parts]), [part.square().sum() for part in parts]
+        kept.append((sums, torch.stack(squares), sums.new_tensor([len(part) for part in parts])))
+    total, square, counts = (torch.stack(of_all).sum(0) for of_all in zip(*kept, strict=True))
+    return total / counts[:, None], square / counts
+
+
+def _samples(activations: Sequence[Representation], places: Sequence[int]) -> list[Tensor]:
+    """Return the rows of some samples, ``(prefix tokens + positions, d)`` float64, in the order of the places."""
+    found, start = {}, 0
+    for batch in activations:
+        for place in places:
+            if start <= place < start + batch.batch:
+                found[place] = _rows_of(batch, place - start)
+        start += batch.batch
+    return [found[place] for place in places]
 
 
 def _rows_of(batch: Representation, place: int) -> Tensor:
-    """Return the positions of one sample of a batch, ``(positions, d)`` float64."""
     mask = None if batch.mask is None else batch.mask[place : place + 1]
-    return batch.replace(values=batch.values[place : place + 1], mask=mask).rows("none").double()
+    return batch.replace(values=batch.values[place : place + 1], mask=mask).rows("none", prefix=True).double()
 
 
 def _laid_out(noise: Tensor, activations: Representation) -> Tensor:
-    """Return noise of positions, ``(batch, positions, d)``, in the shape of the activations."""
+    """Return noise, ``(batch, prefix tokens + positions, d)``, in the shape of the activations."""
     if activations.layout == "bd":
         noise = noise[:, 0]
-    elif activations.layout == "bnd":
-        noise = torch.nn.functional.pad(noise, (0, 0, activations.prefix_tokens, 0))
-    else:
+    elif activations.layout != "bnd":
         noise = noise.unflatten(1, activations.grid)
         noise = noise if activations.layout == "bhwc" else noise.permute(0, 3, 1, 2)
     return noise.to(activations.values)

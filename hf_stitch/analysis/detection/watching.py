@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.detection.drawing import drawn_rows, halves
+from hf_stitch.analysis.detection.drawing import drawn_rows, folds
 from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise
 from hf_stitch.analysis.detection.recording import View, recorded
 from hf_stitch.data import Samples
@@ -140,15 +140,15 @@ class Watch:
         if detector.auxiliary != "stitched":
             return np.asarray(strange[label], np.float64), np.asarray(own[label], np.float64)
         key = f"rows.{detector.reads}"
-        folds = halves(ids, self.seed), halves(ids if others is None else others, self.seed)
-        return crossfitted(detector, own[key], strange[key], folds)
+        split = folds(ids, self.seed), folds(ids if others is None else others, self.seed)
+        return crossfitted(detector, own[key], strange[key], split)
 
 
 def crossfitted(
     detector: Detector,
     own: NDArray[np.floating],
     strange: NDArray[np.floating],
-    folds: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    split: tuple[NDArray[np.bool_], NDArray[np.bool_]],
 ) -> tuple[Array, Array]:
     """Fit a detector to one half of own and of strange rows, and score the other half, twice.
 
@@ -156,7 +156,7 @@ def crossfitted(
         detector: A detector of stitched activations.
         own: ``(n, positions, d)`` rows of the target's own activations.
         strange: ``(m, positions, d)`` strange rows.
-        folds: ``(n,)`` and ``(m,)`` bool: the half of each sample.
+        split: ``(n,)`` and ``(m,)`` bool: the half of each sample.
 
     Returns:
         ``(m,)`` scores of the strange samples and ``(n,)`` of the own ones.
@@ -166,9 +166,9 @@ def crossfitted(
     """
     scores = np.empty(len(strange)), np.empty(len(own))
     for half in (False, True):
-        fitted_own, fitted_strange = (_as_batch(x[f == half]) for x, f in zip((own, strange), folds, strict=True))
+        fitted_own, fitted_strange = (_as_batch(x[f == half]) for x, f in zip((own, strange), split, strict=True))
         scorer = detector.fit([fitted_own], auxiliary=[fitted_strange])
-        for scored, rows, fold in zip(scores, (strange, own), reversed(folds), strict=True):
+        for scored, rows, fold in zip(scores, (strange, own), reversed(split), strict=True):
             scored[fold != half] = scorer.score(_as_batch(rows[fold != half])).cpu().numpy()
     return scores
 
@@ -230,8 +230,8 @@ def fit_watch(
         view: Pooling of the stitches, or another form of the activations (:data:`View`).
         batch_size: Number of samples per forward pass.
         outliers: Raw samples of other data, for detectors that need them.
-        residuals: Layer -> residuals of least squares, ``(positions, d)`` for each of some samples, for noise of this
-            kind. Layers that are left out have no such noise.
+        residuals: Layer -> residuals of least squares, ``(prefix tokens + positions, d)`` for each of some samples, for
+            noise of this kind. Layers that are left out have no such noise.
         kinds: Kinds of noise with which the detectors are calibrated.
         seed: Seed of drawn positions, of noise and of halves.
         progress: Whether to show a progress bar.

@@ -27,8 +27,8 @@ def residuals(sides: Sides, moments: PairMoments, samples: Samples, seed: int) -
         seed: Seed of the draw.
 
     Returns:
-        Layer of the target -> ``(positions, d)`` for each drawn sample. Layers for which least squares is undefined are
-        left out.
+        Layer of the target -> ``(prefix tokens + positions, d)`` for each drawn sample. Layers for which least squares
+        is undefined are left out.
     """
     maps = {lb: _best(sides, moments, lb) for lb in sides.layers_b}
     best = {lb: found for lb, found in maps.items() if found is not None}
@@ -39,8 +39,8 @@ def residuals(sides: Sides, moments: PairMoments, samples: Samples, seed: int) -
         for lb, (la, layer) in best.items():
             own = received(ran.y[lb], sides.pooling)
             left = own.replace(values=handed_over(layer(ran.x[la]), sides.pooling).values.to(own.values) - own.values)
-            counts = torch.bincount(left.row_samples("none"), minlength=left.batch).tolist()
-            kept[lb] += left.rows("none").double().split(counts)
+            counts = torch.bincount(left.row_samples("none", prefix=True), minlength=left.batch).tolist()
+            kept[lb] += left.rows("none", prefix=True).double().split(counts)
     return kept
 
 
