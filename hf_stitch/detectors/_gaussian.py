@@ -124,7 +124,15 @@ def sample_means(activations: Representation, values: Tensor) -> Tensor:
 
     Returns:
         ``(batch,)``.
+
+    Raises:
+        ValueError: If a sample has no position.
     """
     owners = activations.row_samples("none").to(values.device)
+    counts = torch.bincount(owners, minlength=activations.batch)
+    if not bool(counts.all()):
+        raise ValueError(
+            f"sample {int((counts == 0).nonzero()[0])} of the batch has no position, so it has no score: leave it out"
+        )
     totals = values.new_zeros(activations.batch).index_add(0, owners, values)
-    return totals / torch.bincount(owners, minlength=activations.batch)
+    return totals / counts

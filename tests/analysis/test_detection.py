@@ -12,11 +12,12 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.detection import drawing, recording
+from hf_stitch.analysis.detection import drawing, recording, watching
 from hf_stitch.analysis.detection.discrimination import auroc, discrimination, equivalent_dose, sided
 from hf_stitch.analysis.detection.drawing import drawn_rows, folds, halves
 from hf_stitch.analysis.detection.noise import Noise
 from hf_stitch.analysis.detection.recording import recorded
+from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import crossfitted
 from hf_stitch.detectors import Classifier, LikelihoodRatio, Mahalanobis, NearestNeighbours
 from hf_stitch.registry import registries
@@ -40,6 +41,37 @@ def test_auroc_is_that_of_scikit_learn_with_the_interval_of_the_bootstrap() -> N
     apart = auroc(positive, negative[:200], paired=False)
     assert apart[0] == pytest.approx(roc_auc_score(labels[:500], np.concatenate([positive, negative[:200]])))
     assert apart[2] - apart[1] > high - low  # pairs are correlated
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_no_evidence(broken: float) -> None:
+    good, bad = np.arange(9.0), np.array([broken, *range(8)])
+    for scores in ((good, bad), (bad, good)):
+        with pytest.raises(ValueError, match="1 of 9 scores are NaN or infinite"):
+            auroc(*scores, paired=True)
+        for two_sided in (False, True):
+            with pytest.raises(ValueError, match="1 of 9 scores are NaN or infinite"):
+                discrimination(*scores, two_sided=two_sided, paired=True)
+    with pytest.raises(ValueError, match="no scores to compare"):
+        auroc(good, good[:0], paired=False)
+
+
+def test_scores_that_are_not_finite_are_recorded_as_undefined() -> None:
+    scores = {"far": np.arange(20.0), "own": np.arange(20.0) / 2, "known": np.full(9, np.nan)}
+    own = Representation(torch.randn(9, 3), "bd")
+    layer = watching.Layer(Noise.of([own], range(9), 0), {}, {"knn": scores["known"]})
+    watch = watching.Watch({"knn": NearestNeighbours()}, 0, {"bn1": layer}, kinds=("coloured",))
+    doses = {f"coloured.{number}.knn": scores["own"] + 10 * number for number in range(5)}
+    stitched = {("m", "a", "bn1"): {"knn": scores["own"] * np.nan}, ("n", "a", "bn1"): {"knn": scores["far"]}}
+    evidence = Evidence(
+        range(20), {"bn1": {"knn": scores["own"]}}, {"bn1": doses}, stitched, range(9),
+        {"bn1": {"knn": scores["far"] + 9}}, range(20, 40),
+    )  # fmt: skip
+    found = detect(watch, "knn", ["a"], evidence, two_sided=True)
+    assert set(found.undefined) == {"m: a -> bn1", "bn1, control train"}
+    assert "20 of 20 scores are NaN" in found.undefined["m: a -> bn1"]
+    assert all(np.isnan(values).all() for values in found.figures["m"].values())
+    assert np.isfinite(found.figures["n"]["auroc"]).all() and np.isnan(found.controls["train"]).all()
 
 
 @pytest.mark.parametrize(("n", "m"), [(150, 150), (80, 200)])

@@ -63,6 +63,16 @@ def test_masked_positions_and_prefix_tokens_do_not_count() -> None:
     torch.testing.assert_close(scorer.score(padded), torch.cat(alone))
 
 
+@pytest.mark.parametrize("detector", [Mahalanobis(), LikelihoodRatio(), Classifier(), NearestNeighbours()], ids=str)
+def test_a_sample_without_positions_has_no_score(detector: Detector) -> None:
+    known = [Representation(torch.randn(50, 4, 3), "bnd")]
+    scorer = detector.fit(known, auxiliary=[Representation(torch.randn(50, 4, 3) + 1, "bnd")])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    empty = Representation(torch.randn(2, 4, 3), "bnd", mask, prefix_tokens=1)
+    with pytest.raises(ValueError, match=r"sample 1 of the batch (has no position|is completely masked)"):
+        scorer.score(empty)
+
+
 def test_neighbours_are_those_of_scikit_learn() -> None:
     g = np.random.default_rng(0)
     known, new = g.standard_normal((60, 5)), g.standard_normal((7, 5))

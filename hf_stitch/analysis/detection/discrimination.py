@@ -37,16 +37,36 @@ def discrimination(strange: Array, own: Array, *, two_sided: bool, paired: bool,
         detector declares. ``aupr`` is the average precision with the strange samples as positives, ``fpr95`` the share
         of the network's own samples above the threshold above which 95% of the strange ones are.
 
+    Raises:
+        ValueError: If scores are missing, NaN or infinite.
+
     Example:
         >>> found = discrimination(np.arange(9.0) + 100, np.arange(9.0), two_sided=False, paired=True)
         >>> {name: float(value[0]) for name, value in found.items()}
         {'auroc': 1.0, 'one_sided': 1.0, 'two_sided': 1.0, 'aupr': 1.0, 'fpr95': 0.0}
     """
+    check_scores(strange, own)
     folded = sided(strange, own), sided(own, own)
     found = {"one_sided": auroc(strange, own, paired=paired), "two_sided": auroc(*folded, paired=paired)}
     chosen = folded if two_sided else (strange, own)
     rates = _rates(*chosen, paired=paired, seed=seed)
     return {"auroc": found["two_sided" if two_sided else "one_sided"], **found, **rates}
+
+
+def check_scores(*sets: Array) -> None:
+    """Check that scores can be compared.
+
+    Args:
+        *sets: Sets of scores.
+
+    Raises:
+        ValueError: If there are none in a set, or some are NaN or infinite.
+    """
+    for scores in sets:
+        if not len(scores):
+            raise ValueError("there are no scores to compare: give more samples")
+        if (broken := int((~np.isfinite(scores)).sum())) > 0:
+            raise ValueError(f"{broken} of {len(scores)} scores are NaN or infinite, which no rank can be given")
 
 
 def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
@@ -59,7 +79,11 @@ def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
 
     Returns:
         ``(3,)``: the AUROC, where ties count half, and both ends of its interval, which are cut to [0, 1].
+
+    Raises:
+        ValueError: If scores are missing, NaN or infinite.
     """
+    check_scores(positive, negative)
     above = _share_below(np.sort(negative), positive)
     below = 1 - _share_below(np.sort(positive), negative)
     value = float(above.mean())

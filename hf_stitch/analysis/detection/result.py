@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.detection.discrimination import FIGURES, auroc, discrimination, equivalent_dose, sided
+from hf_stitch.analysis.detection.discrimination import (
+    FIGURES,
+    auroc,
+    check_scores,
+    discrimination,
+    equivalent_dose,
+    sided,
+)
 from hf_stitch.analysis.detection.drawing import halves
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.watching import Seen, Watch
@@ -49,7 +56,7 @@ class Detection(Result):
         controls: ``halves``: AUROC of one half of the test samples against the other, .5 up to chance; ``train``: of
             the test samples against those to which the detector was fitted; ``far``, if far samples were given: of
             these against the test samples. Each ``(layers, 3)``.
-        undefined: What the detector could not be fitted for -> why.
+        undefined: What the detector could not be fitted for, or has no finite scores of -> why.
 
     Example:
         >>> half = np.full((1, 3), 0.5)
@@ -223,7 +230,7 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
 
 
 class _Asked:
-    """The answers of one detector; where it cannot be fitted, NaN and the reason."""
+    """The answers of one detector; where it cannot be fitted or its scores are not finite, NaN and the reason."""
 
     def __init__(self, watch: Watch, label: str, evidence: Evidence, two_sided: bool) -> None:
         self.watch, self.label, self.evidence, self.two_sided = watch, label, evidence, two_sided
@@ -257,10 +264,12 @@ class _Asked:
         self, what: str, layer: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
     ) -> tuple[Array, Array] | None:
         try:
-            return self.watch.compare(self.label, layer, strange, own, ids, others)
+            scores = self.watch.compare(self.label, layer, strange, own, ids, others)
+            check_scores(*scores)
         except ValueError as error:
             self.undefined[what] = str(error)
             return None
+        return scores
 
     def _auroc(self, scores: tuple[Array, Array] | None, *, paired: bool) -> Array:
         if scores is None:
