@@ -84,7 +84,7 @@ class Identification(Result):
             axis: ``"a"`` or ``"b"``.
 
         Returns:
-            (pairs, layers) strings: ``hit``, ``tie``, ``miss`` or ``undefined``.
+            ``(pairs, layers)`` strings, ``hit``, ``tie``, ``miss`` or ``undefined``.
 
         Raises:
             KeyError: If there is no such axis.
