@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -64,11 +64,11 @@ def recorded(
     *,
     memory: int = MEMORY,
     progress: bool = False,
-) -> Iterator[tuple[str, list[list[Representation]]]]:
+) -> Iterator[tuple[str, list[Sequence[Representation]]]]:
     """Compute the activations of a network at several layers, with few runs of the network.
 
     As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
-    a temporary file, which is mapped into memory.
+    a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
 
     Args:
         network: The network.
@@ -85,7 +85,7 @@ def recorded(
     Raises:
         ValueError: If activations are NaN or infinite; the message names layer and sample.
     """
-    sizes = _sizes(network, layers, data[0], view, sum(map(len, data)))
+    sizes = _sizes(network, layers, data, view, batch_size)
     for group in _groups(layers, sizes, memory):
         with ExitStack() as stack:
             folder = None
@@ -99,12 +99,15 @@ def recorded(
                 yield layer, [of_set.pop(layer) for of_set in kept]
 
 
-def _sizes(network: Adapter, layers: Sequence[str], samples: Samples, view: View, count: int) -> dict[str, int]:
-    """Estimate the bytes of each layer from one sample."""
-    first = next(iter(samples.batches(1)))
+def _sizes(
+    network: Adapter, layers: Sequence[str], data: Sequence[Samples], view: View, batch_size: int
+) -> dict[str, int]:
+    """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them."""
+    first = next(iter(data[0].batches(batch_size)))
     with torch.no_grad():
         found = network.encode(network.preprocess(first.samples), list(layers))
-    return {layer: count * received(found[layer], view).values.nbytes for layer in layers}
+    share = sum(map(len, data)) / len(first.samples)
+    return {layer: round(share * received(found[layer], view).values.nbytes) for layer in layers}
 
 
 def _groups(layers: Sequence[str], sizes: dict[str, int], memory: int) -> list[list[str]]:
@@ -128,7 +131,7 @@ def _run(
     folder: Path | None,
     name: str,
     progress: bool,
-) -> dict[str, list[Representation]]:
+) -> dict[str, Sequence[Representation]]:
     """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
@@ -145,8 +148,33 @@ def _run(
             bar.update(len(batch.samples))
     if store is not None:
         (layer,) = layers  # a file has one layer
-        kept[layer] = [own.replace(values=values) for own, values in zip(kept[layer], store.all(), strict=True)]
-    return kept
+        device = kept[layer][0].values.device
+        stored = [own.replace(values=values) for own, values in zip(kept[layer], store.all(), strict=True)]
+        return {layer: _OnDevice(stored, device)}
+    return {**kept}
+
+
+class _OnDevice(Sequence[Representation]):
+    """Batches that are moved to a device when they are taken."""
+
+    def __init__(self, batches: Sequence[Representation], device: torch.device) -> None:
+        self._batches, self._device = batches, device
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @overload
+    def __getitem__(self, place: int) -> Representation: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Representation]: ...
+
+    def __getitem__(self, place: int | slice) -> Representation | Sequence[Representation]:
+        if isinstance(place, slice):
+            return _OnDevice(self._batches[place], self._device)
+        batch = self._batches[place]
+        mask = None if batch.mask is None else batch.mask.to(self._device)
+        return batch.replace(values=batch.values.to(self._device), mask=mask)
 
 
 class _Flat:
