@@ -17,11 +17,14 @@ from hf_stitch.analysis.detection.discrimination import auroc, discrimination, e
 from hf_stitch.analysis.detection.drawing import drawn_rows, folds, halves
 from hf_stitch.analysis.detection.noise import Noise
 from hf_stitch.analysis.detection.recording import recorded
-from hf_stitch.analysis.detection.result import Evidence, detect
+from hf_stitch.analysis.detection.result import Detection, Evidence, detect
 from hf_stitch.analysis.detection.watching import crossfitted
+from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.detectors import Classifier, LikelihoodRatio, Mahalanobis, NearestNeighbours
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
+
+import tiny_networks as networks  # isort: skip
 
 DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -340,3 +343,42 @@ def test_activations_in_memory_and_in_a_file_are_the_same() -> None:
                     assert all(torch.equal(a.values, b.values) for a, b in zip(own, expected, strict=True))
         assert calls[0] == 1 + runs * (3 + 2)
     assert recording.MEMORY == 2**31
+
+
+def test_batches_from_a_file_are_on_the_device_of_the_network_with_their_masks() -> None:
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    batches = [Representation(torch.randn(2, 3, 4), "bnd", mask), Representation(torch.randn(2, 4), "bd")]
+    moved = recording._OnDevice(batches, torch.device("meta"))
+    assert len(moved) == len(moved[:]) == 2 and moved[1].mask is None
+    assert [batch.values.device.type for batch in moved] == ["meta"] * 2
+    assert moved[0].mask is not None and moved[0].mask.device.type == "meta"
+
+
+def test_sizes_are_those_of_the_longest_text_of_the_first_batch() -> None:
+    network = networks.network("bert", 0, "float32")
+    layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"]
+    texts = hf_stitch.Samples.of([{"text": " ".join(["w1"] * n), "label": 0} for n in (1, 20, 20, 20)])
+    sizes = recording._sizes(network, layers, [texts], "none", 4)
+    kept = dict(recorded(network, layers, [texts], "none", 4))
+    assert sizes == {layer: sum(batch.values.nbytes for batch in kept[layer][0]) for layer in layers}
+
+
+def test_layers_where_a_detector_is_blind_are_marked() -> None:
+    far = np.array([[0.5, 0.4, 0.6], [0.9, 0.8, 1.0]])
+    found = Detection("knn", ("b0", "b1"), True, {}, {"coloured": np.full((2, 5, 3), 0.5)}, {"far": far})
+    assert found.blind == ("b0",)
+    table = found.to_pandas()
+    assert set(table["layer"][table["blind"]]) == {"b0"} and set(table["layer"][~table["blind"]]) == {"b1"}
+    scores = {"m": {"agreement": np.full((1, 2, 3), 0.5), "auroc(knn)": np.full((1, 2, 3), 0.7)}}
+    grid = StitchGrid(
+        scores, {}, {"m": {"agreement": np.ones((2, 1, 2))}}, ("a0",), ("b0", "b1"), "text-generation", "none", 9,
+        {"knn": found},
+    )  # fmt: skip
+    labels = {
+        figure: [text.get_text() for text in grid.plot(figure).axes[0].get_xticklabels()]
+        for figure in ("agreement", "auroc(knn)")
+    }
+    assert labels == {"agreement": ["b0", "b1"], "auroc(knn)": ["b0 (blind)", "b1"]}
+    for asked in (grid.as_good, grid.identify):
+        with pytest.raises(KeyError, match=r"auroc\(knn\) are not tested: .* Those with p-values are agreement"):
+            asked("auroc(knn)")

@@ -39,6 +39,8 @@ class Detection(Result):
     """What a detector finds at layers of a target: of stitched activations, of noise of known size, and its controls.
 
     AUROCs, doses and controls are of one side: either larger scores alone are strange, or unusually small ones, too.
+    An AUROC whose interval is below .5 counts as in distribution, with a dose of 0. If the detector is two-sided, the
+    scores are then closer to the middle than the target's own: stitched activations vary less, and none is unusual.
 
     Attributes:
         detector: Label of the detector.
@@ -105,7 +107,8 @@ class Detection(Result):
 
         Returns:
             One row per layer and measure, with the columns ``detector``, ``layer``, ``measure`` (``halves``, ``train``,
-            ``far``, ``coloured 0.01``, …), ``value``, ``low`` and ``high``.
+            ``far``, ``coloured 0.01``, …), ``value``, ``low``, ``high`` and ``blind``: whether the detector does not
+            tell far samples apart at this layer.
         """
         import pandas
 
@@ -116,7 +119,7 @@ class Detection(Result):
         return pandas.DataFrame(
             [
                 {"detector": self.detector, "layer": layer, "measure": name,
-                 **dict(zip(("value", "low", "high"), map(float, row), strict=True))}
+                 **dict(zip(("value", "low", "high"), map(float, row), strict=True)), "blind": layer in self.blind}
                 for name, values in measured.items()
                 for layer, row in zip(self.layers, values, strict=True)
             ]

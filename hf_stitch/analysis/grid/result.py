@@ -184,10 +184,17 @@ class StitchGrid(Result):
             the same layer of b.
 
         Raises:
-            KeyError: If the grid has no such matcher or figure.
+            KeyError: If the grid has no such matcher or figure, or the figure is one of a detector, which has no
+                p-values.
         """
         self._cells(matcher, figure)
-        p_values = self.p_values[matcher or self.matchers[0]][figure or self.figures[0]]
+        name, tested = figure or self.figures[0], self.p_values[matcher or self.matchers[0]]
+        if name not in tested:
+            raise KeyError(
+                f"differences in {name} are not tested: figures of detectors have intervals, but no p-values. Those "
+                f"with p-values are {', '.join(tested)}"
+            )
+        p_values = tested[name]
         return np.stack([not_rejected(p_values[0], level), not_rejected(p_values[1].T, level).T])
 
     def identify(self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05) -> Identification:
@@ -205,7 +212,8 @@ class StitchGrid(Result):
             Hits, ties and misses along both axes. Undefined stitches are left out.
 
         Raises:
-            KeyError: If the grid has no such matcher or figure.
+            KeyError: If the grid has no such matcher or figure, or the figure is one of a detector, which has no
+                p-values.
             ValueError: If the networks have different numbers of layers.
         """
         values = self.values(matcher, figure)
@@ -266,7 +274,8 @@ class StitchGrid(Result):
     def plot(self, figure: str | None = None, *, matcher: str | None = None) -> Figure:
         """Plot a figure of all pairs of layers as a heat map, with a frame around the best of each row.
 
-        An infinite dose has the colour of the largest dose that was measured.
+        An infinite dose has the colour of the largest dose that was measured. In figures of a detector, layers where it
+        does not tell far samples apart are marked as blind.
 
         Args:
             figure: The figure; ``None`` uses the first.
@@ -291,8 +300,10 @@ class StitchGrid(Result):
         if name.startswith("dose(") and np.isinf(values).any():
             values, most = np.minimum(values, max(DOSES)), max(DOSES)
             explained += f"; {most:g}: at least {most:g}"
+        blind = next((found.blind for detector, found in self.detections.items() if name.endswith(f"({detector})")), ())
+        columns = [f"{layer} (blind)" if layer in blind else layer for layer in self.layers_b]
         return heatmap(
-            values, self.layers_a, self.layers_b,
+            values, self.layers_a, columns,
             row_title="layers of the source", column_title="layers of the target",
             title=f"{label}, {self.n} samples", label=explained, low=0.0, high=most,
             marked=marked, marks="best of each layer of the source",
