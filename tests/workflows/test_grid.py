@@ -240,10 +240,10 @@ def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
 
 
 def test_a_diverging_stitch_of_a_grid_is_named(images: Any) -> None:
-    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
+    a, b, data = network("cnn", 0, "float32"), network("cnn", 1, "float32"), of(images, double=False)
     options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
     with pytest.raises(DivergedError, match=r"task_loss.*: layer[12]\.0 -> layer2\.0: the loss of stitch .* Lower lr"):
-        hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e30, batch_size=16)], **options)
+        hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e37, batch_size=16)], **options)
 
 
 def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
