@@ -150,7 +150,8 @@ accurate (relative accuracy ≥ .8) and least squares is not, count those in whi
 and *no stranger than least squares in the same cell*: no detector's two-sided AUROC is greater by more than {margin}.
 Detectors that do not tell images of noise from test images at a layer do not count there. At least {kept:.0%} of the
 cells: strangeness is not the reason. At most {lost:.0%}: it is, on these networks. Between, or with fewer than {least}
-cells: undecided.
+cells (a condition that was added after the first run): undecided. Detectors that separate least squares entirely, with
+an AUROC of 1, cannot tell what is stranger still; the others decide then.
 
 {verdict}
 
