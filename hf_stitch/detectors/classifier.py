@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
 from hf_stitch.papers import LOPEZ_PAZ_2017, Paper
 from hf_stitch.representation import Representation
 
+STEPS = 500
+"""Minimum number of steps of Adam."""
+
 
 @dataclass(frozen=True)
 class Classifier(Detector):
@@ -27,7 +31,8 @@ class Classifier(Detector):
     Attributes:
         hidden: Number of hidden units (ReLU); 0 for logistic regression (L-BFGS, to convergence), which notices shifts
             only.
-        epochs: Number of passes over the positions (Adam, learning rate 1e-3, batches of 200).
+        epochs: Number of passes over the positions (Adam, learning rate 1e-3, batches of 200). Few positions are passed
+            more often, for at least 500 steps. Training ends earlier if the loss has not fallen by 1e-4 for ten epochs.
         weight_decay: L2 penalty.
         seed: Seed of the initial weights and of the order of the positions.
 
@@ -73,11 +78,13 @@ class Classifier(Detector):
         scale = torch.where(scale == 0, scale.mean(), scale)
         rows = ((torch.cat([own, stitched]) - mean) / scale).float().numpy()
         labels = np.repeat([0, 1], [len(own), len(stitched)])
-        how = {"solver": "adam", "max_iter": self.epochs} if self.hidden else {"solver": "lbfgs", "max_iter": 1000}
         sizes, batch = (self.hidden,) if self.hidden else (), min(200, len(rows))
+        epochs = max(self.epochs, math.ceil(STEPS * batch / len(rows)))
+        how = {"solver": "adam", "max_iter": epochs} if self.hidden else {"solver": "lbfgs", "max_iter": 1000}
         model = MLPClassifier(sizes, alpha=self.weight_decay, batch_size=batch, random_state=self.seed, **how)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is an option
+            if self.hidden:  # the number of epochs is an option; logistic regression should converge
+                warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(rows, labels)
         weights, biases = (
             [torch.from_numpy(part).double() for part in parts] for parts in (model.coefs_, model.intercepts_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
 from scipy.stats import multivariate_normal
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
+from sklearn.neural_network import MLPClassifier
 
 from hf_stitch.detectors import Classifier, Detector, Energy, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
 from hf_stitch.representation import Representation
@@ -125,6 +128,19 @@ def test_a_shift_is_told_apart_as_well_as_it_can_be(detector: Detector) -> None:
     )
     found = area(scorer, vectors(4000, 2) + shift, vectors(4000, 3))
     assert found == pytest.approx(NORMAL.cdf(1 / 2**0.5), abs=0.02)
+
+
+def test_a_classifier_of_few_positions_is_trained_to_the_end() -> None:
+    """In ten epochs of 80 positions, which are ten steps, weights hardly leave their initial values."""
+    known, moved = vectors(40, 0), vectors(40, 1) + torch.tensor([1.0, -1, 1, -1])
+    known, moved = known[:, [0, 1, 2, 3] * 4], moved[:, [0, 1, 2, 3] * 4]
+    scorer = Classifier().fit([Representation(known, "bd")], auxiliary=[Representation(moved, "bd")])
+    logits = scorer.score(Representation(torch.cat([known, moved]), "bd")).numpy()
+    loss = np.logaddexp(0, -logits * np.repeat([-1, 1], 40)).mean()
+    assert loss < 0.2
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(ConvergenceWarning):  # it has no number of epochs
+        patch.setattr("sklearn.neural_network.MLPClassifier", partial(MLPClassifier, max_fun=1))
+        Classifier(hidden=0).fit([Representation(known, "bd")], auxiliary=[Representation(moved, "bd")])
 
 
 @pytest.mark.parametrize("detector", [LikelihoodRatio(), Classifier()], ids=str)
