@@ -241,8 +241,8 @@ def test_models_and_samples_that_cannot_be_audited_are_rejected(place: Any) -> N
         audit(place.stitched, place, max_dose=-1)
     with pytest.raises(ValueError, match="the two sides differ first"):
         audit(place.stitched, place, paired_data=place.train)
-    with pytest.raises(ValueError, match=r"detector knn at layer '0' of the target: .* at least 10 samples, got 1"):
-        hf_stitch.audit(place.stitched, place.test.take(2), progress=False)
+    with pytest.raises(ValueError, match=r"detector knn at layer '0' of the target: .* at least 10 samples, got 3"):
+        hf_stitch.audit(place.stitched, place.test.take(6), progress=False)
     with pytest.raises(ValueError, match="one half of the samples is needed"):
         hf_stitch.audit(place.stitched, place.test.take(1), progress=False)
     with pytest.raises(ValueError, match="no stitched model to audit"):
