@@ -159,8 +159,8 @@ def test_shrinkage_is_seen_by_what_compares_scales_and_not_by_logistic_regressio
     for detector in (LikelihoodRatio(), Classifier()):
         assert area(detector.fit(known, auxiliary=shrunk), other, new) > 0.8
     assert abs(area(Classifier(hidden=0).fit(known, auxiliary=shrunk), other, new) - 0.5) < 0.05
-    for detector in (Mahalanobis(), NearestNeighbours()):  # smaller scores: strange, because these are two-sided
-        assert detector.two_sided and area(detector.fit(known), other, new) < 0.25
+    for alone in (Mahalanobis(), NearestNeighbours()):  # smaller scores: strange, because these are two-sided
+        assert alone.two_sided and area(alone.fit(known), other, new) < 0.25
 
 
 def test_strangeness_of_positions_that_leaves_means_alone_is_seen_only_by_what_reads_positions() -> None:
