@@ -46,6 +46,12 @@ def samples(name: str, split: str, count: int, data_dir: str | None) -> hf_stitc
     return hf_stitch.Samples.of(networks.normalised(pixels), label=labels.tolist())
 
 
+def noise(count: int) -> hf_stitch.Samples:
+    """Draw images of uniform noise, as samples of normalised tensors ``(3, 32, 32)``."""
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    return hf_stitch.Samples.of(networks.normalised(pixels))
+
+
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Flip images ``(n, 3, 32, 32)`` at random and crop them after padding with 4 zeros."""
     n = len(pixels)

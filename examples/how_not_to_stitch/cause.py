@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
 import hf_stitch
+from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
@@ -103,8 +103,6 @@ def main() -> None:
         images.samples("cifar10", split, count, arguments.data_dir)
         for split, count in (("train", preset.train), ("test", preset.test))
     )
-    pixels = torch.randint(0, 256, (preset.test, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    noise = hf_stitch.Samples.of(networks.normalised(pixels))
     names = list(loaded)
     arguments.out.mkdir(parents=True, exist_ok=True)
     place = arguments.out / "cause.json"
@@ -116,7 +114,7 @@ def main() -> None:
         start = time.perf_counter()
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers_a, layers_b=layers_b,
-            matchers=[*CLOSED, *preset.matchers.values()], detectors=DETECTORS, far_data=noise,
+            matchers=[*CLOSED, *preset.matchers.values()], detectors=DETECTORS, far_data=images.noise(preset.test),
             task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
         labels = {**{name: name for name in CLOSED}, **{n: matcher.label for n, matcher in preset.matchers.items()}}
@@ -129,7 +127,7 @@ def main() -> None:
             "far": {d: rounded(found.controls["far"][:, 1]) for d, found in grid.detections.items()},
             "seconds": round(time.perf_counter() - start),
         }
-        place.write_text(json.dumps(record, indent=1) + "\n")
+        write_whole(place, lambda path: path.write_text(json.dumps(record, indent=1) + "\n"))
         text = page(json.loads(place.read_text()))
         (arguments.out / "cause.md").write_text(text)
     Console(width=140).print(text, markup=False)

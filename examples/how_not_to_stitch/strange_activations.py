@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
 import hf_stitch
 from hf_stitch.analysis import Score, StitchGrid, identify_layers
 from hf_stitch.detectors import Energy
+from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
@@ -92,8 +92,6 @@ def main() -> None:
         for split, count in (("train", preset.train), ("test", preset.test))
     )
     other = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
-    pixels = torch.randint(0, 256, (preset.test, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    noise = hf_stitch.Samples.of(networks.normalised(pixels))
     names = list(loaded)
     pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)] + [(names[0], names[0])]
     place = arguments.out / "strange_activations.json"
@@ -108,11 +106,12 @@ def main() -> None:
             loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers,
             matchers=[*CLOSED, *preset.task_loss.values()],
             detectors=["mahalanobis", "knn", "likelihood_ratio", "classifier", preset.energy],
-            auxiliary_data=other, far_data=noise, task="image-classification", batch_size=100, resamples=200,
+            auxiliary_data=other, far_data=images.noise(preset.test), task="image-classification", batch_size=100,
+            resamples=200,
         )  # fmt: skip
         found[f"{a} -> {b}"] = {**recorded(grid, preset), "seconds": round(time.perf_counter() - start)}
         found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
-        place.write_text(json.dumps(record, indent=1) + "\n")
+        write_whole(place, lambda path: path.write_text(json.dumps(record, indent=1) + "\n"))
         text = page(json.loads(place.read_text()))
         (arguments.out / "strange_activations.md").write_text(text)
     Console(width=140).print(text, markup=False)
@@ -164,7 +163,8 @@ direct matches do so only where they are inaccurate. In figures, fixed before an
 task-loss stitches are strange, at most {accurate:.0%} of the direct matches with a relative accuracy of at least .8,
 and at least {inaccurate:.0%} of those below .5. Where a detector does not tell images of
 noise from the test images, the layer is left out ("blind"). Energies come from a small classifier, trained with
-Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs.
+Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs. Measured with noise drawn from a normal
+distribution for each position; noise is now made of the activations of other samples, so that doses come out otherwise.
 
 {sections}
 This page and [its figures as JSON](strange_activations.json) are written by the command (2 CPU cores):
