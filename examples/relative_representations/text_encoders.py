@@ -95,7 +95,7 @@ def _made(
             tokenizer, model = _made(replace(recipe, tuning=0), corpus, cache, None)
             _tune(recipe, tokenizer, model, labelled)
         else:
-            tokenizer = _tokenizer(recipe, corpus)
+            tokenizer = trained_tokenizer(recipe, corpus)
             model = _pretrained(recipe, tokenizer, corpus)
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
@@ -112,7 +112,8 @@ def _encoder(name: str, adapter: hf_stitch.Adapter, rows) -> Encoder:
     return Encoder(name, adapter, adapter.layers[-1], rows)
 
 
-def _tokenizer(recipe: Recipe, corpus: Sequence[str]) -> PreTrainedTokenizerFast:
+def trained_tokenizer(recipe: Recipe, corpus: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Train the tokenizer of a local encoder on a corpus."""
     if recipe.family == "roberta":
         made = Tokenizer(models.BPE(unk_token=SPECIAL["unk_token"]))
         made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
