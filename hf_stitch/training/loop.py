@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -28,23 +28,27 @@ StepCallback = Callable[[int, Sequence[StitchingLayer]], None]
 
 
 class DivergedError(FloatingPointError):
-    """Raised if a loss is NaN or infinite, which stops training.
+    """Raised if a loss or the weights of a stitch are NaN or infinite. Other stitches are first trained to the end.
 
     Attributes:
-        stitch: Name of the stitch: its place in the list that is trained.
+        reasons: Place of each such stitch in the list that is trained -> how it diverged, and what to do.
+        trained: The trained stitching layers in the order of the list, with ``None`` for those that diverged.
 
     Args:
         message: The message.
-        stitch: Name of the stitch.
+        reasons: As the attribute.
+        trained: As the attribute.
 
     Example:
         >>> issubclass(DivergedError, FloatingPointError)
         True
     """
 
-    def __init__(self, message: str, stitch: str = "0") -> None:
+    def __init__(
+        self, message: str, reasons: Mapping[int, str] | None = None, trained: Sequence[StitchingLayer | None] = ()
+    ) -> None:
         super().__init__(message)
-        self.stitch = stitch
+        self.reasons, self.trained = dict(reasons or {}), list(trained)
 
 
 def train(
@@ -59,11 +63,12 @@ def train(
     validation: Prepared | None,
     callback: StepCallback | None,
     progress: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, dict[str, str]]:
     """Train the stitches in place.
 
     With validation samples, each stitch ends with the weights of its lowest validation loss, otherwise with those of
-    the last step.
+    the last step. A stitch whose loss is NaN or infinite is trained no further, and the others go on. If no stitch
+    goes on, the last saved state is kept.
 
     Args:
         stitches: The stitches and the frozen target half.
@@ -79,10 +84,7 @@ def train(
 
     Returns:
         The loss of each stitch, an exponential moving average over about its last ten steps, ``(stitches,)`` float32;
-        and the number of its steps, ``(stitches,)`` int64.
-
-    Raises:
-        DivergedError: If a loss is NaN or infinite; the message names the step and the stitch.
+        the number of its steps, ``(stitches,)`` int64; and name -> how it diverged, of the stitches that did.
     """
     from tqdm.auto import tqdm
 
@@ -106,15 +108,16 @@ def train(
                     group["lr"] = schedule.rate(step)
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
                 found = _gradients(model, batches, parts, features, accelerator, processes)
-                if not bool(found.isfinite().all()):
-                    raise _diverged(stitches.names, found, step, checkpoint, schedule.lr, "loss")
+                run.check(found, step, "loss")
+                if not bool(run.active.any()):
+                    break
+                for layer, active in zip(stitches.layers, run.active.tolist(), strict=True):
+                    if not active:
+                        layer.zero_grad()  # without gradient, Adam does not change the weights
                 if schedule.max_grad_norm is not None:
                     accelerator.unscale_gradients(optimizer)
                     for layer in stitches.layers:
                         nn.utils.clip_grad_norm_(layer.parameters(), schedule.max_grad_norm)
-                for layer, active in zip(stitches.layers, run.active.tolist(), strict=True):
-                    if not active:
-                        layer.zero_grad()  # without gradient, Adam does not change the weights
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1
@@ -124,8 +127,9 @@ def train(
                 _log(accelerator, stitches.names, found, step, "loss", run.active, lr=schedule.rate(step - 1))
                 if validation is not None and not features and (step % per_epoch == 0 or step == last):
                     loss, right = _validate(stitches, validation, schedule, accelerator, processes)
-                    if not bool(loss.isfinite().all()):
-                        raise _diverged(stitches.names, loss, step, checkpoint, schedule.lr, "validation loss")
+                    run.check(loss, step, "validation loss")
+                    if not bool(run.active.any()):
+                        break
                     _log(accelerator, stitches.names, loss, step, "validation loss", run.active)
                     _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
                     run.judge(loss)
@@ -134,7 +138,7 @@ def train(
                 if checkpoint is not None and accelerator.is_main_process and (step == last or step % save_every == 0):
                     checkpoint.save(step, run.state())
     run.restore_best()
-    return run.loss, run.steps
+    return run.loss, run.steps, run.diverged()
 
 
 @contextmanager
@@ -217,18 +221,6 @@ def _asked(batch: PreparedBatch) -> float:
 def _is_of_samples(batch: PreparedBatch) -> bool:
     """Whether there is one prediction for each sample, not one for each token."""
     return "hard" not in batch.answers or batch.answers["hard"].dim() == 1
-
-
-def _diverged(
-    names: Sequence[str], losses: Tensor, step: int, checkpoint: Checkpoint | None, lr: float, figure: str
-) -> DivergedError:
-    name = names[int((~losses.isfinite()).nonzero()[0])]
-    kept = "nothing was saved" if checkpoint is None else f"the last saved state is in {checkpoint.folder}"
-    return DivergedError(
-        f"the {figure} of stitch {name!r} is {losses[names.index(name)].item()} at step {step}; {kept}. Lower lr (now "
-        f"{lr}), set max_grad_norm, or check the inputs for NaN and infinite values",
-        name,
-    )
 
 
 def _log(

@@ -12,9 +12,14 @@ from torch import Tensor
 
 from hf_stitch.training.stitches import Stitches
 
+FIGURES = ("loss", "validation loss")
+"""What must stay finite."""
+
 
 class Progress:
     """State of a training run: layers, optimizer, gradient scaler, and best weights, steps and loss of each stitch.
+
+    A stitch whose loss is NaN or infinite is trained no further, and the others go on.
 
     Attributes:
         steps: Number of steps of each stitch, ``(stitches,)`` int64.
@@ -35,13 +40,40 @@ class Progress:
         self._states: list[dict[str, Tensor]] = []
         self.steps = torch.zeros(count, dtype=torch.long)
         self.loss = torch.full((count,), math.nan)
+        self._diverged = torch.full((count, 3), math.nan, dtype=torch.float64)  # step, place in FIGURES, value
 
     @property
     def active(self) -> Tensor:
         """Which stitches are still being trained, ``(stitches,)`` bool."""
-        return (
-            torch.ones_like(self._since, dtype=torch.bool) if self._patience is None else self._since < self._patience
-        )
+        going = self._diverged[:, 0].isnan()
+        return going if self._patience is None else going & (self._since < self._patience)
+
+    def check(self, losses: Tensor, step: int, figure: str) -> None:
+        """Stop the stitches whose loss is NaN or infinite.
+
+        Args:
+            losses: Loss of each stitch, ``(stitches,)``.
+            step: Number of completed steps.
+            figure: Name of the loss, one of :data:`FIGURES`.
+        """
+        losses = losses.double().cpu()
+        for place in (self.active & ~losses.isfinite()).nonzero().flatten().tolist():
+            self._diverged[place] = torch.tensor([step, FIGURES.index(figure), losses[place]], dtype=torch.float64)
+
+    def diverged(self) -> dict[str, str]:
+        """Return the names of the stitches that diverged, and how.
+
+        These are the stitches that :meth:`check` has stopped, and those whose last step made their weights NaN or
+        infinite.
+        """
+        found = {}
+        stitches = zip(self._stitches.names, self._stitches.layers, self._diverged.tolist(), strict=True)
+        for number, (name, layer, (step, figure, value)) in enumerate(stitches):
+            if not math.isnan(step):
+                found[name] = f"the {FIGURES[int(figure)]} is {value} at step {step:.0f}"
+            elif not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
+                found[name] = f"weights are NaN or infinite after step {self.steps[number]}"
+        return found
 
     def note(self, losses: Tensor, step: int, first: bool) -> None:
         """Update the moving average of the losses after a step.
@@ -84,6 +116,8 @@ class Progress:
             scale = self._scaler.state_dict().items()
             exact = {float: torch.float64}
             tensors |= {f"scaler/{key}": torch.tensor(value, dtype=exact.get(type(value))) for key, value in scale}
+        if not bool(self._diverged.isnan().all()):
+            tensors["diverged"] = self._diverged
         return tensors | {"loss": self.loss, "steps": self.steps, "judged": self._best, "since": self._since}
 
     def load(self, step: int, tensors: Mapping[str, Tensor]) -> int:
@@ -109,6 +143,8 @@ class Progress:
             self._scaler.load_state_dict({key: value.item() for key, value in held["scaler"].items()})
         self.loss, self.steps = tensors["loss"].cpu(), tensors["steps"].cpu()
         self._best, self._since = tensors["judged"].cpu(), tensors["since"].cpu()
+        if "diverged" in tensors:
+            self._diverged = tensors["diverged"].cpu()
         return step
 
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 
@@ -26,7 +27,7 @@ from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.training.loop import StepCallback, train
+from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
@@ -328,21 +329,14 @@ class TaskLoss(TrainedMatcher):
                 have another shape, a map has no parameters to train, the models have different targets, the samples do
                 not correspond, or ``checkpoint_dir`` contains the state of another job (the message lists the
                 differences). These checks run with one batch, before training starts.
-            DivergedError: If a loss is NaN or infinite; the message names the step. The last saved state is kept.
+            DivergedError: If a loss or the weights of a stitch are NaN or infinite. It is trained no further, and the
+                others are trained to the end: ``error.trained`` has them, ``error.reasons`` names the diverged ones.
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
-        samples = Samples.of(data)
-        others = samples if paired_data is None else Samples.of(paired_data)
-        check_same_order(samples, others)
         if save_every < 1:
             raise ValueError(f"save_every must be at least 1, got {save_every}")
-        held_out = None if validation_data is None else Samples.of(validation_data)
-        if paired_data is not None and held_out is not None:
-            raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
         _check_models(models)
-        samples = numbered_as(samples, models[0].config)
-        held_out = None if held_out is None else numbered_as(held_out, models[0].config)
-        self.check(samples, models[0].task, held_out)
+        samples, others, held_out = self._samples(models[0], data, paired_data, validation_data)
         named = {str(i): model for i, model in enumerate(models)}
         layers = {name: trainable(model.stitch, self.orthogonal) for name, model in named.items()}
         accelerator = _default(_device(models[0])) if accelerator is None else accelerator
@@ -353,48 +347,89 @@ class TaskLoss(TrainedMatcher):
         every = accelerator.gradient_accumulation_steps
         steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
         schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
+        found: dict[str, StitchingLayer] = {}
+        diverged: dict[str, str] = {}
         with ExitStack() as stack:
             stack.enter_context(_frozen(models, accelerator.device))
             groups = self._groups(networks, layers, accelerator.device)
             self._rehearse(groups, networks, samples, others, held_out, processes.count)
             states: list[Checkpoint | None] = [None] * len(groups)
             if checkpoint_dir is not None:
-                recipe = {
-                    "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
-                    "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
-                    "augment": _name(augment), "accumulation": every, "processes": processes.count,
-                    "mixed_precision": accelerator.mixed_precision, "versions": versions(),
-                }  # fmt: skip
+                recipe = self._recipe(steps, samples, others, held_out, augment, accelerator)
                 states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
             temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
-
-            def prepared(part: Samples, other: Samples, name: str, change: Augment | None) -> Prepared:
-                folder = temporary / name
-                folder.mkdir(exist_ok=True)
-                return Prepared(
-                    networks, part, other, folder=folder, augment=change, limit=int(cache_size),
-                    batch_size=max(self.batch_size, 64), processes=processes, progress=name if progress else None,
-                )  # fmt: skip
-
-            inputs = prepared(samples, others, "preparing", augment)
-            validation = None if held_out is None else prepared(held_out, held_out, "preparing validation", None)
-            found: dict[str, StitchingLayer] = {}
+            prepare = partial(
+                Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64), processes=processes
+            )
+            shown = "preparing" if progress else None
+            inputs = prepare(samples, others, folder=temporary / "training", augment=augment, progress=shown)
+            validation = None
+            if held_out is not None:
+                shown = "preparing validation" if progress else None
+                validation = prepare(held_out, held_out, folder=temporary / "held out", augment=None, progress=shown)
             for stitches, state in zip(groups, states, strict=True):
                 names = stitches.names
-                losses, done = train(
+                losses, done, failed = train(
                     stitches, inputs.only(names), schedule, accelerator=accelerator, processes=processes,
                     checkpoint=state, save_every=save_every, callback=callback, progress=progress,
                     validation=None if validation is None else validation.only(names),
                 )  # fmt: skip
                 accelerator.wait_for_everyone()
-                for name, layer, count, loss in zip(
-                    names, stitches.trained, done.tolist(), losses.tolist(), strict=True
-                ):
-                    found[name] = plain(layer, named[name].stitch).to(_device(named[name]))
-                    for part in found[name].parts:
-                        getattr(found[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
-        trained = [found[name] for name in named]
-        return trained[0] if isinstance(stitched, StitchedModel) else trained
+                diverged |= failed
+                of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
+                for name, layer, count, loss in of_each:
+                    if name not in failed:
+                        found[name] = plain(layer, named[name].stitch).to(_device(named[name]))
+                        for part in found[name].parts:
+                            getattr(found[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
+        trained = [found.get(name) for name in named]
+        if diverged:
+            raise self._error(diverged, trained, checkpoint_dir)
+        return found["0"] if isinstance(stitched, StitchedModel) else list(found.values())
+
+    def _samples(
+        self, model: StitchedModel, data: Any, paired_data: Any, validation_data: Any
+    ) -> tuple[Samples, Samples, Samples | None]:
+        """Return the samples for the sources and for the target, and those for validation, after all checks."""
+        samples = Samples.of(data)
+        others = samples if paired_data is None else Samples.of(paired_data)
+        check_same_order(samples, others)
+        if paired_data is not None and validation_data is not None:
+            raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
+        samples = numbered_as(samples, model.config)
+        held_out = None if validation_data is None else numbered_as(Samples.of(validation_data), model.config)
+        self.check(samples, model.task, held_out)
+        return samples, others, held_out
+
+    def _recipe(
+        self,
+        steps: int,
+        samples: Samples,
+        others: Samples,
+        held_out: Samples | None,
+        augment: Augment | None,
+        accelerator: Accelerator,
+    ) -> dict[str, Any]:
+        """Return what determines the training besides the networks and the first maps."""
+        return {
+            "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
+            "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
+            "augment": _name(augment), "accumulation": accelerator.gradient_accumulation_steps,
+            "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision,
+            "versions": versions(),
+        }  # fmt: skip
+
+    def _error(
+        self, diverged: Mapping[str, str], trained: Sequence[StitchingLayer | None], folder: str | Path | None
+    ) -> DivergedError:
+        advice = f"lower lr (now {self.lr}), set max_grad_norm, or check the inputs for NaN and infinite values"
+        name, why = next(iter(diverged.items()))
+        text = f"stitch {name!r} diverged, as {why}"
+        if len(diverged) > 1:
+            text = f"{len(diverged)} of {len(trained)} stitches diverged, first {name!r}, as {why}"
+        kept = "no state was saved" if folder is None else f"the last saved state is in {folder}"
+        reasons = {int(each): f"training diverged, as {how}; {advice}" for each, how in diverged.items()}
+        return DivergedError(f"{text}; {kept}: {advice}", reasons, trained)
 
     def _groups(self, networks: Networks, layers: Mapping[str, StitchingLayer], device: torch.device) -> list[Stitches]:
         """Group the stitches by their cut of the target, in the order of the first ones."""

@@ -29,6 +29,7 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
+from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._held_out import check_held_out
 from hf_stitch.workflows._methods import labelled
@@ -215,7 +216,7 @@ class _Grids:
                 layers_a=self.layers[source], layers_b=[self.layers[network][depth]], matchers=matchers,
                 task=self.task, batch_size=self.batch_size, resamples=2, progress=False,
             )  # fmt: skip
-        except ValueError as error:
+        except (ValueError, DivergedError) as error:
             if len(matchers) == 1:
                 return {matchers[0].label: str(error)}
             alone = [self._grids(network, depth, source, [matcher]) for matcher in matchers]

@@ -101,8 +101,8 @@ def stitch_grid(
         layers_a: Layers of the source. Default: all its verified cuts (:attr:`hf_stitch.Adapter.layers`).
         layers_b: Layers of the target. Default: all its verified cuts.
         matchers: Names in ``hf_stitch.registries.matchers``, or matcher objects, closed-form or trained. Where one is
-            undefined for a pair of layers (too few samples for the width), its scores are NaN and
-            ``StitchGrid.undefined`` has the reason.
+            undefined for a pair of layers (too few samples for the width, or its training diverges), its scores are NaN
+            and ``StitchGrid.undefined`` has the reason.
         detectors: Names in ``hf_stitch.registries.detectors``, or detectors: how unlike the target's own activations
             are stitched ones? They are fitted to the target's activations of the samples in ``data``, once for each
             layer, for which the target runs once more (more often if its activations take more than 2 GiB). Those that
@@ -136,6 +136,7 @@ def stitch_grid(
             either, activations cannot be joined under the pooling, a detector lacks labels or auxiliary data, there are
             far samples without detectors, a matcher is undefined for all pairs of layers, labels are not classes of the
             target, or the folder contains the state of another grid.
+        DivergedError: If the training of all stitches of a matcher diverges.
 
     Example:
         >>> import torch, hf_stitch
@@ -318,17 +319,28 @@ def _train(
     folder: Path | None,
     progress: bool,
 ) -> dict[tuple[str, str], StitchingLayer | str]:
-    """Train all stitches of a matcher in one call, which computes the activations of the source once."""
+    """Train all stitches of a matcher in one call, which computes the activations of the source once.
+
+    Returns:
+        (layer of a, layer of b) -> stitching layer, or why it is undefined: a stitch that diverges spares the others.
+
+    Raises:
+        DivergedError: If no stitch is left.
+    """
     defined = {pair: layer for pair, layer in initial.items() if isinstance(layer, StitchingLayer)}
     models = join_all(sides.source, sides.target, defined, task=sides.task)
     try:
-        trained = matcher.fit(
+        found: list[StitchingLayer | str] = matcher.fit(
             list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress
         )
     except DivergedError as error:
-        la, lb = list(models)[int(error.stitch)]
-        raise DivergedError(f"{cell_name(matcher.label, la, lb)}: {error}", error.stitch) from error
-    return {**initial, **dict(zip(models, trained, strict=True))}
+        found = [error.reasons[i] if layer is None else layer for i, layer in enumerate(error.trained)]
+        if all(isinstance(layer, str) for layer in found):
+            first = cell_name(matcher.label, *next(iter(models)))
+            raise DivergedError(
+                f"no stitch of the matcher is left, first {first}: {error.reasons.get(0, error)}", error.reasons
+            ) from error
+    return {**initial, **dict(zip(models, found, strict=True))}
 
 
 def _scored(

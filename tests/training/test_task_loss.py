@@ -264,13 +264,44 @@ def test_non_finite_loss_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
         if step == 12:
             layers[0].body.weight.data.fill_(float("nan"))
 
-    with pytest.raises(DivergedError, match=r"stitch '0' is nan at step 12; the last saved state is in"):
+    with pytest.raises(
+        DivergedError, match=r"stitch '0' diverged, as the loss is nan at step 12; the last saved .*: lower"
+    ):
         matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, save_every=5, callback=poison, progress=False)
     seen: list[int] = []
     matcher().fit(
         stitched(), samples(), checkpoint_dir=tmp_path, progress=False, callback=lambda step, _: seen.append(step)
     )
     assert seen[0] == 11
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_diverging_stitch_spares_those_trained_with_it(tmp_path: Path, limited: bool) -> None:
+    """The others have the weights of training without poison; also after resuming, which trains nothing anew."""
+    models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)] + [stitched(("c1", "c1"))]
+    training = matcher(max_grad_norm=0.1 if limited else None)
+    expected = training.fit(models, samples(), progress=False)
+
+    def poison(step: int, layers: Any) -> None:
+        if step == 7 and len(layers) == 3:
+            layers[1].body.weight.data[0, 0] = float("nan")
+
+    for again in (False, True):
+        with pytest.raises(DivergedError, match="stitch '1' diverged, as the loss is nan at step 7; the last") as error:
+            training.fit(
+                models, samples(), checkpoint_dir=tmp_path, save_every=5, progress=False,
+                callback=None if again else poison,
+            )  # fmt: skip
+        assert list(error.value.reasons) == [1] and error.value.trained[1] is None
+        for place in (0, 2, 3):
+            assert torch.equal(weights(error.value.trained[place]), weights(expected[place]))
+
+
+def test_weights_that_the_last_step_breaks_are_an_error() -> None:
+    with pytest.raises(
+        DivergedError, match="2 of 2 stitches diverged, first '0', as weights are NaN or infinite after"
+    ):
+        matcher(max_steps=1, lr=1e300, weight_decay=1e300).fit([stitched(), stitched()], samples(), progress=False)
 
 
 # -- objective -------------------------------------------------------------------------------------------------------
@@ -492,7 +523,7 @@ def test_non_finite_validation_loss_stops() -> None:
     images = next(samples(20).batches(20)).samples
     images[3] = torch.full_like(images[3], 1e308)
     poisoned = Samples.of(torch.stack(images), label=[0] * 20)
-    with pytest.raises(DivergedError, match="the validation loss of stitch '0' is inf"):
+    with pytest.raises(DivergedError, match="stitch '0' diverged, as the validation loss is inf at step"):
         matcher().fit(stitched(), samples(), validation_data=poisoned, progress=False)
 
 

@@ -189,6 +189,26 @@ def test_a_matcher_that_is_undefined_for_some_pairs_spares_the_others(monkeypatc
     assert sorted(calls) == sorted([["lstsq", "identity"]] * 6 + [["lstsq"], ["identity"]] * 2)
 
 
+def test_a_network_from_which_all_stitches_diverge_spares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_stitch.training import DivergedError, TaskLoss
+    from hf_stitch.workflows import _bench
+
+    several, original = [net(seed) for seed in range(3)], _bench.stitch_grid
+
+    def diverging(a: Any, *given: Any, **options: Any) -> Any:
+        if a is several[1] and any(isinstance(matcher, TaskLoss) for matcher in options["matchers"]):
+            raise DivergedError("no stitch of the matcher is left")
+        return original(a, *given, **options)
+
+    monkeypatch.setattr(_bench, "stitch_grid", diverging)
+    training = TaskLoss(max_steps=1)
+    found = hf_stitch.bench(
+        several, SAMPLES, layers=["3"], metrics=[], functional=["identity", training], task="image-classification",
+        sensitivity_layers=[], references=3, probe_epochs=1, progress=False,
+    )  # fmt: skip
+    assert found.undefined == {f"{training.label}, functional": {"no stitch of the matcher is left": 2}}
+
+
 def test_a_method_that_is_undefined_for_all_pairs_of_a_test_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"mine is undefined for all 10 pairs of the specificity .* is NaN"):
         run(metrics=[], distances={"mine": np.full((3, 2, 3, 2), np.nan)}, sensitivity_layers=[])

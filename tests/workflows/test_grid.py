@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import Any
 
@@ -162,7 +163,9 @@ def test_undefined_stitches_have_reasons_and_are_left_out(images: Any) -> None:
     assert not np.isnan(grid["ridge"]).any() and len(grid.undefined) == 6
     with pytest.raises(ValueError, match=r"lstsq: layer2.0 -> layer1.0 is undefined: .*needs at least 25 rows, got 20"):
         grid.stitched("layer2.0", "layer1.0", "lstsq")
-    assert str(grid).count("undefined") == 2
+    assert str(grid).count("undefined") == 3
+    assert "6 of 9 stitches are undefined, first lstsq: layer2.0 -> layer1.0" in " ".join(str(grid).split())
+    assert grid.to_pandas()["undefined"].notna().sum() == 6 * len(grid.figures)
     with pytest.raises(ValueError, match=r"lstsq is undefined for all pairs of layers: .*at least 25 rows"):
         hf_stitch.stitch_grid(a, b, few, layers_a=["layer2.0"], layers_b=layers, **options)
 
@@ -239,11 +242,69 @@ def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
         assert (not_rejected(p_values, 0.05) == np.eye(40, dtype=bool)).all()
 
 
-def test_a_diverging_stitch_of_a_grid_is_named(images: Any) -> None:
+def test_a_grid_of_diverging_stitches_only_is_an_error(images: Any) -> None:
     a, b, data = network("cnn", 0, "float32"), network("cnn", 1, "float32"), of(images, double=False)
     options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
-    with pytest.raises(DivergedError, match=r"task_loss.*: layer[12]\.0 -> layer2\.0: the loss of stitch .* Lower lr"):
+    with pytest.raises(
+        DivergedError, match=r"no stitch .*task_loss.*: layer1\.0 -> layer2\.0: training diverged, as .* lower lr"
+    ):
         hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e37, batch_size=16)], **options)
+
+
+def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are those of a grid without it, also after an interruption; the reason is shown and saved."""
+    from hf_stitch.training.loop import train as whole
+    from hf_stitch.workflows import _grid
+
+    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
+    layers: dict[str, Any] = {"layers_a": LAYERS["cnn"], "layers_b": ["layer1.0", "layer2.0"]}
+    options = {"resamples": 5, "progress": False}
+    training = TaskLoss(max_steps=4, batch_size=16)
+    sound = hf_stitch.stitch_grid(a, b, data, matchers=["lstsq", training], **layers, **options)
+
+    def poisoned(stitches: Any, *given: Any, **changed: Any) -> Any:
+        """Training makes the second stitch into layer1.0 NaN."""
+
+        def poison(step: int, trained: Any) -> None:
+            if step == 2 and stitches.back.cut.layer == "layer1.0":
+                trained[1].body.weight.data.fill_(float("nan"))
+
+        return whole(stitches, *given, **{**changed, "callback": poison})
+
+    monkeypatch.setattr("hf_stitch.training.task_loss.train", poisoned)
+    found = hf_stitch.stitch_grid(a, b, data, matchers=["lstsq", training], **layers, **options)
+    name = f"{training.label}: layer2.0 -> layer1.0"
+    assert list(found.undefined) == [name]
+    assert re.search(r"diverged, as the loss is nan at step 2; lower lr \(now 0.001\)", found.undefined[name])
+    for figure in found.figures:
+        one, other = found.values(training.label, figure), sound.values(training.label, figure)
+        assert np.isnan(one).tolist() == [[False, False], [True, False], [False, False]]
+        assert np.allclose(np.delete(one.flatten(), 2), np.delete(other.flatten(), 2), rtol=1e-12, atol=0)
+        assert np.allclose(found.values("lstsq", figure), sound.values("lstsq", figure), rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match=r"layer2\.0 -> layer1\.0 is undefined: training diverged, as the loss is nan"):
+        found.stitched("layer2.0", "layer1.0", training.label)
+    assert "1 of 6 stitches are undefined" in " ".join(str(found).split())
+    assert found.plot(matcher=training.label).axes
+    found.save(tmp_path / "grid.json")
+    again = StitchGrid.load(tmp_path / "grid.json")
+    assert again.undefined == found.undefined and again.to_pandas().equals(found.to_pandas())
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any, **__: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(_grid, "fit_watch", kill)
+        hf_stitch.stitch_grid(
+            a, b, data, matchers=["lstsq", training], checkpoint_dir=tmp_path / "job", **layers, **options
+        )
+    monkeypatch.setattr("hf_stitch.training.task_loss.train", whole)  # the trained states already name it
+    resumed = hf_stitch.stitch_grid(
+        a, b, data, matchers=["lstsq", training], checkpoint_dir=tmp_path / "job", **layers, **options
+    )
+    assert resumed.undefined == found.undefined and resumed.to_pandas().equals(found.to_pandas())
 
 
 def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
@@ -280,6 +341,22 @@ def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
     detection = again.detections["mahalanobis"]
     assert {"halves", "coloured 0.01"} <= set(detection.to_pandas()["measure"]) and detection.plot("residual").axes
     assert "far" in str(detection) and grid.recipe["auxiliary_data"] == outliers.fingerprint
+    _check_scores_are_drawn(again)
+
+
+def _check_scores_are_drawn(grid: StitchGrid) -> None:
+    """Histograms have as many scores as samples; accuracy and all detectors are drawn side by side."""
+    counted = grid.detections["mahalanobis"].histograms["identity"]
+    assert (counted["own"].sum(-1) == grid.n).all() and (counted["stitched"].sum(-1) == grid.n).all()
+    assert np.array_equal(counted["own"][0, 0], counted["stitched"][0, 0])  # a network into itself
+    figure = grid.plot_scores("layer1.0", "layer2.0", "mahalanobis", "random")
+    assert figure.get_suptitle().startswith("random: layer1.0 -> layer2.0, AUROC ")
+    with pytest.raises(KeyError, match=r"no figure 'auroc\(other\)'"):
+        grid.plot_scores("layer1.0", "layer2.0", "other")
+    panels = grid.plot().subfigs
+    assert [panel.axes[1].get_ylabel().partition("\n")[0] for panel in panels] == [
+        "relative accuracy", *(f"auroc({label})" for label in grid.detections)
+    ]  # fmt: skip
 
 
 def test_the_target_runs_once_for_all_detectors(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:

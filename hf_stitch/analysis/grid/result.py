@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +254,8 @@ class StitchGrid(Result):
 
         Returns:
             One row per matcher, figure (of detectors, all) and pair of layers, with the columns ``matcher``,
-            ``figure``, ``layer_a``, ``layer_b``, ``value``, ``low`` and ``high``.
+            ``figure``, ``layer_a``, ``layer_b``, ``value``, ``low`` and ``high``, and ``undefined`` (the reason, or
+            None) if a stitch is undefined.
         """
         import pandas
 
@@ -263,6 +264,7 @@ class StitchGrid(Result):
                 {
                     "matcher": matcher, "figure": figure, "layer_a": a, "layer_b": b,
                     **dict(zip(("value", "low", "high"), map(float, values[i, j]), strict=True)),
+                    **({"undefined": self.undefined.get(cell_name(matcher, a, b))} if self.undefined else {}),
                 }
                 for matcher in self.matchers
                 for figure, values in self._figures(matcher).items()
@@ -323,20 +325,30 @@ class StitchGrid(Result):
         beside = ", ".join(
             f"{name} {best(row[figure].reshape(-1, 3)[:, 0]):.3f}" for name, row in self.baselines.items()
         )
-        table.caption = f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else "")
+        caption = [f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else ""), *self._gaps()]
         blind = [f"{label} at {layer}" for label, found in self.detections.items() for layer in found.blind]
         if self.detections and not all("far" in found.controls for found in self.detections.values()):
-            table.caption += "; without far_data, it is unknown whether the detectors tell any samples apart"
+            caption.append("without far_data, it is unknown whether the detectors tell any samples apart")
         if blind:
-            table.caption += f"; does not tell far samples apart, so is no evidence: {', '.join(blind)}"
+            caption.append(f"does not tell far samples apart, so is no evidence: {', '.join(blind)}")
         for label, found in self.detections.items():
             for what, why in list(found.undefined.items())[:1]:
-                table.caption += f"; {label} is undefined for {len(found.undefined)} figures, as {what}: {why}"
+                caption.append(f"{label} is undefined for {len(found.undefined)} figures, as {what}: {why}")
+        table.caption = Text("; ".join(caption))
         for matcher in self.matchers:
             table.add_column(Text(matcher))
         for i, layer in enumerate(self.layers_a):
             table.add_row(Text(layer), *(Text(self._best(matcher, figure, i)) for matcher in self.matchers))
         return table
+
+    def _gaps(self) -> Iterator[str]:
+        """Describe how many stitches of each matcher are undefined, with the first of the reasons."""
+        for matcher in self.matchers:
+            missing = [cell for cell in self.undefined if cell.startswith(f"{matcher}: ")]
+            if missing:
+                count = len(self.layers_a) * len(self.layers_b)
+                why = self.undefined[missing[0]]
+                yield f"{len(missing)} of {count} stitches are undefined, first {missing[0]}: {why}"
 
     def _best(self, matcher: str, figure: str, row: int) -> str:
         cells = self._cells(matcher, figure)[row]
