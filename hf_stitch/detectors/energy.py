@@ -115,7 +115,8 @@ class Energy(Detector):
     def _fit(
         self, activations: Iterable[Representation], labels: Tensor, auxiliary: Iterable[Representation]
     ) -> Scorer:
-        own, others = _Gathered(activations), _Gathered(auxiliary)
+        own = _Gathered(activations)
+        others = _Gathered(auxiliary, own.like)
         if len(labels) != len(own):
             raise ValueError(f"there are activations of {len(own)} samples, but {len(labels)} labels")
         if min(len(own), len(others)) < FEWEST:
@@ -178,11 +179,26 @@ Item = tuple[Tensor, Tensor | None]
 
 
 class _Gathered:
-    """Samples of batches, taken in any order."""
+    """Samples of batches, taken in any order. They are kept on the CPU, and moved to their device when taken.
 
-    def __init__(self, batches: Iterable[Representation]) -> None:
-        self._batches = list(batches)
-        self._places = [(batch, place) for batch in self._batches for place in range(batch.batch)]
+    Raises:
+        ValueError: If a batch has another layout, width, grid or number of prefix tokens than the first one, or than
+            ``like``.
+    """
+
+    def __init__(self, batches: Iterable[Representation], like: Representation | None = None) -> None:
+        self._values: list[Item] = []
+        self._places: list[tuple[int, int]] = []
+        self.like = like
+        for number, batch in enumerate(batches):
+            self.like = batch if self.like is None else self.like
+            if batch.spec != self.like.spec:
+                raise ValueError(
+                    f"the energy needs activations of one shape, but the first have {self.like.spec} and those of "
+                    f"batch {number}{' of the other data' if like else ''} {batch.spec}: give samples of the same size"
+                )
+            self._values.append((batch.values.cpu(), None if batch.mask is None else batch.mask.cpu()))
+            self._places += [(number, place) for place in range(batch.batch)]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -190,18 +206,20 @@ class _Gathered:
     def items(self, places: Iterable[int]) -> list[Item]:
         found: list[Item] = []
         for place in places:
-            batch, i = self._places[place]
-            found.append((batch.values[i : i + 1], None if batch.mask is None else batch.mask[i : i + 1]))
+            number, i = self._places[place]
+            values, mask = self._values[number]
+            found.append((values[i : i + 1], None if mask is None else mask[i : i + 1]))
         return found
 
     def take(self, places: Iterable[int], others: Sequence[Item] = ()) -> Representation:
         """Return samples of these batches, and others behind them, as one batch."""
+        assert self.like is not None
         values, masks = zip(*self.items(places), *others, strict=True)
-        mask = None
+        device, mask = self.like.values.device, None
         if any(one is not None for one in masks):
             real = [torch.ones_like(v[..., 0], dtype=torch.bool) for v in values]
-            mask = concatenate([r if m is None else m for r, m in zip(real, masks, strict=True)])
-        return self._batches[0].replace(values=concatenate(values), mask=mask)
+            mask = concatenate([r if m is None else m for r, m in zip(real, masks, strict=True)]).to(device)
+        return self.like.replace(values=concatenate(values).to(device), mask=mask)
 
 
 def _steps(count: int, size: int) -> int:

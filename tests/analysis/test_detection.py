@@ -354,11 +354,19 @@ def test_batches_from_a_file_are_on_the_device_of_the_network_with_their_masks()
     assert moved[0].mask is not None and moved[0].mask.device.type == "meta"
 
 
+def test_samples_of_another_size_are_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2))
+    network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
+    data = [hf_stitch.Samples.of(torch.randn(5, 3, side, side)) for side in (8, 9)]
+    with pytest.raises(ValueError, match=r"'0' outputs bchw 4 7x7 for sample .*, but bchw 4 6x6 for the first samples"):
+        list(recorded(network, ["0"], data, "none", 4))
+
+
 def test_sizes_are_those_of_the_longest_text_of_the_first_batch() -> None:
     network = networks.network("bert", 0, "float32")
     layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"]
     texts = hf_stitch.Samples.of([{"text": " ".join(["w1"] * n), "label": 0} for n in (1, 20, 20, 20)])
-    sizes = recording._sizes(network, layers, [texts], "none", 4)
+    sizes, _ = recording._sizes(network, layers, [texts], "none", 4)
     kept = dict(recorded(network, layers, [texts], "none", 4))
     assert sizes == {layer: sum(batch.values.nbytes for batch in kept[layer][0]) for layer in layers}
 

@@ -192,6 +192,15 @@ def test_the_energy_learns_classes_of_grids_and_tells_other_data_apart() -> None
     assert torch.equal(again.score(Representation(new, "bchw")), near)  # seeded
 
 
+def test_the_energy_needs_activations_of_one_shape() -> None:
+    g = torch.Generator().manual_seed(0)
+    small, large = (Representation(torch.randn(9, 4, side, side, generator=g), "bchw") for side in (3, 5))
+    with pytest.raises(ValueError, match=r"first have bchw 4 3x3 and those of batch 1 bchw 4 5x5: give .* same size"):
+        QUICK.fit([small, large], labels=[0, 1, 2] * 6, auxiliary=[small])
+    with pytest.raises(ValueError, match="bchw 4 3x3 and those of batch 0 of the other data bchw 4 5x5"):
+        QUICK.fit([small], labels=[0, 1, 2] * 3, auxiliary=[large])
+
+
 def test_the_published_energy_network_has_the_published_size() -> None:
     from hf_stitch.detectors._energy_networks import GridClassifier, TokenClassifier
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, overload
@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Samples
 from hf_stitch.matchers.fitting import check_finite
-from hf_stitch.representation import Pooling, Representation
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.layer import POOLED
 from hf_stitch.storage.rows import RowStore
 
@@ -83,16 +83,17 @@ def recorded(
         Each layer with the batches of each set of samples. They are valid until the next layer.
 
     Raises:
-        ValueError: If activations are NaN or infinite; the message names layer and sample.
+        ValueError: If activations are NaN or infinite, or have another shape than those of the first samples; the
+            message names layer and sample.
     """
-    sizes = _sizes(network, layers, data, view, batch_size)
+    sizes, specs = _sizes(network, layers, data, view, batch_size)
     for group in _groups(layers, sizes, memory):
         with ExitStack() as stack:
             folder = None
             if sizes[group[0]] > memory:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             kept = [
-                _run(network, group, samples, view, batch_size, folder, str(number), progress)
+                _run(network, group, samples, view, specs, batch_size, folder, str(number), progress)
                 for number, samples in enumerate(data)
             ]
             for layer in group:
@@ -101,13 +102,19 @@ def recorded(
 
 def _sizes(
     network: Adapter, layers: Sequence[str], data: Sequence[Samples], view: View, batch_size: int
-) -> dict[str, int]:
-    """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them."""
+) -> tuple[dict[str, int], dict[str, RepresentationSpec]]:
+    """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them.
+
+    Returns:
+        Layer -> bytes; and layer -> shape of its activations.
+    """
     first = next(iter(data[0].batches(batch_size)))
     with torch.no_grad():
         found = network.encode(network.preprocess(first.samples), list(layers))
     share = sum(map(len, data)) / len(first.samples)
-    return {layer: round(share * received(found[layer], view).values.nbytes) for layer in layers}
+    own = {layer: received(found[layer], view) for layer in layers}
+    sizes = {layer: round(share * activations.values.nbytes) for layer, activations in own.items()}
+    return sizes, {layer: activations.spec for layer, activations in own.items()}
 
 
 def _groups(layers: Sequence[str], sizes: dict[str, int], memory: int) -> list[list[str]]:
@@ -127,6 +134,7 @@ def _run(
     layers: Sequence[str],
     samples: Samples,
     view: View,
+    specs: Mapping[str, RepresentationSpec],
     batch_size: int,
     folder: Path | None,
     name: str,
@@ -143,6 +151,11 @@ def _run(
             for layer in layers:
                 check_finite(found[layer], f"layer {layer!r}", batch)
                 own = received(found[layer], view)
+                if own.spec != specs[layer]:
+                    raise ValueError(
+                        f"layer {layer!r} outputs {own.spec} for sample {batch.ids[0]!r}, but {specs[layer]} for the "
+                        "first samples: detectors need samples of one size"
+                    )
                 own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
                 kept[layer].append(own)
             bar.update(len(batch.samples))
