@@ -15,6 +15,8 @@ Both: the paper's claim carries over to these texts. One: in part. None: it does
 half of the rule is undecided. No verdict is given if a control fails: an encoder must be more accurate than the most
 frequent class, and the target stitched into itself at the same layer must be accurate and in distribution.
 
+After the first figures, and outside the rule: a gentler task loss, to see whether the step size makes stitches strange.
+
     python examples/how_not_to_stitch/text_audit.py --data-dir DATA --out OUT
 """
 
@@ -50,9 +52,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
 from strange_activations import rows
 
 DIRECT = ("lstsq", "recoloured")
-TASK = "task loss"
+TASK, GENTLE = "task loss", "gentle task loss"
 TRAINED, UNTRAINED, ITSELF = "other seed", "untrained twin", "itself"
 """Sources of the stitches; the last is a control."""
+MAX_DOSE = 0.2
+"""Dose up to which an audit counts activations as in distribution, its default."""
 IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, LEAST = 0.8, 0.5, 5
 """Shares and the least number of stitches of the rule, see above."""
 
@@ -84,9 +88,13 @@ class Preset:
     steps: int
 
     @property
-    def task_loss(self) -> TaskLoss:
-        """Task-loss matching: hard labels, from least squares, batches of 32."""
-        return TaskLoss(labels="hard", max_steps=self.steps, batch_size=32, lr=3e-3, schedule="constant")
+    def task_loss(self) -> dict[str, TaskLoss]:
+        """Task-loss matching: hard labels, from least squares, batches of 32. Gentle: fewer and smaller steps."""
+        options: dict[str, Any] = {"labels": "hard", "batch_size": 32, "schedule": "constant"}
+        return {
+            TASK: TaskLoss(**options, max_steps=self.steps, lr=3e-3),
+            GENTLE: TaskLoss(**options, max_steps=max(self.steps // 3, 1), lr=1e-3),
+        }
 
 
 PRESETS = {
@@ -188,10 +196,11 @@ def audited(
         One record per stitch: ``source``, ``from`` and ``to`` (numbers of layers), ``matcher``, and what
         :func:`recorded` adds.
     """
-    labels = {**{name: name for name in DIRECT}, TASK: preset.task_loss.label}
+    trained = preset.task_loss
+    labels = {**{name: name for name in DIRECT}, **{name: matcher.label for name, matcher in trained.items()}}
     places, models = [], []
     for name, source in sources.items():
-        matchers = ["lstsq"] if name == ITSELF else [*DIRECT, preset.task_loss]
+        matchers = ["lstsq"] if name == ITSELF else [*DIRECT, *trained.values()]
         grid = hf_stitch.stitch_grid(
             source, target, known, test_data=test, matchers=matchers, batch_size=100, resamples=2
         )
@@ -200,7 +209,7 @@ def audited(
                 if label in grid.matchers and (name != ITSELF or i == j):
                     places.append({"source": name, "from": i, "to": j, "matcher": matcher})
                     models.append(grid.stitched(source.layers[i], target.layers[j], label))
-    audits = hf_stitch.audit(models, test, train_data=known, far_data=far, batch_size=100)
+    audits = hf_stitch.audit(models, test, train_data=known, far_data=far, max_dose=MAX_DOSE, batch_size=100)
     return [{**place, **recorded(one)} for place, one in zip(places, audits, strict=True)]
 
 
@@ -212,6 +221,10 @@ def recorded(one: Audit) -> dict[str, Any]:
         "relative_accuracy": [round(v, 4) for v in (accuracy.value, accuracy.low, accuracy.high)],
         "residual": round(one.residual["body"], 4), "doses": doses, "left_out": dict(one.left_out),
         "accurate": bool(one.is_accurate), "in_distribution": one.in_distribution, "verdict": one.verdict,
+        "controls": {
+            name: {control: round(float(values[0, 0]), 3) for control, values in found.controls.items()}
+            for name, found in one.detections["body"].items()
+        },
     }  # fmt: skip
 
 
@@ -230,7 +243,8 @@ distant layers because the target gets activations that it never has; direct mat
 Two BERTs from configs, no pretraining: {layers} layers of width {width}, own byte-level vocabulary of {vocabulary}
 tokens, trained for {epochs} epochs on the {train} questions of TREC (six coarse classes; this copy has no quote
 marks), with two seeds. Stitches and detectors are fitted to {known} of these questions, one map for all positions;
-task loss: {steps} steps of 32 questions (hard labels, Adam 3e-3, from least squares). All scores are those of
+task loss: {steps} steps of 32 questions (hard labels, Adam 3e-3, from least squares; *gentle*: {gentle} steps of 1e-3,
+added after the first figures and outside the rule). All scores are those of
 {test} test questions. Far data, as a control of the detectors: {far} Spanish sentences (Tatoeba). The
 *untrained twin* has the initial weights of the source.
 
@@ -250,6 +264,8 @@ stitched into itself at the same layers accurate and in distribution.
 
 {verdict}
 
+{caveats}
+
 | source | layers | matcher | stitches | accurate | of these in / out / undecided | mean relative accuracy | median residual | median of the largest dose |
 |---|---|---|---|---|---|---|---|---|
 {counted}
@@ -268,7 +284,6 @@ This page and [its figures as JSON](text_audit.json) are written by the command 
 python examples/how_not_to_stitch/text_audit.py --data-dir DATA --out OUT
 ```
 """  # noqa: E501
-MAX_DOSE = 0.2
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -277,13 +292,15 @@ def page(record: Mapping[str, Any]) -> str:
     detectors = _detectors(audits)
     tables = "\n".join(
         _table(record["layers"], _of(audits, source, matcher), f"{source}, {matcher}", detectors)
-        for source in (TRAINED, UNTRAINED) for matcher in (*DIRECT, TASK)
+        for source in (TRAINED, UNTRAINED) for matcher in (*DIRECT, TASK, GENTLE)
     )  # fmt: skip
     return PAGE.format(
         **{key: value for key, value in record["preset"].items() if key not in ("name", "layers")},
-        layers=len(record["layers"]), accuracy=rows([[name, f"{value:.3f}"] for name, value in accuracy.items()]),
+        gentle=max(record["preset"]["steps"] // 3, 1), layers=len(record["layers"]),
+        accuracy=rows([[name, f"{value:.3f}"] for name, value in accuracy.items()]),
         detectors=", ".join(f"`{name}`" for name in detectors), max_dose=MAX_DOSE, kept=IN_DISTRIBUTION,
-        lost=OUT_OF_DISTRIBUTION, least=LEAST, verdict=verdict(accuracy, audits), counted=rows(_counted(audits)),
+        lost=OUT_OF_DISTRIBUTION, least=LEAST, verdict=verdict(accuracy, audits), caveats=caveats(audits),
+        counted=rows(_counted(audits)),
         controls=_controls(audits, detectors), tables=tables, seconds=record["seconds"],
     )  # fmt: skip
 
@@ -335,6 +352,36 @@ def verdict(accuracy: Mapping[str, float], audits: Sequence[Mapping[str, Any]]) 
     )
 
 
+def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
+    """Return what limits the verdict, whichever it is."""
+
+    def cells(matcher: str, apart: bool) -> list[Mapping[str, Any]]:
+        return [one for one in _of(audits, TRAINED, matcher) if (abs(one["from"] - one["to"]) >= 2) == apart]
+
+    def accurate(matcher: str) -> str:
+        found = cells(matcher, apart=True)
+        return f"{sum(one['accurate'] for one in found)} of {len(found)}"
+
+    def strange(matcher: str, apart: bool) -> str:
+        found = [one for one in cells(matcher, apart) if one["accurate"]]
+        return f"{sum(one['in_distribution'] is False for one in found)} of {len(found)}"
+
+    twin = [one for one in audits if one["source"] == UNTRAINED]
+    best = max(twin, key=lambda one: one["relative_accuracy"][0])
+    lines = [
+        f"Between distant layers of the two encoders, {accurate(DIRECT[0])} least-squares stitches are accurate, and "
+        f"{accurate(TASK)} by task loss: only where the first are not does task loss show a similarity that direct "
+        "matching does not.",
+        f"Of the accurate task-loss stitches between corresponding and adjacent layers, {strange(TASK, False)} are out "
+        f"of distribution, and {strange(TASK, True)} of those between distant ones. Gentle: "
+        f"{strange(GENTLE, False)} and {strange(GENTLE, True)}. Where both shares are alike, strangeness does not tell "
+        "distant layers from corresponding ones.",
+        f"From the untrained twin, {sum(one['accurate'] for one in twin)} of {len(twin)} stitches are accurate; the "
+        f"most accurate one ({best['matcher']}) reaches {best['relative_accuracy'][0]:.2f}.",
+    ]
+    return "What limits the verdict:\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
 def _sound(one: Mapping[str, Any]) -> bool:
     return bool(one["accurate"] and one["in_distribution"])
 
@@ -343,7 +390,9 @@ def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the lines of the table of counts."""
     lines = []
     for source, (kind, apart), matcher in itertools.product(
-        (TRAINED, UNTRAINED), (("corresponding", (0, 0)), ("adjacent", (1, 1)), ("distant", (2, 99))), (*DIRECT, TASK)
+        (TRAINED, UNTRAINED),
+        (("corresponding", (0, 0)), ("adjacent", (1, 1)), ("distant", (2, 99))),
+        (*DIRECT, TASK, GENTLE),
     ):
         found = [one for one in _of(audits, source, matcher) if apart[0] <= abs(one["from"] - one["to"]) <= apart[1]]
         if not found:
@@ -362,6 +411,15 @@ def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> str:
     own = [one for one in audits if one["source"] == ITSELF]
+    lines = [
+        [
+            name,
+            *(" / ".join(f"{one['controls'][name][kind]:.2f}" for kind in ("halves", "train", "far")) for one in own),
+        ]
+        for name in detectors
+    ]
+    head = ["detector", *(f"layer {one['to']}" for one in own)]
+    table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{rows(lines)}"
     uncounted: collections.Counter[str] = collections.Counter()
     for one in audits:
         if one["source"] != ITSELF:
@@ -371,6 +429,7 @@ def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> 
         f"Controls: the target stitched into itself by least squares is accurate and in distribution at "
         f"{sum(map(_sound, own))} of {len(own)} layers. "
         + (f"Detectors that do not count: {silent}." if silent else f"{len(detectors)} detectors count at all layers.")
+        + f" AUROC of two halves of the test questions / test v. training questions / Spanish sentences:\n\n{table}"
     )
 
 

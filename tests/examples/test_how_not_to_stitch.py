@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write random images and three untrained networks."""
+    """Write random images and texts, and three untrained networks."""
     made, random = tmp_path_factory.mktemp("experiment"), np.random.default_rng(0)
     (made / "cifar10").mkdir()
     (made / "networks").mkdir()
@@ -32,6 +32,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grey = {"image": list(random.integers(0, 256, (60, 28, 28), dtype=np.uint8)), "label": [i % 10 for i in range(60)]}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
     datasets.Dataset.from_dict(grey, features).to_parquet(made / "fashion_mnist" / "test.parquet")
+    words = ["who", "what", "where", "when", "how", "river", "king", "year", "city", "many"]
+    (made / "trec").mkdir()
+    names = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
+    features = datasets.Features({"text": datasets.Value("string"), "coarse_label": datasets.ClassLabel(names=names)})
+    for split, n in (("train", 150), ("test", 60)):
+        lines = [f"{' '.join(random.choice(words, 4))} {split} {i} ?" for i in range(n)]
+        columns = {"text": lines, "coarse_label": [i % 6 for i in range(n)]}
+        datasets.Dataset.from_dict(columns, features).to_parquet(made / "trec" / f"{split}.parquet")
+    (made / "tatoeba_en_es_fr_ja").mkdir()
+    spanish = {"id": list(range(60)), "es": [f"El río número {i}." for i in range(60)]}
+    datasets.Dataset.from_dict(spanish).to_parquet(made / "tatoeba_en_es_fr_ja" / "test.parquet")
     sys.path.insert(0, str(EXAMPLES / "dr_frankenstein"))
     import networks
 
@@ -42,10 +53,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(script: str, folder: Path, *options: object) -> None:
-    command = [sys.executable, EXAMPLES / "how_not_to_stitch" / f"{script}.py", "--data-dir", folder]
+def run(script: str, folder: Path, *options: object, networks: bool = True) -> None:
+    command = [sys.executable, EXAMPLES / "how_not_to_stitch" / f"{script}.py", "--data-dir", folder, *options]
     done = subprocess.run(
-        [*map(str, (*command, "--networks", folder / "networks", *options))],
+        [*map(str, (*command, *(["--networks", folder / "networks"] if networks else [])))],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -102,3 +113,24 @@ def test_the_cause_writes_its_page_and_record(folder: Path, tmp_path: Path) -> N
     (one,) = json.loads((tmp_path / "cause.json").read_text())["pairs"].values()
     assert {"lstsq", "task loss", "residual 1", "moments 1"} <= one["matchers"].keys()
     assert "Undecided" in (tmp_path / "cause.md").read_text()  # untrained networks are not accurate
+
+
+@pytest.mark.slow
+def test_the_audit_of_texts_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("text_audit", folder, "--preset", "test", "--out", tmp_path, networks=False)
+    found = json.loads((tmp_path / "text_audit.json").read_text())
+    assert len(found["audits"]) == 2 * 2 * 2 * 4 + 2  # sources, layers, layers, matchers; and the target into itself
+    assert found["accuracy"].keys() == {"source", "target", "untrained twin", "most frequent class", "chance"}
+    assert all(one["doses"].keys() | one["left_out"].keys() == {"mahalanobis", "knn"} for one in found["audits"])
+    assert "No verdict" in (tmp_path / "text_audit.md").read_text()  # a class cannot be read off random words
+
+
+@pytest.mark.slow
+def test_low_rank_layers_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
+    run("low_rank_layers", folder, "--preset", "test", "--out", tmp_path)
+    found = json.loads((tmp_path / "low_rank_layers.json").read_text())
+    one = found["pairs"]["in0 -> in1"]
+    assert list(one["parts"]) == found["layers"] and np.shape(one["itself"]["recoloured"]) == (8, 8)
+    assert one["parts"]["bn8"]["principal"]["8"]["rank_x"] == 8 and "8" in one["parts"]["bn8"]["random"]
+    assert np.shape(found["lack"]["trained"]["3"]) == np.shape(found["lack"]["untrained"]["3"]) == (2, 2, 3)
+    assert "1 pairs without a network in common" in (tmp_path / "low_rank_layers.md").read_text()
