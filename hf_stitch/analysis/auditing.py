@@ -134,7 +134,7 @@ class Audit(Result):
         doses = ", ".join(f"{name} {dose}" for name, dose in self.doses.items()) or "none"
         notes = "; shrunk: closer to what is usual than the target's own" if self.is_shrunk else ""
         if not all("far" in found.controls for found in self._all.values()):
-            notes += "; without far_data, it is unknown whether the detectors notice anything"
+            notes += "; without far_data, it is unknown whether the detectors tell any samples apart"
         uncounted = "".join(f"; {name} does not count, it {why}" for name, why in self.left_out.items())
         return (
             f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; as strange as noise of "

@@ -51,7 +51,7 @@ def evaluate(
         str | None, typer.Option(help="Local folder of the target, if the target is not on the Hub.")
     ] = None,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Also test whether the target knows the hidden states that it gets.")
+        bool, typer.Option("--audit", help="Also test whether the target gets hidden states like its own.")
     ] = False,
     train_split: Annotated[
         str | None, typer.Option(help="With --audit: the split that the target was trained on, to fit the detectors.")

@@ -24,10 +24,8 @@ from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
+from hf_stitch.workflows._held_out import MOST_SHARED, check_far
 from hf_stitch.workflows._methods import labelled
-
-MOST_FITTED = 0.05
-"""Maximum share of samples to which the stitching layer was fitted; data sets contain duplicates."""
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
@@ -74,7 +72,7 @@ def audit(
     resamples: int = 1000,
     progress: bool = True,
 ) -> Audit | list[Audit]:
-    """Check whether stitched models are accurate and whether the target knows the activations that it gets.
+    """Check whether stitched models are accurate, and whether the target gets activations like its own.
 
     A stitching layer that is trained on the task can drive the target with activations that the target never produces.
     The score of such a model is no evidence of similarity (Balogh and Jelasity 2025). The audit therefore checks both:
@@ -88,9 +86,9 @@ def audit(
       most ``max_dose``. In all other cases the result is undecided.
 
     Only higher scores are strange. Least squares shrinks activations towards their mean, so that they score lower than
-    the target's own: they contain less, but nothing that the target does not know. The text of an audit mentions it.
-    A detector that does not tell ``far_data`` from ``data``, or does not notice noise of the size of the activations,
-    says nothing at this layer and does not count.
+    the target's own: they contain less, but nothing unusual for the target. The text of an audit mentions it. A
+    detector that does not tell ``far_data`` from ``data``, or the target's own activations from these with noise of
+    their size, is no evidence at this layer and does not count.
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
     each of its layers.
@@ -103,7 +101,7 @@ def audit(
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
             :meth:`hf_stitch.Samples.of` accepts.
         detectors: Names in ``hf_stitch.registries.detectors``, or detectors. The defaults read positions
-            (``mahalanobis``) and their mean (``knn``); what one of them does not notice, the other may.
+            (``mahalanobis``) and their mean (``knn``); what one of them does not tell apart, the other may.
         max_dose: Relative residual of noise up to which activations count as in distribution. With noise of .2, Tiny-10
             keeps .69 to .87 of its accuracy, and at least ``min_relative_accuracy`` at six of its eight layers.
         train_data: Samples to which detectors are fitted, best those on which the target was trained, in the form that
@@ -130,8 +128,9 @@ def audit(
 
     Raises:
         ValueError: If an option is out of its range, a model has no head, models have different targets, a stitching
-            layer was fitted to more than 5% of the samples, a detector lacks labels or auxiliary data or cannot be
-            fitted; and in all cases in which :func:`hf_stitch.evaluate` raises it.
+            layer was fitted to more than 5% of the samples, more than 5% of the far samples are also in ``data`` or
+            ``train_data``, a detector lacks labels or auxiliary data or cannot be fitted; and in all cases in which
+            :func:`hf_stitch.evaluate` raises it.
 
     Example:
         >>> import torch, hf_stitch
@@ -157,6 +156,7 @@ def audit(
     outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
     watching = labelled("detectors", detectors)
     check_needs(watching, known, outliers, far)
+    check_far(far, (known, others), detectors=watching)
     watches = _fit(models, watching, whole, known, outliers, options)
     alone = [source_alone(model, source, whole) for model in models]
     found = AuditPass(
@@ -218,7 +218,7 @@ def _check_samples(model: StitchedModel, samples: Samples, others: Samples) -> f
     check_apart(model, samples, others)
     warn_of_other_activations(model, samples)
     share = fitted_share(model, samples)
-    if (share or 0) > MOST_FITTED:
+    if (share or 0) > MOST_SHARED:
         raise ValueError(
             f"the stitching layer was fitted to {share:.1%} of these samples, on which an audit shows nothing; pass "
             "samples that it was not fitted to"

@@ -23,7 +23,6 @@ from hf_stitch.analysis.bench.measuring import BenchData, layer_numbers, measure
 from hf_stitch.analysis.bench.result import Bench
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
-from hf_stitch.analysis.layers import layer_names
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
@@ -33,7 +32,7 @@ from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._held_out import check_held_out
 from hf_stitch.workflows._methods import labelled
-from hf_stitch.workflows._networks import check_runs, scored_task
+from hf_stitch.workflows._networks import check_runs, named_layers, named_networks, scored_task
 
 _POOLINGS = ("mean", "cls", "last", "flatten")
 
@@ -142,12 +141,13 @@ def bench(
     """
     if pooling not in _POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(_POOLINGS)} (one vector per sample), got {pooling!r}")
-    named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+    named = named_networks(networks)
     check_runs(**named)
+    given = named_layers(named, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
     stitched = list(labelled("matchers", functional, "functional").values())
     adapters = {name: load(each) for name, each in named.items()}
-    chosen = _layers(adapters, layers, cut=bool(stitched))
+    chosen = _layers(adapters, given, cut=bool(stitched))
     layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)
     if stitched:
         for adapter in adapters.values():
@@ -254,19 +254,15 @@ class FunctionalDistance(Distance):
 
 
 def _layers(
-    adapters: Mapping[str, Adapter], layers: Mapping[str, Sequence[str]] | Sequence[str] | None, *, cut: bool
+    adapters: Mapping[str, Adapter], layers: Mapping[str, tuple[str, ...]], *, cut: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Return the layers of each network, at which it can be cut if stitches need it.
+    """Return the layers of each network, all candidates by default, at which it can be cut if stitches need it.
 
     Raises:
         NotACutError: If a layer does not exist, or the network cannot be cut there.
     """
-    if isinstance(layers, Mapping) and (unknown := sorted(layers.keys() - adapters.keys())):
-        raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(adapters)}")
-    found = {}
+    found = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
     for name, adapter in adapters.items():
-        own = layers.get(name) if isinstance(layers, Mapping) else layers
-        found[name] = layer_names("layers", adapter.candidates if own is None else own)
         for layer in found[name]:
             adapter.cut(layer) if cut else adapter.spec(layer)
     return found

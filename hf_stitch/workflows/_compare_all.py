@@ -20,6 +20,7 @@ from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.workflows._compare import Comparable, side_of
+from hf_stitch.workflows._networks import named_layers, named_networks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -65,6 +66,7 @@ def compare_all(
         identification over all pairs, ``found.similarities()`` one figure for each pair of networks.
 
     Raises:
+        TypeError: If ``networks`` or ``layers`` are a single one.
         ValueError: If there are fewer than two networks, a name is not one of ``networks``, networks that are resampled
             have different numbers of layers, a resample does not determine a metric, or for the reasons of
             :func:`hf_stitch.compare`.
@@ -78,17 +80,12 @@ def compare_all(
         >>> found.networks, found.between("0", "2")["linear_cka"].shape
         (('0', '1', '2'), (2, 2))
     """
-    named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+    named = named_networks(networks)
     if len(named) < 2:
         raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    if isinstance(layers, Mapping):
-        if unknown := sorted(layers.keys() - named.keys()):
-            raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(named)}")
-        chosen = dict(layers)
-    else:
-        chosen = {} if layers is None else dict.fromkeys(named, tuple(layers))
+    chosen = named_layers(named, layers)
     processes = Processes.of(accelerator)
     reader = None if data is None else Reader(Samples.of(data))
     sides = {name: side_of(name, each, reader, pooling, processes) for name, each in named.items()}

@@ -8,7 +8,7 @@ from hf_stitch.data import Samples
 from hf_stitch.data.overlap import ContentSketch
 
 MOST_SHARED = 0.05
-"""Maximum share of samples that are among those fitted to; data sets contain duplicates."""
+"""Maximum share of samples that are also among others, to which something was fitted; data sets have duplicates."""
 
 
 def check_held_out(train: Samples, test: Samples) -> None:

@@ -157,11 +157,22 @@ def test_detectors_are_taken_by_name_also_those_that_learn_from_stitched_activat
 
 def test_a_detector_that_does_not_tell_far_samples_apart_does_not_count(place: Any) -> None:
     twice = with_map(place, 2 * torch.eye(WIDTH), torch.zeros(WIDTH))
-    found = audit(twice, place, train_data=place.train, far_data=place.train)
+    g = torch.Generator().manual_seed(0)
+    patterns = torch.randn(4, 3, 8, 8, generator=g)  # those of the data
+    alike = 0.35 * patterns.repeat(50, 1, 1, 1) + torch.randn(200, 3, 8, 8, generator=g.manual_seed(5))
+    found = audit(twice, place, train_data=place.train, far_data=alike)
     assert found.in_distribution is None and not found.doses
     assert found.left_out == dict.fromkeys(("mahalanobis", "knn"), "does not tell far samples apart")
     assert "no detector counts (mahalanobis does not tell far samples apart; knn" in found.verdict
     assert "do not read" not in found.verdict
+
+
+def test_far_samples_are_other_ones_and_a_control_of_detectors(place: Any) -> None:
+    for far in (place.train, place.test):
+        with pytest.raises(ValueError, match=r"100\.0% of far_data are also in the data, from which detectors must"):
+            audit(place.stitched, place, train_data=place.train, far_data=far)
+    with pytest.raises(ValueError, match="far_data= is a control of detectors, but none are named"):
+        audit(place.stitched, place, detectors=(), far_data=FAR)
 
 
 def test_the_target_may_receive_other_samples(direct: Audit, place: Any) -> None:

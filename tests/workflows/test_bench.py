@@ -156,6 +156,23 @@ def test_what_cannot_give_a_result_is_refused_before_any_work(
         run(**options)
 
 
+@pytest.mark.parametrize("run_all", [hf_stitch.bench, hf_stitch.compare_all])
+def test_a_single_name_is_not_taken_for_a_list_of_characters(run_all: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("a network is loaded")
+
+    for place in ("_bench.load", "_compare.load_on"):
+        monkeypatch.setattr(f"hf_stitch.workflows.{place}", load)
+    with pytest.raises(TypeError, match=r"networks must be a list of networks, or a dict .*, got 'abc' alone"):
+        run_all("abc", SAMPLES)
+    with pytest.raises(TypeError, match="got Sequential alone"):
+        run_all(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), SAMPLES)
+    with pytest.raises(TypeError, match="layers must be a list of names, got 'abc'"):
+        run_all(["a", "b", "c"], SAMPLES, layers="abc")
+    with pytest.raises(TypeError, match="layers must be a list of names, got 'abc'"):
+        run_all(["a", "b", "c"], SAMPLES, layers={"0": "abc"})
+
+
 def test_functional_distances_need_cuts() -> None:
     torch.manual_seed(0)
     several = [hf_stitch.load(Around(), example_inputs=POINTS[:2]) for _ in range(3)]

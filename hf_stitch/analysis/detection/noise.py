@@ -96,7 +96,7 @@ class Noise:
             activations: Activations of the target. Padding gets no noise.
             ids: Ids of the samples, on which alone the noise of each depends. Samples of two folds
                 (:func:`hf_stitch.analysis.detection.drawing.folds`) have no donor in common, so that a detector that is
-                fitted to one of them does not know the noise of the other.
+                fitted to one of them was not fitted to the noise of the other.
             seed: Seed of the noise.
 
         Returns:

@@ -49,7 +49,7 @@ class Detection(Result):
         figures: Matcher -> figure -> ``(layers of the source, layers, 3)``: the value and both ends of its 95%
             interval. ``auroc``: stitched activations against the target's own of the same samples; ``dose``: the
             relative residual of coloured noise that is as easy to tell, 0 if less than the smallest of :data:`DOSES`,
-            infinity if more than the largest, NaN if the detector does not notice the largest; ``one_sided`` and
+            infinity if more than the largest, NaN if the largest is not told apart; ``one_sided`` and
             ``two_sided``: AUROCs of both kinds; ``aupr``, the average precision; ``fpr95``, the share of the target's
             own activations above the threshold that finds 95% of the stitched ones. NaN where a stitch, or the detector
             there, is undefined.
@@ -77,7 +77,7 @@ class Detection(Result):
 
     @property
     def blind(self) -> tuple[str, ...]:
-        """Layers where the detector does not tell far samples apart, so that it says nothing there."""
+        """Layers where the detector does not tell far samples apart, so that its figures are no evidence there."""
         far = self.controls.get("far", np.ones((len(self.layers), 3)))
         return tuple(layer for layer, (_, low, _) in zip(self.layers, far, strict=True) if not low > 0.5)
 
@@ -164,7 +164,7 @@ class Detection(Result):
             noise = (f"{value:.3f}" for value in self.doses["coloured"][place, :, 0])
             table.add_row(Text(layer), *map(Text, controls), *noise)
         if self.blind:
-            table.caption = f"does not tell far samples apart, so says nothing, at {', '.join(self.blind)}"
+            table.caption = f"does not tell far samples apart, so is no evidence, at {', '.join(self.blind)}"
         return table
 
 
@@ -226,7 +226,7 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
         found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
         if not coloured[-1, 1] > 0.5:
             found["dose"][:] = np.nan
-            asked.undefined[f"{lb}, doses"] = "noise of the size of the activations is not noticed"
+            asked.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
         for name, values in found.items():
             figures[matcher][name][place] = values
     return Detection(label, layers, two_sided, figures, doses, controls, asked.undefined)
