@@ -4,7 +4,7 @@ Every layer of one network is stitched into every layer of another, by least squ
 covariance, by an orthogonal map, and by task loss with growing numbers of steps. Each detector is fitted to the
 target's own activations, controlled (two halves of the test images, training images, images of noise) and calibrated
 with noise of known size. The paper's claim is tested for each detector: chosen on half of the pairs of networks,
-reported on the other half.
+reported on the other half. Histograms of the scores at one layer (figure 1c) are counted, and drawn as PNG.
 
     python examples/how_not_to_stitch/strange_activations.py --data-dir DATA --networks NETWORKS --out OUT
 """
@@ -12,6 +12,7 @@ reported on the other half.
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -44,6 +46,9 @@ CRITERIA = {"task loss": 0.8, "accurate direct": 0.2, "inaccurate direct": 0.5}
 and at least half of the inaccurate ones. Fixed before any figure was seen."""
 DIRECT = "lstsq"
 CLOSED = (DIRECT, "recoloured", "procrustes")
+HISTOGRAM = 2, (2, -1)
+"""Place of the layer of the target whose scores are counted, and of the layers of the source: the corresponding layer,
+and the last."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(1500, 400, 2, (30, 100), Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)),
+    "small": Preset(1500, 400, 2, (30, 100, 300, 1000), Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)),
     "paper": Preset(50_000, 10_000, 5, (30, 100, 300, 1000, 11_700), Energy()),
     "test": Preset(150, 60, 1, (2,), Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1)),
 }
@@ -93,7 +98,8 @@ def main() -> None:
     )
     other = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
     names = list(loaded)
-    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)] + [(names[0], names[0])]
+    count = min(preset.pairs, len(names) // 2)
+    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * count, 2)] + [(names[0], names[0])]
     place = arguments.out / "strange_activations.json"
     record = json.loads(place.read_text()) if place.is_file() else {}
     found = record.setdefault(arguments.networks.name.removeprefix("drfrankenstein_"), {})
@@ -109,11 +115,16 @@ def main() -> None:
             auxiliary_data=other, far_data=images.noise(preset.test), task="image-classification", batch_size=100,
             resamples=200,
         )  # fmt: skip
-        found[f"{a} -> {b}"] = {**recorded(grid, preset), "seconds": round(time.perf_counter() - start)}
+        found[f"{a} -> {b}"] = {
+            **recorded(grid, preset), "histograms": histograms(grid, preset),
+            "seconds": round(time.perf_counter() - start),
+        }  # fmt: skip
+        drawn = draw_histograms(found[f"{a} -> {b}"]["histograms"], f"{a} into {b}")
+        drawn.savefig(arguments.out / f"strange_activations {a} {b}.png", dpi=150)
         found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
-        write_whole(place, lambda path: path.write_text(json.dumps(record, indent=1) + "\n"))
-        text = page(json.loads(place.read_text()))
-        (arguments.out / "strange_activations.md").write_text(text)
+        write_whole(place, lambda path: path.write_text(as_json(record)))
+    text = page(json.loads(place.read_text()))
+    (arguments.out / "strange_activations.md").write_text(text)
     Console(width=140).print(text, markup=False)
 
 
@@ -142,6 +153,68 @@ def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
     }
 
 
+def histograms(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
+    """Return the binned scores of the target's own and of stitched activations at one layer (figure 1c).
+
+    Returns:
+        Detector -> ``<layer of a> -> <layer of b>, <matcher>`` -> the inner ``edges`` (the first and the last bin are
+        open) and the counts ``own`` and ``stitched``. Undefined ones are left out.
+    """
+    j, sources = HISTOGRAM
+    longest = max(preset.steps)
+    labels = {DIRECT: DIRECT, f"task loss, {longest} steps": preset.task_loss[longest].label}
+    found: dict[str, Any] = {}
+    for long, detection in grid.detections.items():
+        cells = found.setdefault(long.partition("(")[0], {})
+        for i in sources:
+            for name, label in labels.items():
+                counted = {part: values[i, j] for part, values in detection.histograms[label].items()}
+                if np.isnan(counted["own"]).any():
+                    continue
+                cells[f"{grid.layers_a[i]} -> {grid.layers_b[j]}, {name}"] = {
+                    "edges": [float(f"{edge:.5g}") for edge in counted["edges"][1:-1]],
+                    **{part: counted[part].astype(int).tolist() for part in ("own", "stitched")},
+                }
+    return found
+
+
+def overlap(counted: Mapping[str, Sequence[float]]) -> float:
+    """Return the common area of two histograms, each of area 1: 1 if they are equal, 0 if they are apart."""
+    own, stitched = (np.array(counted[part]) / np.sum(counted[part]) for part in ("own", "stitched"))
+    return float(np.minimum(own, stitched).sum())
+
+
+def draw_histograms(counted: Mapping[str, Mapping[str, Any]], title: str) -> Figure:
+    """Draw the histograms of a pair of networks: a row for each detector, a column for each stitch."""
+    columns = list(dict.fromkeys(cell for cells in counted.values() for cell in cells))
+    figure = Figure(figsize=(3 * len(columns), 1.6 * len(counted) + 0.6), layout="constrained")
+    panels = figure.subplots(len(counted), len(columns), squeeze=False)
+    for line, (detector, cells) in zip(panels, counted.items(), strict=True):
+        line[0].set_ylabel(detector)
+        for axes, column in zip(line, columns, strict=True):
+            axes.set_yticks([])
+            if column not in cells:
+                continue
+            one = cells[column]
+            inner = np.array(one["edges"])  # the open bins are drawn as wide as their neighbours
+            edges = [2 * inner[0] - inner[1], *inner, 2 * inner[-1] - inner[-2]]
+            for part in ("own", "stitched"):
+                axes.stairs(np.array(one[part]) / sum(one[part]), edges, fill=True, alpha=0.5, label=part)
+            axes.set_title(f"overlap {overlap(one):.2f}", fontsize="small")
+    for axes, column in zip(panels[0], columns, strict=True):
+        axes.set_title(f"{column}\n{axes.get_title()}", fontsize="small")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(f"Scores of detectors, {title}")
+    return figure
+
+
+def as_json(record: Mapping[str, Any]) -> str:
+    """Return a record as JSON, with each list of numbers on one line."""
+    text = json.dumps(record, indent=1)
+    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+
 def rounded(values: Array) -> list[Any]:
     """Return an array as JSON, with infinite and undefined values as text."""
     found = np.round(values, 4).astype(object)
@@ -163,8 +236,7 @@ direct matches do so only where they are inaccurate. In figures, fixed before an
 task-loss stitches are strange, at most {accurate:.0%} of the direct matches with a relative accuracy of at least .8,
 and at least {inaccurate:.0%} of those below .5. Where a detector does not tell images of
 noise from the test images, the layer is left out ("blind"). Energies come from a small classifier, trained with
-Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs. Measured with noise drawn from a normal
-distribution for each position; noise is now made of the activations of other samples, so that doses come out otherwise.
+Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs, with 300K Random Images.
 
 {sections}
 This page and [its figures as JSON](strange_activations.json) are written by the command (2 CPU cores):
@@ -208,7 +280,7 @@ coloured noise that is as easy to tell, by `{chosen}`.
 | matcher | accurate (≥ .8) | accurate, distant | relative accuracy, corresponding | AUROC, {chosen} | dose, accurate cells | structural error, accurate cells |
 |---|---|---|---|---|---|---|
 {matchers}
-
+{histograms}
 ### One network into itself
 
 A stitch from a later layer into an earlier one repeats layers of the network, one from an earlier into a later layer
@@ -228,6 +300,22 @@ layer. Chance {chance:.3f}.
 {identified}
 
 """  # noqa: E501
+
+
+HISTOGRAMS = """
+### Histograms of scores (figure 1c)
+
+The paper draws the energies of the first layer of a ResNet-18: those of task-loss stitches are apart from the target's
+own. Here: the common area of the histograms of the target's own and of stitched activations of the test images at one
+layer, 1 if they are equal and 0 if no score occurs in both; mean over the pairs of networks / one network into itself.
+The counts are in the JSON, and the command draws them.
+
+| detector | {cells} |
+|---|{lines}
+{overlaps}
+
+{verdict}
+"""
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -257,6 +345,7 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
         controls=rows([_control_line(name, between) for name in detectors]),
         detectors=rows([_detector_line(name, *shares[name]) for name in detectors]),
         verdict=_verdict(chosen, shares), matchers=rows([_matcher_line(m, between, chosen) for m in _matchers(found)]),
+        histograms=_histograms(between, within),
         itself=rows([_itself_line(matcher, within) for matcher in _matchers(found)]),
         chance=1 / len(layers), identified=rows(_identified(_matchers(found), between, within)),
     )  # fmt: skip
@@ -347,6 +436,31 @@ def _matcher_line(matcher: str, pairs: Sequence[Mapping[str, Any]], chosen: str)
         f"{np.diagonal(accuracy, axis1=1, axis2=2).mean():.3f}", f"{np.nanmean(auroc):.2f}",
         f"{np.nanmedian(dose[fine]):.3g}", f"{np.median(error[fine]):.2f}",
     ]  # fmt: skip
+
+
+def _histograms(between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[str, Any]]) -> str:
+    """Return the section with the overlaps of histograms; empty for records of runs that did not count them."""
+    if not all("histograms" in one for one in (*between, *within)):
+        return ""
+    detectors = list(between[0]["histograms"])
+    cells = list(dict.fromkeys(cell for name in detectors for cell in between[0]["histograms"][name]))
+
+    def mean(pairs: Sequence[Mapping[str, Any]], detector: str, cell: str) -> float:
+        found = [one["histograms"][detector][cell] for one in pairs if cell in one["histograms"][detector]]
+        return float(np.mean([overlap(one) for one in found])) if found else float("nan")
+
+    table = {name: [(mean(between, name, cell), mean(within, name, cell)) for cell in cells] for name in detectors}
+    trained = [cell for cell in cells if "task loss" in cell]
+    named = [
+        f"{cell.partition(',')[0]}: "
+        + ", ".join(f"`{name}` {table[name][cells.index(cell)][0]:.2f}" for name in detectors)
+        for cell in trained
+    ]
+    return HISTOGRAMS.format(
+        cells=" | ".join(cells), lines="---|" * len(cells),
+        overlaps=rows([[name, *(f"{a:.2f} / {b:.2f}" for a, b in line)] for name, line in table.items()]),
+        verdict=f"Overlap of task-loss stitches with the target's own scores, between networks: {'; '.join(named)}.",
+    )  # fmt: skip
 
 
 def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:

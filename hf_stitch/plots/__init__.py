@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from hf_stitch.plots.confusion import confusion
 from hf_stitch.plots.curves import curves
 from hf_stitch.plots.evolution import evolution
-from hf_stitch.plots.heatmap import heatmap
+from hf_stitch.plots.heatmap import heatmap, heatmaps
 from hf_stitch.plots.histogram import histogram
 from hf_stitch.plots.intervals import interval_panels, intervals
 from hf_stitch.plots.matrices import matrices
 from hf_stitch.plots.networks import dendrogram, distance_map
+from hf_stitch.plots.overlaid import overlaid
 
 if find_spec("matplotlib") is None:
     raise ModuleNotFoundError(
@@ -27,8 +28,10 @@ __all__ = [
     "distance_map",
     "evolution",
     "heatmap",
+    "heatmaps",
     "histogram",
     "interval_panels",
     "intervals",
     "matrices",
+    "overlaid",
 ]

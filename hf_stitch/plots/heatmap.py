@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
     from matplotlib.patches import Rectangle
 
 COLOURS = "viridis"
@@ -67,16 +67,73 @@ def heatmap(
         >>> [text.get_text() for text in figure.axes[0].texts]
         ['0.90', '–', '0.20', '0.70']
     """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_size(row_labels, column_labels), layout="constrained")
+    _draw(
+        figure, values, row_labels, column_labels, row_title=row_title, column_title=column_title, title=title,
+        label=label, low=low, high=high, marked=marked, marks=marks, starred=starred, stars=stars,
+    )  # fmt: skip
+    return figure
+
+
+def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw several matrices as heat maps, side by side.
+
+    Args:
+        panels: Arguments of :func:`heatmap` for each, at least one.
+
+    Returns:
+        The figure; its size depends on the number of cells.
+
+    Raises:
+        ValueError: As in :func:`heatmap`, or if there is no panel.
+
+    Example:
+        >>> one = {"values": [[0.9, 0.1]], "row_labels": ["a"], "column_labels": ["c", "d"]}
+        >>> len(heatmaps([one, one | {"title": "other"}]).subfigs)
+        2
+    """
+    from matplotlib.figure import Figure
+
+    if not panels:
+        raise ValueError("heatmaps needs at least one panel, got none")
+    sizes = [_size(panel["row_labels"], panel["column_labels"]) for panel in panels]
+    widths, heights = zip(*sizes, strict=True)
+    figure = Figure(figsize=(sum(widths), max(heights)), layout="constrained")
+    for part, panel in zip(
+        figure.subfigures(1, len(panels), squeeze=False, width_ratios=widths)[0], panels, strict=True
+    ):
+        _draw(part, **panel)
+    return figure
+
+
+def _draw(
+    figure: Figure | SubFigure,
+    values: ArrayLike,
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    *,
+    row_title: str = "",
+    column_title: str = "",
+    title: str = "",
+    label: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    marked: ArrayLike | None = None,
+    marks: str = "",
+    starred: ArrayLike | None = None,
+    stars: str = "",
+) -> None:
+    """Draw a heat map with the arguments of :func:`heatmap`."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
 
     matrix = _checked(values, row_labels, column_labels)
     frames, starry = (_flags(name, flags, matrix) for name, flags in (("marked", marked), ("starred", starred)))
     if low is not None and high is not None and low >= high:
         raise ValueError(f"low must be less than high, got {low} and {high}")
 
-    figure = Figure(figsize=_size(row_labels, column_labels), layout="constrained")
     axes = figure.add_subplot()
     colours = colormaps[COLOURS].with_extremes(bad=UNDEFINED)
     image = axes.imshow(np.ma.masked_invalid(matrix), cmap=colours, norm=Normalize(low, high), aspect="auto")
@@ -99,7 +156,6 @@ def heatmap(
     _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
     figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
-    return figure
 
 
 def _flags(name: str, flags: ArrayLike | None, matrix: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -149,7 +205,7 @@ def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangl
     return Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=2, path_effects=edges)
 
 
-def _explain(figure: Figure, marks: str, stars: str) -> None:
+def _explain(figure: Figure | SubFigure, marks: str, stars: str) -> None:
     """Add a legend of the frames and stars below the axes."""
     from matplotlib.lines import Line2D
 

@@ -14,6 +14,7 @@ from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
 from hf_stitch.analysis.auditing import STITCHED, Audit
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
 from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.detection.recording import View
 from hf_stitch.analysis.detection.result import Detection, Evidence, detect
 from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
@@ -29,9 +30,6 @@ from hf_stitch.workflows._methods import labelled
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
-
-MAX_DOSE = 0.2
-"""Default of ``max_dose``."""
 
 
 @overload

@@ -15,6 +15,7 @@ import hf_stitch
 from hf_stitch.analysis.detection import drawing, recording, watching
 from hf_stitch.analysis.detection.discrimination import auroc, discrimination, equivalent_dose, sided
 from hf_stitch.analysis.detection.drawing import drawn_rows, folds, halves
+from hf_stitch.analysis.detection.histograms import binned
 from hf_stitch.analysis.detection.noise import Noise
 from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.result import Detection, Evidence, detect
@@ -369,6 +370,17 @@ def test_sizes_are_those_of_the_longest_text_of_the_first_batch() -> None:
     sizes, _ = recording._sizes(network, layers, [texts], "none", 4)
     kept = dict(recorded(network, layers, [texts], "none", 4))
     assert sizes == {layer: sum(batch.values.nbytes for batch in kept[layer][0]) for layer in layers}
+
+
+def test_histograms_count_all_scores_in_the_same_bins() -> None:
+    g = np.random.default_rng(0)
+    own, strange = g.standard_cauchy(400), g.standard_cauchy(300) + 5  # one bin of the whole range has nearly all
+    found = binned(strange, own)
+    assert found["own"].sum() == 400 and found["stitched"].sum() == 300
+    assert np.isinf(found["edges"][[0, -1]]).all() and np.allclose(np.diff(found["edges"][1:-1], 2), 0)
+    assert found["own"].argmax() < found["stitched"].argmax() and found["own"].max() < 300
+    equal = binned(np.zeros(5), np.zeros(4))  # scores without variance
+    assert equal["own"].sum() == 4 and equal["stitched"].sum() == 5
 
 
 def test_layers_where_a_detector_is_blind_are_marked() -> None:

@@ -18,6 +18,7 @@ from hf_stitch.analysis.detection.discrimination import (
     sided,
 )
 from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.histograms import BINS, binned
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Score
@@ -59,6 +60,9 @@ class Detection(Result):
             the test samples against those to which the detector was fitted; ``far``, if far samples were given: of
             these against the test samples. Each ``(layers, 3)``.
         undefined: What the detector could not be fitted for, or has no finite scores of -> why.
+        histograms: Matcher -> ``edges``, ``(layers of the source, layers, bins + 1)``, of which the outer ones are
+            infinite, and the numbers of scores in each bin of ``stitched`` activations and of the target's ``own``,
+            ``(layers of the source, layers, bins)``. NaN where ``figures`` are.
 
     Example:
         >>> half = np.full((1, 3), 0.5)
@@ -74,6 +78,7 @@ class Detection(Result):
     doses: Mapping[str, Array]
     controls: Mapping[str, Array]
     undefined: Mapping[str, str] = field(default_factory=dict)
+    histograms: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
 
     @property
     def blind(self) -> tuple[str, ...]:
@@ -100,6 +105,7 @@ class Detection(Result):
             {kind: values[place] for kind, values in self.doses.items()},
             {control: values[place] for control, values in self.controls.items()},
             {what: why for what, why in self.undefined.items() if what.startswith(mine)},
+            {name: {part: values[:, place] for part, values in self.histograms.get(matcher, {}).items()}},
         )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -219,9 +225,13 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
     matchers = dict.fromkeys(matcher for matcher, _, _ in evidence.stitched)
     shape = (len(layers_a), len(layers), 3)
     figures = {m: {name: np.full(shape, np.nan) for name in ("auroc", "dose", *FIGURES[1:])} for m in matchers}
+    bins = {"edges": BINS + 1, "own": BINS, "stitched": BINS}
+    histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
     for (matcher, la, lb), seen in evidence.stitched.items():
         place = layers_a.index(la), layers.index(lb)
-        found = asked.stitched(lb, seen, f"{matcher}: {la} -> {lb}")
+        found, counted = asked.stitched(lb, seen, f"{matcher}: {la} -> {lb}")
+        for name, values in counted.items():
+            histograms[matcher][name][place] = values
         coloured = doses["coloured"][place[1]]
         found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
         if not coloured[-1, 1] > 0.5:
@@ -229,7 +239,7 @@ def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence
             asked.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
         for name, values in found.items():
             figures[matcher][name][place] = values
-    return Detection(label, layers, two_sided, figures, doses, controls, asked.undefined)
+    return Detection(label, layers, two_sided, figures, doses, controls, asked.undefined, histograms)
 
 
 class _Asked:
@@ -239,11 +249,12 @@ class _Asked:
         self.watch, self.label, self.evidence, self.two_sided = watch, label, evidence, two_sided
         self.undefined: dict[str, str] = {}
 
-    def stitched(self, layer: str, seen: Seen, what: str) -> dict[str, Array]:
+    def stitched(self, layer: str, seen: Seen, what: str) -> tuple[dict[str, Array], dict[str, Array]]:
         scores = self._scores(what, layer, seen, self.evidence.own[layer], self.evidence.ids)
         if scores is None:
-            return {name: np.full(3, np.nan) for name in FIGURES}
-        return discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
+            return {name: np.full(3, np.nan) for name in FIGURES}, {}
+        found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
+        return found, binned(*scores)
 
     def dose(self, layer: str, prefix: str, what: str) -> Array:
         seen = {key.removeprefix(prefix): v for key, v in self.evidence.doses[layer].items() if key.startswith(prefix)}

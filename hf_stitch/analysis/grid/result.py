@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.detection.noise import DOSES
+from hf_stitch.analysis.detection.noise import DOSES, MAX_DOSE
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
@@ -37,6 +37,9 @@ DIRECTIONS = {
     "structural_error": "lower",
 }
 """Figures of a grid, and which direction is better."""
+
+ACCURATE = 0.8
+"""Relative accuracy, or agreement, from which a stitch counts as accurate (Csiszárik et al. 2021, section 8)."""
 
 
 def direction(figure: str) -> str:
@@ -273,14 +276,15 @@ class StitchGrid(Result):
             ]
         )  # fmt: skip
 
-    def plot(self, figure: str | None = None, *, matcher: str | None = None) -> Figure:
-        """Plot a figure of all pairs of layers as a heat map, with a frame around the best of each row.
+    def plot(self, figure: str | Sequence[str] | None = None, *, matcher: str | None = None) -> Figure:
+        """Plot figures of all pairs of layers as heat maps side by side, with a frame around the best of each row.
 
         An infinite dose has the colour of the largest dose that was measured. In figures of a detector, layers where it
-        does not tell far samples apart are marked as blind.
+        does not tell far samples apart are marked as blind, and stitches that are accurate but strange have a star: at
+        least :data:`ACCURATE` in the first figure, and as easy to tell as coloured noise above :data:`MAX_DOSE`.
 
         Args:
-            figure: The figure; ``None`` uses the first.
+            figure: The figures; ``None`` uses the first, and the AUROC of each detector.
             matcher: Label of the matcher; ``None`` uses the first.
 
         Returns:
@@ -289,26 +293,76 @@ class StitchGrid(Result):
         Raises:
             KeyError: If the grid has no such matcher or figure.
         """
-        from hf_stitch.plots import heatmap
+        from hf_stitch.plots import heatmap, heatmaps
 
-        label, name = matcher or self.matchers[0], figure or self.figures[0]
-        values = self.values(label, name)
+        label = matcher or self.matchers[0]
+        shown = [figure] if isinstance(figure, str) else figure
+        panels = [
+            self._panel(label, name)
+            for name in shown or (self.figures[0], *(f"auroc({detector})" for detector in self.detections))
+        ]
+        return heatmap(**panels[0]) if len(panels) == 1 else heatmaps(panels)
+
+    def _panel(self, matcher: str, figure: str) -> dict[str, Any]:
+        """The arguments of a heat map."""
+        values = self.values(matcher, figure)
         marked = np.zeros(values.shape, bool)
-        better = values if direction(name) == "higher" else -values
+        better = values if direction(figure) == "higher" else -values
         known = ~np.isnan(values).all(1)
         marked[known, np.nanargmax(better[known], 1)] = True
-        explained = f"{name.replace('_', ' ')}\n{direction(name)} = better"
-        most = 1.0 if direction(name) == "higher" else None
-        if name.startswith("dose(") and np.isinf(values).any():
+        detector = next((label for label in self.detections if figure.endswith(f"({label})")), None)
+        explained = f"{figure if detector else figure.replace('_', ' ')}\n{direction(figure)} = better"
+        most = 1.0 if direction(figure) == "higher" else None
+        if figure.startswith("dose(") and np.isinf(values).any():
             values, most = np.minimum(values, max(DOSES)), max(DOSES)
             explained += f"; {most:g}: at least {most:g}"
-        blind = next((found.blind for detector, found in self.detections.items() if name.endswith(f"({detector})")), ())
-        columns = [f"{layer} (blind)" if layer in blind else layer for layer in self.layers_b]
-        return heatmap(
-            values, self.layers_a, columns,
-            row_title="layers of the source", column_title="layers of the target",
-            title=f"{label}, {self.n} samples", label=explained, low=0.0, high=most,
-            marked=marked, marks="best of each layer of the source",
+        blind = self.detections[detector].blind if detector else ()
+        strange, dose = None, self._figures(matcher).get(f"dose({detector})")
+        if dose is not None and direction(self.figures[0]) == "higher":
+            strange = (self.values(matcher) >= ACCURATE) & (dose[..., 0] > MAX_DOSE)
+        return {
+            "values": values, "row_labels": self.layers_a,
+            "column_labels": [f"{layer} (blind)" if layer in blind else layer for layer in self.layers_b],
+            "row_title": "layers of the source", "column_title": "layers of the target",
+            "title": f"{matcher}, {self.n} samples", "label": explained, "low": 0.0, "high": most,
+            "marked": marked, "marks": "best of each layer of the source", "starred": strange,
+            "stars": f"accurate (at least {ACCURATE:g}), but strange (dose above {MAX_DOSE:g})",
+        }  # fmt: skip
+
+    def plot_scores(
+        self, layer_a: str, layer_b: str, detector: str | None = None, matcher: str | None = None
+    ) -> Figure:
+        """Plot histograms of a detector's scores, of stitched activations and of the target's own.
+
+        Figure 1c of Balogh & Jelasity 2025.
+
+        Args:
+            layer_a: Layer of the source.
+            layer_b: Layer of the target.
+            detector: Label of the detector; ``None`` uses the first.
+            matcher: Label of the matcher; ``None`` uses the first.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            KeyError: If the grid has no such layer, detector or matcher.
+            ValueError: If the stitch, or the detector there, is undefined.
+        """
+        from hf_stitch.plots import overlaid
+
+        name, label = matcher or self.matchers[0], detector or next(iter(self.detections), "")
+        value = self.score(layer_a, layer_b, f"auroc({label})", name)  # which names what the grid does not have
+        if np.isnan(value.value):
+            raise ValueError(
+                f"{label} has no scores of {cell_name(name, layer_a, layer_b)}; .undefined of the grid, or of its "
+                "detection, has the reason"
+            )
+        place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
+        found = {part: values[place] for part, values in self.detections[label].histograms[name].items()}
+        return overlaid(
+            found["edges"], {part: found[part] for part in ("own", "stitched")}, label=f"score of {label}",
+            title=f"{cell_name(name, layer_a, layer_b)}, AUROC {value}",
         )  # fmt: skip
 
     def __rich__(self) -> Table:
