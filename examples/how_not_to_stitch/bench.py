@@ -134,6 +134,8 @@ def _rounded(value: Any) -> Any:
         return [_rounded(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value
 
+FEW = 5
+"""Number of networks below which the page warns of the intervals."""
 
 PAGE = """# Which similarity predicts functional differences? (Balogh & Jelasity, AAAI 2025, tables 2 and 3)
 
@@ -198,6 +200,11 @@ def _section(name: str, found: dict[str, Any]) -> str:
         text += (
             f"\n### {test.capitalize()}\n\n| measure | paper, τ / ρ | τ | ρ | references | τ − rank only | "
             f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n\n{verdict}\n"
+        )
+    if found["networks"] < FEW:
+        text += (
+            f"\nWith {found['networks']} networks, the jackknife rests on as many values: an interval without width is "
+            "chance, and a difference that it sets apart from 0 is a hint, no proof.\n"
         )
     if found["undefined"]:
         reasons = "; ".join(f"{method}, {count} ({why})" for method, (count, why) in found["undefined"].items())
