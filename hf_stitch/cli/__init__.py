@@ -27,6 +27,7 @@ from hf_stitch.cli import (
     stitch,
     swap,
 )
+from hf_stitch.cli.messages import in_options
 
 __all__ = ["app", "main"]
 
@@ -35,20 +36,23 @@ class _ErrorGroup(TyperGroup):
     """A command group that prints warnings and errors as one line; an error as a traceback with ``--debug``."""
 
     def invoke(self, ctx: Any) -> Any:
+        def line(message: object) -> str:
+            text = " ".join(str(message).split())
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            return text if command is None else in_options(text, command)
+
+        def show_warning(message: Warning | str, *_: Any) -> None:
+            typer.secho(f"warning: {line(message)}", fg="yellow", err=True)
+
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _show_warning  # type: ignore[assignment]  # by position, as warnings calls it
+                warnings.showwarning = show_warning  # type: ignore[assignment]  # by position, as warnings calls it
                 return super().invoke(ctx)
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError, FloatingPointError) as error:
             if ctx.params["debug"]:
                 raise
-            message = " ".join(str(error).split()) or type(error).__name__
-            typer.secho(f"error: {message}", fg="red", err=True)
+            typer.secho(f"error: {line(error) or type(error).__name__}", fg="red", err=True)
             raise typer.Exit(1) from error
-
-
-def _show_warning(message: Warning | str, *_: Any) -> None:
-    typer.secho(f"warning: {' '.join(str(message).split())}", fg="yellow", err=True)
 
 
 app = typer.Typer(cls=_ErrorGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)

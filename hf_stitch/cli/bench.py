@@ -8,32 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_stitch.cli.options import (
+    INPUTS,
     AsJson,
-    BatchSize,
     Count,
     Data,
     DataDir,
-    Device,
-    Dtype,
-    Image,
-    Label,
+    Inputs,
     Seed,
     Split,
     Task,
-    Text,
-    TextPair,
+    TestSize,
     built,
-    load_network,
-    read_samples,
+    check_pooling,
+    check_test_size,
+    grouped,
 )
 from hf_stitch.cli.output import Output
-from hf_stitch.cli.stitch import check_pooling, check_test_size
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.bench.result import Bench
 
 
+@grouped
 def bench(
     metric: Annotated[
         list[str], typer.Argument(help="Metrics, e.g. procrustes linear_cka:debiased=true. See hf-stitch list metrics.")
@@ -68,16 +65,8 @@ def bench(
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    label: Label = None,
-    text: Text = None,
-    text_pair: TextPair = None,
-    image: Image = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    dtype: Dtype = None,
-    test_size: Annotated[
-        float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
-    ] = 0.2,
+    inputs: Inputs = INPUTS,
+    test_size: TestSize = 0.2,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -94,14 +83,13 @@ def bench(
         raise typer.BadParameter(
             f"name at least three different networks, each once, got {', '.join(network)}", param_hint="--network"
         )
-    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
-    networks = {name: load_network(name, device, dtype, task) for name in network}
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
+    networks = {name: inputs.load(name, task) for name in network}
+    read = inputs.read(data, data_dir, split, samples, seed)
     found = hf_stitch.bench(
-        networks, read, test_size=held_out, references=references, batch_size=batch_size, seed=seed, **options
+        networks, read, test_size=held_out, references=references, batch_size=inputs.batch_size, seed=seed, **options
     )
     saved = {} if out is None else _save(found, out)
     output.show(found)

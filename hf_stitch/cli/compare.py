@@ -8,25 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_stitch.cli.options import (
+    INPUTS,
     AsJson,
-    BatchSize,
+    CheckpointDir,
     Count,
     Data,
     DataDir,
-    Device,
-    Dtype,
-    Image,
-    Label,
+    Inputs,
     Seed,
     Split,
     Task,
-    Text,
-    TextPair,
-    load_network,
-    read_samples,
+    check_pooling,
+    grouped,
 )
 from hf_stitch.cli.output import Output
-from hf_stitch.cli.stitch import check_pooling
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
     from hf_stitch.metrics import Metric
 
 
+@grouped
 def compare(
     a: Annotated[str, typer.Argument(help="First network: a Hub id, timm/…, timm:name, or a local folder.")],
     b: Annotated[str, typer.Argument(help="Second network. Pass the same name to compare a network with itself.")],
@@ -60,17 +56,9 @@ def compare(
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    label: Label = None,
-    text: Text = None,
-    text_pair: TextPair = None,
-    image: Image = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    dtype: Dtype = None,
+    inputs: Inputs = INPUTS,
     plan: Annotated[bool, typer.Option("--plan", help="Estimate memory, files and time, then stop.")] = False,
-    checkpoint_dir: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
-    ] = None,
+    checkpoint_dir: CheckpointDir = None,
     permutations: Annotated[
         int, typer.Option(min=0, help="Permutations for a test of the most similar pairs, e.g. 200. 0: no test.")
     ] = 0,
@@ -87,15 +75,14 @@ def compare(
         raise typer.BadParameter(
             "needs one row per sample: use another --pooling than none", param_hint="--permutations"
         )
-    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
     import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
     from hf_stitch.processes import Processes
     from hf_stitch.workflows._compare import compare as compare_networks
 
-    first = load_network(a, device, dtype, task)
-    second = first if b == a else load_network(b, device, dtype, task)
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
+    first = inputs.load(a, task)
+    second = first if b == a else inputs.load(b, task)
+    read = inputs.read(data, data_dir, split, samples, seed)
     options: dict[str, Any] = {
         "metrics": metrics,
         "pooling": pooling,
@@ -104,15 +91,16 @@ def compare(
         "layers_b": layer_b or None,
         "permutations": permutations,
         "seed": seed,
+        "batch_size": inputs.batch_size,
     }
     if plan:
-        planned = compare_networks(first, second, read, plan=True, batch_size=batch_size, **options)
+        planned = compare_networks(first, second, read, plan=True, **options)
         if Processes.of(None).rank:
             return
         output.show(planned)
         output.record({"seconds": planned.seconds, "routes": [vars(route) for route in planned.routes]})
         return
-    atlas = compare_networks(first, second, read, batch_size=batch_size, checkpoint_dir=checkpoint_dir, **options)
+    atlas = compare_networks(first, second, read, checkpoint_dir=checkpoint_dir, **options)
     if Processes.of(None).rank:
         return
     saved = {} if out is None else save(atlas, out)

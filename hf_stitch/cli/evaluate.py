@@ -8,26 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_stitch.cli.options import (
+    INPUTS,
     AsJson,
     AuxiliaryData,
-    BatchSize,
     Count,
     Data,
     DataDir,
     Detectors,
-    Device,
-    Dtype,
     FarData,
-    Image,
-    Label,
+    Inputs,
     Seed,
     Split,
-    Text,
-    TextPair,
     built,
     check_place,
-    read_other,
-    read_samples,
+    grouped,
 )
 from hf_stitch.cli.output import Output
 
@@ -36,6 +30,7 @@ if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel
 
 
+@grouped
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="FOLDER", help="A saved stitched model (or its Hub id), or a saved stitcher.")
@@ -63,13 +58,7 @@ def evaluate(
         float | None,
         typer.Option(help="With --audit: relative residual of noise up to which states are in distribution.", min=0.0),
     ] = None,
-    label: Label = None,
-    text: Text = None,
-    text_pair: TextPair = None,
-    image: Image = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    dtype: Dtype = None,
+    inputs: Inputs = INPUTS,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
@@ -80,28 +69,24 @@ def evaluate(
     )  # fmt: skip
     chosen = None if detector is None else built("detectors", detector)
     output = Output(json)
-    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
-    stitched = _load(model, source, target, device, dtype)
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
+    stitched = _load(model, source, target, inputs)
+    read = inputs.read(data, data_dir, split, samples, seed)
 
     import hf_stitch
 
     found: Audit | Evaluation
     whole: dict[str, Any] = {} if stitched.parents else {"source": source, "target": target}
     if audit:
-        train = None if train_split is None else read_samples(data, data_dir, train_split, samples, seed, **columns)
+        train = None if train_split is None else inputs.read(data, data_dir, train_split, samples, seed)
         given: dict[str, Any] = {"detectors": chosen, "max_dose": max_dose}
-        auxiliary, far = (
-            read_other(other, data_dir, samples, seed, text=text, text_pair=text_pair, image=image)
-            for other in (auxiliary_data, far_data)
-        )
+        auxiliary, far = (inputs.read_other(other, data_dir, samples, seed) for other in (auxiliary_data, far_data))
         found = hf_stitch.audit(
-            stitched, read, train_data=train, auxiliary_data=auxiliary, far_data=far, batch_size=batch_size, seed=seed,
-            **whole,
+            stitched, read, train_data=train, auxiliary_data=auxiliary, far_data=far,
+            batch_size=inputs.batch_size, seed=seed, **whole,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     else:
-        found = hf_stitch.evaluate(stitched, read, batch_size=batch_size, seed=seed, **whole)
+        found = hf_stitch.evaluate(stitched, read, batch_size=inputs.batch_size, seed=seed, **whole)
     output.show(found)
     output.record(found.to_dict())
 
@@ -113,11 +98,11 @@ def _check_audited(audit: bool, **options: Any) -> None:
             raise typer.BadParameter("requires --audit", param_hint=f"--{name.replace('_', '-')}")
 
 
-def _load(name: str, source: str | None, target: str | None, device: str | None, dtype: str | None) -> StitchedModel:
+def _load(name: str, source: str | None, target: str | None, inputs: Inputs) -> StitchedModel:
     """Load the stitched model, with the parents that the artefact does not name from local folders."""
     import hf_stitch
 
-    place, options = check_place(device, dtype)
+    place, options = check_place(inputs.device, inputs.dtype)
     if (Path(name) / "stitcher.json").is_file():
         stitcher = hf_stitch.Stitcher.from_pretrained(name)
         _require("--source", source or stitcher.source.id)

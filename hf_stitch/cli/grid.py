@@ -8,36 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_stitch.cli.options import (
+    INPUTS,
     AsJson,
     AuxiliaryData,
-    BatchSize,
+    CheckpointDir,
     Count,
+    CutPooling,
     Data,
     DataDir,
     Detectors,
-    Device,
-    Dtype,
     FarData,
-    Image,
-    Label,
+    Inputs,
     Seed,
     Split,
     Task,
-    Text,
-    TextPair,
+    TestSize,
     built,
-    load_network,
-    read_other,
-    read_samples,
+    check_pooling,
+    check_test_size,
+    grouped,
 )
 from hf_stitch.cli.output import Output
-from hf_stitch.cli.stitch import check_pooling, check_test_size
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.grid.result import StitchGrid
 
 
+@grouped
 def grid(
     source: Annotated[
         str, typer.Argument(help="Network for the front halves: a Hub id, timm/…, timm:name, or a local folder.")
@@ -54,9 +52,7 @@ def grid(
     detector: Detectors = None,
     auxiliary_data: AuxiliaryData = None,
     far_data: FarData = None,
-    pooling: Annotated[
-        str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
-    ] = "none",
+    pooling: CutPooling = "none",
     source_layer: Annotated[
         list[str] | None, typer.Option(help="Cut of the source. Repeatable. [default: all]")
     ] = None,
@@ -66,19 +62,9 @@ def grid(
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    label: Label = None,
-    text: Text = None,
-    text_pair: TextPair = None,
-    image: Image = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    dtype: Dtype = None,
-    test_size: Annotated[
-        float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
-    ] = 0.2,
-    checkpoint_dir: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")
-    ] = None,
+    inputs: Inputs = INPUTS,
+    test_size: TestSize = 0.2,
+    checkpoint_dir: CheckpointDir = None,
     plan: Annotated[bool, typer.Option("--plan", help="Estimate time, memory and files, then stop.")] = False,
     seed: Seed = 0,
     task: Task = None,
@@ -92,15 +78,14 @@ def grid(
         "matchers": built("matchers", matcher or ["lstsq"]), "detectors": built("detectors", detector or []),
         "pooling": chosen, "layers_a": source_layer or None, "layers_b": target_layer or None,
     }  # fmt: skip
-    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
-    networks = [load_network(name, device, dtype, task) for name in (source, target)]
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
+    networks = [inputs.load(name, task) for name in (source, target)]
+    read = inputs.read(data, data_dir, split, samples, seed)
     for name, other in (("auxiliary_data", auxiliary_data), ("far_data", far_data)):
-        options[name] = read_other(other, data_dir, samples, seed, text=text, text_pair=text_pair, image=image)
-    options |= {"test_size": held_out, "batch_size": batch_size, "seed": seed}
+        options[name] = inputs.read_other(other, data_dir, samples, seed)
+    options |= {"test_size": held_out, "batch_size": inputs.batch_size, "seed": seed}
     if plan:
         planned = hf_stitch.stitch_grid(networks[0], networks[1], read, plan=True, **options)
         output.show(planned)

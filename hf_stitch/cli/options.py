@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
 
     from hf_stitch.adapters import Adapter
     from hf_stitch.data import Samples
+    from hf_stitch.representation import Pooling
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
 Data = Annotated[
@@ -60,6 +65,83 @@ AuxiliaryData = Annotated[
 Task = Annotated[
     str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")
 ]
+CutPooling = Annotated[
+    str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
+]
+TestSize = Annotated[float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)]
+CheckpointDir = Annotated[Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The options of every command that runs networks on samples; :func:`grouped` adds them to the command.
+
+    Attributes:
+        label: Column of the labels.
+        text: Column of the texts.
+        text_pair: Column of the second texts.
+        image: Column of the images.
+        batch_size: Samples per forward pass.
+        device: Device of the networks.
+        dtype: dtype of the weights.
+    """
+
+    label: Label = None
+    text: Text = None
+    text_pair: TextPair = None
+    image: Image = None
+    batch_size: BatchSize = 64
+    device: Device = None
+    dtype: Dtype = None
+
+    def load(self, name: str, task: str | None = None) -> Adapter:
+        """Load a network: :func:`load_network` with these options."""
+        return load_network(name, self.device, self.dtype, task)
+
+    def read(self, data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int) -> Samples:
+        """Read samples: :func:`read_samples` with these columns."""
+        columns = {"label": self.label, "text": self.text, "text_pair": self.text_pair, "image": self.image}
+        return read_samples(data, data_dir, split, count, seed, **columns)
+
+    def read_other(self, data: str | None, data_dir: Path | None, count: int | None, seed: int) -> Samples | None:
+        """Read samples of another data set: :func:`read_other` with these columns."""
+        columns = {"text": self.text, "text_pair": self.text_pair, "image": self.image}
+        return read_other(data, data_dir, count, seed, **columns)
+
+
+INPUTS = Inputs()
+"""Default of a parameter of a command."""
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters of a command that are :class:`Inputs` by its fields, which typer makes options.
+
+    Args:
+        command: The command.
+
+    Returns:
+        The command with a parameter for each option.
+    """
+    own, types = inspect.signature(command, eval_str=True), get_type_hints(Inputs, include_extras=True)
+    parameters, group = list[inspect.Parameter](), ""
+    for name, parameter in own.parameters.items():
+        if parameter.annotation is Inputs:
+            group = name
+            parameters += [
+                parameter.replace(name=each.name, default=each.default, annotation=types[each.name])
+                for each in fields(Inputs)
+            ]
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        given[group] = Inputs(**{each.name: given.pop(each.name) for each in fields(Inputs)})
+        command(**given)
+
+    changed: Any = run
+    changed.__signature__ = own.replace(parameters=parameters)
+    return run
 
 
 def load_network(name: str, device: str | None = None, dtype: str | None = None, task: str | None = None) -> Adapter:
@@ -116,6 +198,43 @@ def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | N
             param_hint="--dtype",
         )
     return place, {} if dtype is None else {"dtype": dtype}
+
+
+def check_test_size(size: float) -> float | int:
+    """Return the size of the held-out part: a share, or a whole number of samples.
+
+    Args:
+        size: The value of ``--test-size``.
+
+    Raises:
+        typer.BadParameter: It is neither.
+    """
+    if size < 1:
+        return size
+    if not size.is_integer():
+        raise typer.BadParameter(
+            f"must be a share below 1 or a whole number of samples, got {size}", param_hint="--test-size"
+        )
+    return int(size)
+
+
+def check_pooling(pooling: str) -> Pooling:
+    """Check the value of ``--pooling``.
+
+    Args:
+        pooling: Name of a pooling.
+
+    Returns:
+        The same name.
+
+    Raises:
+        typer.BadParameter: If no pooling has this name.
+    """
+    from hf_stitch.representation import POOLINGS
+
+    if pooling not in POOLINGS:
+        raise typer.BadParameter(f"must be one of {', '.join(POOLINGS)}, got {pooling!r}", param_hint="--pooling")
+    return cast("Pooling", pooling)
 
 
 def read_samples(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -52,6 +55,29 @@ class Output:
         """
         if self.as_json:
             typer.echo(as_json(record))
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Create a folder before any work, so that a place where this is impossible is an error at once.
+
+    If the work fails, folders that were created here are removed again, unless they contain something.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: If the folder cannot be created.
+    """
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # one is not empty
+            for place in created:
+                place.rmdir()
+        raise
 
 
 def as_json(record: Any) -> str:

@@ -5,41 +5,39 @@ from __future__ import annotations
 import json as json_
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hf_stitch.cli.options import (
+    INPUTS,
     AsJson,
-    BatchSize,
     Count,
+    CutPooling,
     Data,
     DataDir,
-    Device,
-    Dtype,
-    Image,
-    Label,
+    Inputs,
     Seed,
     Split,
     Task,
-    Text,
-    TextPair,
-    load_network,
-    read_samples,
+    TestSize,
+    check_pooling,
+    check_test_size,
+    grouped,
 )
-from hf_stitch.cli.output import Output, as_json
+from hf_stitch.cli.output import Output, as_json, output_folder
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel
     from hf_stitch.matchers import Matcher
-    from hf_stitch.representation import Pooling
 
 
 Matching = Annotated[list[str] | None, typer.Option(help="Option of the matcher, e.g. rank=16. Repeatable.")]
 
 
+@grouped
 def stitch(
     source: Annotated[
         str, typer.Argument(help="Network for the front half: a Hub id, timm/…, timm:name, or a local folder.")
@@ -55,22 +53,12 @@ def stitch(
         str, typer.Option(help="Matcher that fits the stitching layer. See hf-stitch list matchers.")
     ] = "lstsq",
     option: Matching = None,
-    pooling: Annotated[
-        str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
-    ] = "none",
+    pooling: CutPooling = "none",
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
-    label: Label = None,
-    text: Text = None,
-    text_pair: TextPair = None,
-    image: Image = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    dtype: Dtype = None,
-    test_size: Annotated[
-        float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)
-    ] = 0.2,
+    inputs: Inputs = INPUTS,
+    test_size: TestSize = 0.2,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -80,18 +68,17 @@ def stitch(
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
     fitted_by = matcher_of(matcher, option or [])
-    out.mkdir(parents=True, exist_ok=True)
-    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
-    networks = [load_network(name, device, dtype, task) for name in (source, target)]
-    read = read_samples(data, data_dir, split, samples, seed, **columns)
-    stitched = hf_stitch.stitch(
-        networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
-        pooling=chosen, test_size=held_out, batch_size=batch_size, seed=seed,
-    )  # fmt: skip
-    saved = save(stitched, out)
+    with output_folder(out):
+        networks = [inputs.load(name, task) for name in (source, target)]
+        read = inputs.read(data, data_dir, split, samples, seed)
+        stitched = hf_stitch.stitch(
+            networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
+            pooling=chosen, test_size=held_out, batch_size=inputs.batch_size, seed=seed,
+        )  # fmt: skip
+        saved = save(stitched, out)
     layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
     output.show(" → ".join(layers.values()))
     output.show(stitched.evaluation or f"not scored: {target} has no head")
@@ -130,43 +117,6 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
             (fresh / saved["evaluation"].name).write_text(text, encoding="utf-8")
             stitched.evaluation.plot().savefig(fresh / saved["plot"].name, dpi=150)
     return saved
-
-
-def check_test_size(size: float) -> float | int:
-    """Return the size of the held-out part: a share, or a whole number of samples.
-
-    Args:
-        size: The value of ``--test-size``.
-
-    Raises:
-        typer.BadParameter: It is neither.
-    """
-    if size < 1:
-        return size
-    if not size.is_integer():
-        raise typer.BadParameter(
-            f"must be a share below 1 or a whole number of samples, got {size}", param_hint="--test-size"
-        )
-    return int(size)
-
-
-def check_pooling(pooling: str) -> Pooling:
-    """Check the value of ``--pooling``.
-
-    Args:
-        pooling: Name of a pooling.
-
-    Returns:
-        The same name.
-
-    Raises:
-        typer.BadParameter: If no pooling has this name.
-    """
-    from hf_stitch.representation import POOLINGS
-
-    if pooling not in POOLINGS:
-        raise typer.BadParameter(f"must be one of {', '.join(POOLINGS)}, got {pooling!r}", param_hint="--pooling")
-    return cast("Pooling", pooling)
 
 
 def matcher_of(name: str, options: list[str]) -> Matcher:

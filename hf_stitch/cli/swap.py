@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_stitch.cli.options import (
+    INPUTS,
     AsJson,
-    BatchSize,
     Data,
     DataDir,
-    Device,
-    Dtype,
-    Image,
-    Label,
+    Inputs,
     Seed,
     Split,
     Task,
-    Text,
-    TextPair,
     check_place,
+    check_pooling,
     draw,
-    load_network,
-    read_samples,
+    grouped,
 )
-from hf_stitch.cli.output import Output
-from hf_stitch.cli.stitch import Matching, check_pooling, matcher_of, save
+from hf_stitch.cli.output import Output, output_folder
+from hf_stitch.cli.stitch import Matching, matcher_of, save
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter
@@ -40,6 +35,7 @@ SELECTIONS = ("random", "stratified")
 """Selections of anchors that need nothing but the samples."""
 
 
+@grouped
 def swap(
     model: Annotated[
         str,
@@ -72,13 +68,7 @@ def swap(
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Number of samples to score on, drawn at random. [default: all]")
     ] = None,
-    label: Label = None,
-    text: Text = None,
-    text_pair: TextPair = None,
-    image: Image = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    dtype: Dtype = None,
+    inputs: Inputs = INPUTS,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -86,50 +76,32 @@ def swap(
     """Replace the encoder of a trained head without training, score the result and save it."""
     output = Output(json)
     chosen_pooling = None if pooling is None else check_pooling(pooling)
-    given = {"--anchors": anchors, "--selection": selection, "--task": task}
-    if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
-        raise typer.BadParameter(
-            "applies only to networks that are not stitched models, which need --target-layer", param_hint=idle[0]
-        )
-    if selection not in (None, *SELECTIONS):
-        raise typer.BadParameter(f"must be one of {', '.join(SELECTIONS)}, got {selection!r}", param_hint="--selection")
+    _check(target_layer, selection, {"--anchors": anchors, "--selection": selection, "--task": task})
     if option and matcher is None:
         raise typer.BadParameter("requires --matcher", param_hint="--option")
     found_by = None if matcher is None else matcher_of(matcher, option or [])
-    out.mkdir(parents=True, exist_ok=True)
-    columns = {"label": label, "text": text, "text_pair": text_pair, "image": image}
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.artefacts import StitchedModel
     from hf_stitch.relative import AnchorSet, select_anchors
 
-    whole: StitchedModel | Adapter
-    whole = _stitched(model, device, dtype) if target_layer is None else load_network(model, device, dtype, task)
-    new = load_network(encoder, device, dtype)
-    read = read_samples(data, data_dir, split, None, seed, **columns)
-    pool = read if anchor_split in (None, split) else read_samples(data, data_dir, anchor_split, None, seed, **columns)
-    if isinstance(whole, StitchedModel):
-        known, chosen = _kept(whole, pool, new, encoder_layer, pooling)
-    else:
-        chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
-        known = AnchorSet.of(chosen)
-    places = set(known.among(read))
-    if len(places) == len(read):
-        raise ValueError(
-            f"all {len(read)} samples are anchors, so that none is left to score on: take the anchors from another "
-            "split (--anchor-split), or fewer (--anchors)"
-        )
-    if places:
-        output.show(
-            f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split takes the "
-            "anchors from another split"
-        )
-        read = read.select(place for place in range(len(read)) if place not in places)
-    swapped = hf_stitch.swap(
-        whole, new, chosen, encoder_layer=encoder_layer, target_layer=target_layer, pooling=chosen_pooling,
-        matcher=found_by, data=draw(read, max_samples, seed, data), batch_size=batch_size, seed=seed,
-    )  # fmt: skip
-    saved = save(swapped, out)
+    with output_folder(out):
+        whole: StitchedModel | Adapter
+        whole = _stitched(model, inputs) if target_layer is None else inputs.load(model, task)
+        new = inputs.load(encoder)
+        read = inputs.read(data, data_dir, split, None, seed)
+        pool = read if anchor_split in (None, split) else inputs.read(data, data_dir, anchor_split, None, seed)
+        if isinstance(whole, StitchedModel):
+            known, chosen = _kept(whole, pool, new, encoder_layer, pooling)
+        else:
+            chosen = select_anchors(pool, anchors or 300, selection or "random", seed=seed)
+            known = AnchorSet.of(chosen)
+        scored = draw(_others(read, known, output), max_samples, seed, data)
+        swapped = hf_stitch.swap(
+            whole, new, chosen, encoder_layer=encoder_layer, target_layer=target_layer, pooling=chosen_pooling,
+            matcher=found_by, data=scored, batch_size=inputs.batch_size, seed=seed,
+        )  # fmt: skip
+        saved = save(swapped, out)
     output.show(swapped.evaluation)
     output.show("saved " + ", ".join(map(str, saved.values())))
     output.record({
@@ -139,11 +111,42 @@ def swap(
     })  # fmt: skip
 
 
-def _stitched(name: str, device: str | None, dtype: str | None) -> StitchedModel:
+def _check(target_layer: str | None, selection: str | None, given: dict[str, Any]) -> None:
+    """Check that a selection exists, and that options of whole networks are given for such only."""
+    if target_layer is None and (idle := [name for name, value in given.items() if value is not None]):
+        raise typer.BadParameter(
+            "applies only to networks that are not stitched models, which need --target-layer", param_hint=idle[0]
+        )
+    if selection not in (None, *SELECTIONS):
+        raise typer.BadParameter(f"must be one of {', '.join(SELECTIONS)}, got {selection!r}", param_hint="--selection")
+
+
+def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:
+    """Return the samples that are no anchors, on which the model is scored.
+
+    Raises:
+        ValueError: If all are anchors.
+    """
+    places = set(anchors.among(read))
+    if len(places) == len(read):
+        raise ValueError(
+            f"all {len(read)} samples are anchors, so that none is left to score on: take the anchors from another "
+            "split (--anchor-split), or fewer (--anchors)"
+        )
+    if not places:
+        return read
+    output.show(
+        f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split takes the "
+        "anchors from another split"
+    )
+    return read.select(place for place in range(len(read)) if place not in places)
+
+
+def _stitched(name: str, inputs: Inputs) -> StitchedModel:
     """Load a stitched model, or attach a stitcher to the networks that it names."""
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
-    place, options = check_place(device, dtype)
+    place, options = check_place(inputs.device, inputs.dtype)
     if (Path(name) / "stitcher.json").is_file():
         found = Stitcher.from_pretrained(name).attach(**options)
     else:

@@ -35,4 +35,4 @@ def test_compare_prints_and_saves(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, [*call, "--metric", bad])
         assert refused.exit_code == 2 and what in " ".join(refused.stderr.replace("│", " ").split())
     unaligned = CliRunner().invoke(app, [*call, "--metric", "rsa", "--pooling", "none", "--align", "offsets"])
-    assert unaligned.exit_code == 1 and "align='offsets' takes texts, but sample" in unaligned.stderr
+    assert unaligned.exit_code == 1 and "--align offsets takes texts, but sample" in unaligned.stderr

@@ -410,3 +410,31 @@ def test_samples_of_another_data_set_are_drawn_from_all_classes(tmp_path: Path) 
     whole = read_other(str(tmp_path), None, 99, 3, **columns)
     assert whole is not None and len(whole) == 60
     assert read_other(None, None, 12, 3) is None
+
+
+def test_messages_name_options_not_arguments_of_python(folders: dict[str, Path]) -> None:
+    several = ("grid", folders["cnn"], folders["vit"], *DIGITS, "--test-size", "40")
+    line = error_line(*several, "--detector", "energy")
+    assert "pass --auxiliary-data, other samples than --far-data" in line and "auxiliary_data" not in line
+    line = error_line(*several, "--source-layer", "layer2.0", "--source-layer", "layer2.0")
+    assert line == "error: --source-layer contains 'layer2.0' more than once; name each layer once"
+    line = error_line(*several, "--far-data", "sklearn:digits:train")
+    assert "--far-data is a control of detectors, but none are named: pass --detector, or leave" in line
+
+
+@pytest.mark.parametrize("command", ["stitch", "swap"])
+def test_a_failed_command_leaves_no_empty_folder(command: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    cut = ("--target-layer", "layer2.0", "--encoder-layer", "wrong") if command == "swap" else ()
+    arguments = (command, folders["cnn"], folders["vit"], *cut, "--data", tmp_path / "nodata", "--out")
+    error_line(*arguments, tmp_path / "new" / "run")
+    (tmp_path / "kept").mkdir()
+    error_line(*arguments, tmp_path / "kept" / "run")
+    assert list(tmp_path.iterdir()) == [tmp_path / "kept"] and not list((tmp_path / "kept").iterdir())
+
+
+def test_training_that_diverges_is_an_error_line(folders: dict[str, Path], tmp_path: Path) -> None:
+    line = error_line(
+        "stitch", folders["cnn"], folders["cnn"], "--source-layer", "layer2.0", "--target-layer", "layer2.0", *DIGITS,
+        "--matcher", "task_loss", "--option", "lr=1e37", "--option", "max_steps=20", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert "diverged, as the loss is nan at step" in line and not (tmp_path / "out").exists()

@@ -1,0 +1,48 @@
+"""Messages of the library in the words of the command line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+CALL = re.compile(r"([\w.]+\([^()]*\))")
+"""Calls of Python, which keep their arguments."""
+
+
+def in_options(message: str, command: Any) -> str:
+    """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``.
+
+    Args:
+        message: Message of an error or a warning.
+        command: The command of click.
+
+    Returns:
+        The message. Calls of Python in it, and words that are no option of the command, stay as they are.
+
+    Example:
+        >>> import typer
+        >>> app = typer.Typer()
+        >>> @app.command()
+        ... def grid(source_layer: str = "", task: str = "") -> None: ...
+        >>> command = typer.main.get_command(app)
+        >>> in_options("pass task=, for example task='image', or layers_a; see load(task='a')", command)
+        "pass --task, for example --task image, or --source-layer; see load(task='a')"
+    """
+    options = {str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("--")}
+    options |= {f"{name}s": option for name, option in options.items() if f"{name}s" not in options}
+    for side, layer in (("a", "source_layer"), ("b", "target_layer")):
+        if option := options.get(f"layer_{side}") or options.get(layer):
+            options[f"layers_{side}"] = option
+    if not options:
+        return message
+    long = sorted((name for name in options if "_" in name), reverse=True)
+    given = rf"\b({'|'.join(sorted(options, reverse=True))})=('[^']*'|…)?"
+    bare = rf"(?<![\w/.'\"-])({'|'.join(long)})(?![\w/.'\"=-])" if long else r"(?!)"
+
+    def option_of(found: re.Match[str]) -> str:
+        value = (found[2] or "").strip("'") if found.re.groups > 1 else ""
+        return options[found[1]] + (f" {value}" if value else "")
+
+    parts = CALL.split(message)
+    parts[::2] = [re.sub(bare, option_of, re.sub(given, option_of, part)) for part in parts[::2]]
+    return "".join(parts)
