@@ -110,31 +110,17 @@ def stitch(
             f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
             "pooling='none'"
         )
-    samples, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
-    recipe: dict[str, Any] = {"matcher": fitted_by.to_dict(), "pooling": pooling, "data": samples.fingerprint}
-    if other is not None:
-        if test_data is not None:
-            raise ValueError("paired_data is split together with data: leave out test_data")
-        check_same_order(samples, other)
-        recipe["paired_data"] = other.fingerprint
-    if task in CLASSIFIES:
-        samples = numbered_as(samples, getattr(b.model, "config", None))
-    if test_data is None:
-        train, test = samples.split(test_size, seed)
-        recipe |= {"test_size": test_size, "seed": seed}
-    else:
-        train, test = samples, Samples.of(test_data)
-        recipe["test_data"] = test.fingerprint
-    recipe |= {
-        "samples": len(train),
-        "batch_size": batch_size,
-        "versions": versions([("matchers", fitted_by.name)]),
-    }
+    if paired_data is not None and test_data is not None:
+        raise ValueError("paired_data is split together with data: leave out test_data")
+    given, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
+    samples = numbered_as(given, getattr(b.model, "config", None)) if task in CLASSIFIES else given
+    (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, seed)
+    recipe = {
+        "matcher": fitted_by.to_dict(), "pooling": pooling, "data": given.fingerprint, **recipe, "samples": len(train),
+        "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
+    }  # fmt: skip
     if isinstance(fitted_by, TrainedMatcher):
         fitted_by.check(train, task)
-    other_train, other_test = (
-        (None, None) if other is None else (_likewise(other, samples, part) for part in (train, test))
-    )
     chosen = [name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO]
     if chosen:
         layers_a, layers_b = (
@@ -176,6 +162,25 @@ def stitch(
         return stitched
     stitched.config.scores = stitched.evaluation.to_dict()
     return stitched
+
+
+def _parts(
+    samples: Samples, other: Samples | None, test_data: Any, test_size: float | int, seed: int
+) -> tuple[tuple[Samples, Samples, Samples | None, Samples | None], dict[str, Any]]:
+    """Return training and test samples, those that are paired with them, and the record of all."""
+    recipe: dict[str, Any] = {}
+    if other is not None:
+        check_same_order(samples, other)
+        recipe["paired_data"] = other.fingerprint
+    if test_data is None:
+        train, test = samples.split(test_size, seed)
+        recipe |= {"test_size": test_size, "seed": seed}
+    else:
+        train, test = samples, Samples.of(test_data)
+        recipe["test_data"] = test.fingerprint
+    if other is None:
+        return (train, test, None, None), recipe
+    return (train, test, _likewise(other, samples, train), _likewise(other, samples, test)), recipe
 
 
 def _name_classes(stitched: StitchedModel, samples: Samples) -> None:

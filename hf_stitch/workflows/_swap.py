@@ -150,25 +150,16 @@ def swap(
     if stitched is not None:
         if target_layer is not None or task != "auto":
             raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
-        space, spec = _space(stitched), stitched.stitch.target
-        if space is None and not (matcher is None and baselines is None):
+        if isinstance(stitched.stitch.body, RelativeProjection) and not (matcher is None and baselines is None):
             raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
-        own = _own(stitched.anchors, anchors)
-        if space is not None and _moved(stitched, space):
-            space = _space_now(stitched)
-            if not own.has(*space):
-                own = own.add(_seen_by(stitched, anchors, batch_size, progress), *space)
-        original: StitchedModel | Adapter = stitched
+        head = _head_of_model(stitched, anchors, batch_size, progress)
     else:
         if target_layer is None or anchors is None:
             raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
         original = load(model)
-        spec = original.spec(target_layer)
         task = _task(original, new, task)
-        space = (original.pinned, target_layer, _target_rows(spec, new.pooling))
-        own = _own(None, anchors)
-        if isinstance(anchors, Samples):
-            own = own.encode(original, target_layer, anchors, space[2], batch_size=batch_size, progress=progress)
+        head = _head_of_network(original, target_layer, anchors, new)
+    own, space, spec = head.anchors, head.space, head.spec
 
     entering = None if space is None else own.values(*space)
     own, vectors = new.encode(own, anchors, paired_anchors)
@@ -191,14 +182,15 @@ def swap(
     if stitched is not None:
         swapped = with_encoder(stitched, new.network, encoder_layer, joint)
     else:
-        assert isinstance(original, Adapter) and target_layer is not None
+        assert target_layer is not None
         swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
     swapped.anchors = own
     swapped.config.recipe = _recipe(own, anchors, paired_anchors, new)
     if space is not None:
         used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
         swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
-    return _scored(swapped, data, original, others, paired_data, batch_size, seed, progress)
+    whole = original if stitched is None else stitched
+    return _scored(swapped, data, whole, others, paired_data, batch_size, seed, progress)
 
 
 def _scored(
@@ -289,6 +281,35 @@ class _Encoder:
         return anchors.encode(
             self.network, self.layer, samples, self.pooling, batch_size=self.batch_size, progress=self.progress
         )
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a trained head receives: the shape, the latent space (``None`` for a relative model), and its anchors."""
+
+    spec: RepresentationSpec
+    space: _Space | None
+    anchors: AnchorSet
+
+
+def _head_of_model(stitched: StitchedModel, anchors: _Side, batch_size: int, progress: bool) -> _Head:
+    """Return the head of a stitched model, with its anchors encoded anew if its own encoder has been trained since."""
+    space, own = _space(stitched), _own(stitched.anchors, anchors)
+    if space is not None and _moved(stitched, space):
+        space = _space_now(stitched)
+        if not own.has(*space):
+            own = own.add(_seen_by(stitched, anchors, batch_size, progress), *space)
+    return _Head(stitched.stitch.target, space, own)
+
+
+def _head_of_network(network: Adapter, layer: str, anchors: _Side, new: _Encoder) -> _Head:
+    """Return the head of a whole network, with the anchors that it encodes, if these are samples."""
+    spec = network.spec(layer)
+    space = (network.pinned, layer, _target_rows(spec, new.pooling))
+    own = _own(None, anchors)
+    if isinstance(anchors, Samples):
+        own = own.encode(network, layer, anchors, space[2], batch_size=new.batch_size, progress=new.progress)
+    return _Head(spec, space, own)
 
 
 def _recipe(own: AnchorSet, anchors: _Side, paired_anchors: _Side, new: _Encoder) -> dict[str, Any]:
