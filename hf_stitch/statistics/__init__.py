@@ -5,6 +5,7 @@ from hf_stitch.statistics.debiased import DebiasedMoments
 from hf_stitch.statistics.features import Features
 from hf_stitch.statistics.grams import Gram, Grams
 from hf_stitch.statistics.hsic import HSIC
+from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
 from hf_stitch.statistics.layer_moments import LayerMoments
 from hf_stitch.statistics.layer_rows import LayerRows
 from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
@@ -18,6 +19,7 @@ __all__ = [
     "Features",
     "Gram",
     "Grams",
+    "InterpolatedMoments",
     "LayerMoments",
     "LayerRows",
     "LayerStatistic",

@@ -119,7 +119,7 @@ class Statistic(ABC):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add everything another statistic has collected; the other is not changed.
+        """Add everything another statistic has collected; what the other has collected is not changed.
 
         Args:
             other: Statistic of the same class and shapes, on any device.
@@ -137,6 +137,8 @@ class Statistic(ABC):
             own, its = getattr(self, name), getattr(other, name)
             if own.shape != its.shape or not torch.equal(own, its.to(own.device)):
                 raise ValueError(f"{kind} must have equal {name} to merge, got {_short(own)} and {_short(its)}")
+        self._settle()
+        other._settle()
         self._combine(other)
         for name in self._named("sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name).to(getattr(self, name).device))

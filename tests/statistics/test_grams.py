@@ -197,3 +197,13 @@ def test_what_does_not_fit_is_refused() -> None:
         MinibatchGrams(3, 1)
     with pytest.raises(ValueError, match="at least 4 rows, got 3"):
         moments([r[:3] for r in X], None).hsic(debiased=True)
+
+
+@pytest.mark.parametrize("n", [100, 600])
+def test_layer_moments_with_buffered_rows_merge(n: int) -> None:
+    rows = torch.randn(900, 3, dtype=torch.float64) + 5
+    whole = LayerMoments([torch.zeros(3)]).update([rows]).moments(0, 0)
+    halves = [LayerMoments([torch.zeros(3)]).update([part]) for part in (rows[:n], rows[n:])]
+    merged = halves[0].merge(halves[1])
+    assert merged.n == 900 and halves[1].n == 900 - n
+    torch.testing.assert_close(merged.moments(0, 0).scatter, whole.scatter)

@@ -1,0 +1,150 @@
+"""Moments of positions on a grid that is interpolated to that of another layer, without interpolating them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_stitch.statistics.base import Statistic
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.moments import Moments
+
+Grid = tuple[int, int]
+
+
+class InterpolatedMoments(Statistic):
+    """Moments of pairs of layers of two sides, of which the first is enlarged to the grid of the second (bilinear).
+
+    Nothing is enlarged: with the matrix U that interpolates a small grid, ``(UX)ᵀUX = Xᵀ(UᵀU)X`` and
+    ``(UX)ᵀY = Xᵀ(UᵀY)``. With the Cholesky factor of ``UᵀU = CCᵀ``, these are products of the rows ``CᵀX`` and
+    ``C⁻¹UᵀY``, of which there are as many as small positions. Sums are taken about an origin, in float64.
+
+    Attributes:
+        n: Number of rows seen, of the large grid.
+
+    Args:
+        x: Origin of each layer of the first side, ``(dx,)`` each.
+        y: Origin of each layer of the second side, ``(dy,)`` each.
+        small: Height and width of the grid of the first side.
+        large: Height and width of the grid of the second side.
+
+    Raises:
+        ValueError: The large grid is lower or narrower than the small one.
+
+    Example:
+        >>> x, y = torch.randn(7, 4, 3), torch.randn(7, 16, 5)
+        >>> kept = InterpolatedMoments([torch.zeros(3)], [torch.zeros(5)], (2, 2), (4, 4)).update([x], [y])
+        >>> kept.moments(0, 0)
+        Moments(dx=3, dy=5, n=112, device='cpu')
+    """
+
+    grids: Tensor
+    layers: Tensor
+    widths: Tensor
+    origins: Tensor
+    rows: LayerMoments
+    own: LayerMoments
+
+    def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor], small: Grid, large: Grid) -> None:
+        super().__init__()
+        if any(a > b for a, b in zip(small, large, strict=True)):
+            raise ValueError(f"the second grid must be at least as high and as wide as the first, got {small}, {large}")
+        device = x[0].device
+        self._x, self._y = ([origin.double() for origin in side] for side in (x, y))
+        factors = [_factors(a, b, device) for a, b in zip(small, large, strict=True)]
+        self._root, self._adjoint = ([pair[place] for pair in factors] for place in (0, 1))
+        # The adjoint of a constant, with which sums over the large grid follow from the small one.
+        self._ones = _along(self._adjoint, torch.ones(1, math.prod(large), 1, dtype=torch.float64, device=device), large)
+        self.add_state("grids", torch.tensor([small, large]), "same")
+        self.add_state("layers", torch.tensor(len(x)), "same")
+        self.add_state("widths", torch.tensor([len(origin) for origin in (*x, *y)]), "same")
+        self.add_state("origins", torch.cat([*self._x, *self._y]), "same")
+        about = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
+        self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)]))
+        self.add_part("own", LayerMoments(self._y))
+
+    @classmethod
+    def _like(cls, state: Mapping[str, Tensor]) -> Self:
+        origins, layers = state["origins"].split(state["widths"].tolist()), int(state["layers"])
+        small, large = (tuple(grid) for grid in state["grids"].tolist())
+        return cls(origins[:layers], origins[layers:], small, large)
+
+    def _settle(self) -> None:
+        self.rows._settle()
+        self.own._settle()
+
+    @property
+    def n(self) -> int:
+        """Number of rows seen, of the large grid."""
+        return self.own.n
+
+    @torch.no_grad()
+    def update(self, x: Sequence[Tensor], y: Sequence[Tensor]) -> Self:
+        """Add a batch.
+
+        Args:
+            x: ``(batch, positions of the small grid, dx)`` for each layer of the first side, any float dtype.
+            y: ``(batch, positions of the large grid, dy)`` for each layer of the second side, of the same samples.
+
+        Returns:
+            These moments.
+
+        Raises:
+            ValueError: A shape is wrong.
+        """
+        small, large = (tuple(grid) for grid in self.grids.tolist())
+        batch = len(x[0])
+        for side, origins, grid in ((x, self._x, small), (y, self._y, large)):
+            expected = [(batch, math.prod(grid), len(origin)) for origin in origins]
+            if (got := [tuple(layer.shape) for layer in side]) != expected:
+                raise ValueError(f"positions must have the shapes {expected}, one per layer, got {got}")
+        first = [_along(self._root, v.double() - o, small) for v, o in zip(x, self._x, strict=True)]
+        second = [_along(self._adjoint, v.double() - o, large) for v, o in zip(y, self._y, strict=True)]
+        second.append(self._ones.expand(batch, -1, -1))
+        self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
+        self.own.update([rows.flatten(0, 1) for rows in y])
+        return self
+
+    def moments(self, i: int, j: int) -> Moments:
+        """Return the moments of a pair of layers.
+
+        Args:
+            i: Index of the layer of the first side.
+            j: Index of the layer of the second side.
+
+        Returns:
+            Moments of the enlarged rows of the first side and of the rows of the second.
+        """
+        pair, ones, own = self.rows.moments(i, j), self.rows.moments(i, len(self._y)), self.own.moments(j, j)
+        mean_x = _about_origin(ones.sxy, ones.mean_x, ones.mean_y, ones.n)[:, 0] / self.n
+        mean_y = own.mean_x - self._y[j]
+        sxx = _about_origin(pair.sxx, pair.mean_x, pair.mean_x, pair.n)
+        sxy = _about_origin(pair.sxy, pair.mean_x, pair.mean_y, pair.n)
+        return Moments.of(
+            self.n, mean_x + self._x[i], own.mean_x, torch.addr(sxx, mean_x, mean_x, alpha=-self.n), own.sxx,
+            torch.addr(sxy, mean_x, mean_y, alpha=-self.n),
+        )  # fmt: skip
+
+
+def _factors(small: int, large: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return ``Cᵀ`` and ``C⁻¹Uᵀ`` of one axis, where U interpolates it and ``UᵀU = CCᵀ``."""
+    unit = torch.eye(small, dtype=torch.float64)
+    matrix = functional.interpolate(unit[None], size=large, mode="linear", align_corners=False)[0].T
+    root = torch.linalg.cholesky(matrix.T @ matrix)
+    return root.T.to(device), torch.linalg.solve_triangular(root, matrix.T, upper=False).to(device)
+
+
+def _along(matrices: Sequence[Tensor], values: Tensor, grid: Grid) -> Tensor:
+    """Multiply ``(batch, positions, d)`` on a grid by a matrix along each axis."""
+    high = matrices[0] @ values.unflatten(1, grid).flatten(2)
+    return (matrices[1] @ high.unflatten(2, (grid[1], -1))).flatten(1, 2)
+
+
+def _about_origin(centred: Tensor, mean_x: Tensor, mean_y: Tensor, n: int) -> Tensor:
+    """Undo the centring of co-moments, whose rows are about an origin of zero."""
+    return torch.addr(centred, mean_x, mean_y, alpha=n)
