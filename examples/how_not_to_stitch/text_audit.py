@@ -375,7 +375,8 @@ def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
         f"Of the accurate task-loss stitches between corresponding and adjacent layers, {strange(TASK, False)} are out "
         f"of distribution, and {strange(TASK, True)} of those between distant ones. Gentle: "
         f"{strange(GENTLE, False)} and {strange(GENTLE, True)}. Where both shares are alike, strangeness does not tell "
-        "distant layers from corresponding ones.",
+        "distant layers from corresponding ones; where gentle training has lower ones, the size of the steps, and not "
+        "the layers alone, makes stitches strange.",
         f"From the untrained twin, {sum(one['accurate'] for one in twin)} of {len(twin)} stitches are accurate; the "
         f"most accurate one ({best['matcher']}) reaches {best['relative_accuracy'][0]:.2f}.",
     ]
