@@ -25,11 +25,11 @@ STEPS = 500
 class Classifier(Detector):
     """A small network that learns to tell stitched positions from the network's own (Lopez-Paz & Oquab 2017).
 
-    It assumes no distribution, so it notices differences that means and covariances do not contain. The score of a
+    It assumes no distribution, so it finds differences that means and covariances do not contain. The score of a
     position is its logit. Features are standardised by the network's own.
 
     Attributes:
-        hidden: Number of hidden units (ReLU); 0 for logistic regression (L-BFGS, to convergence), which notices shifts
+        hidden: Number of hidden units (ReLU); 0 for logistic regression (L-BFGS, to convergence), which finds shifts
             only.
         epochs: Number of passes over the positions (Adam, learning rate 1e-3, batches of 200). Few positions are passed
             more often, for at least 500 steps. Training ends earlier if the loss has not fallen by 1e-4 for ten epochs.

@@ -12,6 +12,7 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
@@ -134,6 +135,7 @@ class StitchabilityCallback(ProbingCallback):
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
+        self._test = numbered_as(self._test, getattr(reference.model, "config", None))
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}

@@ -93,7 +93,7 @@ def test_p_values_are_uniform_without_similarity_unless_rows_are_permuted() -> N
     for seed in range(300):
         g = np.random.default_rng(seed)
         x, y = (np.repeat(g.standard_normal((12, 2)), 4, 0) + 0.3 * g.standard_normal((48, 2)) for _ in range(2))
-        for found, samples in ((by_sample, np.repeat(np.arange(12), 4)), (by_row, None)):
+        for found, samples in ((by_sample, np.repeat(np.arange(12), 4)), (by_row, None))[: 1 + (seed < 60)]:
             null = permutation_test("linear_cka", x, y, samples=samples, permutations=9, seed=seed)
             found.append(round(null.p_value * 10))
     assert stats.chisquare(np.bincount(by_sample, minlength=11)[1:]).pvalue > 0.01
@@ -205,7 +205,7 @@ def test_intervals_cover_the_expected_value_at_this_number_of_samples(
 
     function = getattr(metrics, name)
     average = np.mean([function(*draw(seed), **options) for seed in range(1000, 1200)])
-    found = [bootstrap(name, *draw(seed), resamples=60, **options) for seed in range(60)]
+    found = [bootstrap(name, *draw(seed), resamples=40, **options) for seed in range(40)]
     assert np.mean([interval.low <= average <= interval.high for interval in found]) > 0.85
     spread = np.std([interval.value for interval in found])
     assert 0.8 < np.mean([interval.standard_error for interval in found]) / spread < excess

@@ -424,12 +424,12 @@ def test_messages_name_options_not_arguments_of_python(folders: dict[str, Path])
 
 @pytest.mark.parametrize("command", ["stitch", "swap"])
 def test_a_failed_command_leaves_no_empty_folder(command: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    kept, empty = tmp_path / "kept", tmp_path / "empty"
+    kept.mkdir(), empty.mkdir()
     cut = ("--target-layer", "layer2.0", "--encoder-layer", "wrong") if command == "swap" else ()
-    arguments = (command, folders["cnn"], folders["vit"], *cut, "--data", tmp_path / "nodata", "--out")
-    error_line(*arguments, tmp_path / "new" / "run")
-    (tmp_path / "kept").mkdir()
-    error_line(*arguments, tmp_path / "kept" / "run")
-    assert list(tmp_path.iterdir()) == [tmp_path / "kept"] and not list((tmp_path / "kept").iterdir())
+    for out in (tmp_path / "new" / "run", kept / "run"):
+        error_line(command, folders["cnn"], empty, *cut, *DIGITS, "--out", out)
+    assert sorted(tmp_path.iterdir()) == [empty, kept] and not list(kept.iterdir())
 
 
 def test_training_that_diverges_is_an_error_line(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -277,6 +277,16 @@ def test_stitching_a_copy_has_relative_accuracy_one(reference: hf_stitch.Adapter
         assert figures[f"stitchability/mean_only/blocks.{i}"] < 1.0
 
 
+def test_classes_of_stitchability_are_those_of_the_same_name(reference: hf_stitch.Adapter) -> None:
+    named = copy.deepcopy(reference.model)
+    named.config = transformers.PretrainedConfig(id2label={0: "a", 1: "b", 2: "c"})
+    data = labelled(reference).renumbered([1, 2, 0], ("c", "a", "b"))
+    with pytest.warns(UserWarning, match="labels are matched by name"):
+        callback = StitchabilityCallback(adapter(named), data, ["blocks.1"], untrained=False)
+        found = callback.measure(adapter(copy.deepcopy(reference.model)), step=0)
+    assert found["stitchability/relative_accuracy/blocks.1"] == 1.0
+
+
 def test_changed_weights_are_measured_again() -> None:
     model = net()
     own, callback = adapter(model), SimilarityCallback("start", PROBE)

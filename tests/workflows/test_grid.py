@@ -252,14 +252,13 @@ def test_a_grid_of_diverging_stitches_only_is_an_error(images: Any) -> None:
 
 
 def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are those of a grid without it, also after an interruption; the reason is shown and saved."""
+    """The others are those of a grid without it; the reason is shown and saved."""
     from hf_stitch.training.loop import train as whole
-    from hf_stitch.workflows import _grid
 
     a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
-    layers: dict[str, Any] = {"layers_a": LAYERS["cnn"], "layers_b": ["layer1.0", "layer2.0"]}
+    layers: dict[str, Any] = {"layers_a": LAYERS["cnn"][:2], "layers_b": ["layer1.0", "layer2.0"]}
     options = {"resamples": 5, "progress": False}
-    training = TaskLoss(max_steps=4, batch_size=16)
+    training = TaskLoss(max_steps=3, batch_size=16)
     sound = hf_stitch.stitch_grid(a, b, data, matchers=["lstsq", training], **layers, **options)
 
     def poisoned(stitches: Any, *given: Any, **changed: Any) -> Any:
@@ -278,33 +277,16 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
     assert re.search(r"diverged, as the loss is nan at step 2; lower lr \(now 0.001\)", found.undefined[name])
     for figure in found.figures:
         one, other = found.values(training.label, figure), sound.values(training.label, figure)
-        assert np.isnan(one).tolist() == [[False, False], [True, False], [False, False]]
+        assert np.isnan(one).tolist() == [[False, False], [True, False]]
         assert np.allclose(np.delete(one.flatten(), 2), np.delete(other.flatten(), 2), rtol=1e-12, atol=0)
         assert np.allclose(found.values("lstsq", figure), sound.values("lstsq", figure), rtol=1e-12, atol=0)
     with pytest.raises(ValueError, match=r"layer2\.0 -> layer1\.0 is undefined: training diverged, as the loss is nan"):
         found.stitched("layer2.0", "layer1.0", training.label)
-    assert "1 of 6 stitches are undefined" in " ".join(str(found).split())
+    assert "1 of 4 stitches are undefined" in " ".join(str(found).split())
     assert found.plot(matcher=training.label).axes
     found.save(tmp_path / "grid.json")
     again = StitchGrid.load(tmp_path / "grid.json")
     assert again.undefined == found.undefined and again.to_pandas().equals(found.to_pandas())
-
-    class Killed(BaseException):
-        pass
-
-    def kill(*_: Any, **__: Any) -> Any:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(_grid, "fit_watch", kill)
-        hf_stitch.stitch_grid(
-            a, b, data, matchers=["lstsq", training], checkpoint_dir=tmp_path / "job", **layers, **options
-        )
-    monkeypatch.setattr("hf_stitch.training.task_loss.train", whole)  # the trained states already name it
-    resumed = hf_stitch.stitch_grid(
-        a, b, data, matchers=["lstsq", training], checkpoint_dir=tmp_path / "job", **layers, **options
-    )
-    assert resumed.undefined == found.undefined and resumed.to_pandas().equals(found.to_pandas())
 
 
 def test_detectors_tell_what_is_strange_and_how_strange(images: Any) -> None:
