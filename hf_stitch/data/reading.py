@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str 
     return splits[split]
 
 
+@cache
 def _digits() -> dict[str, datasets.Dataset]:
     """The handwritten digits of scikit-learn, with their 17 grey values scaled to 0 to 255."""
     import datasets

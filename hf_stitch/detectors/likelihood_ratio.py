@@ -18,7 +18,7 @@ from hf_stitch.representation import Representation
 class LikelihoodRatio(Detector):
     """Log-likelihood of a position under a normal distribution of stitched activations, minus that of the own ones.
 
-    This is the best test of two normal distributions (Neyman and Pearson), a quadratic discriminant: it notices a
+    This is the best test of two normal distributions (Neyman and Pearson), a quadratic discriminant: it finds a
     shift, a shrinkage and other correlations. Only means and covariances are compared.
 
     Attributes:
