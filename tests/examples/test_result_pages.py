@@ -14,7 +14,9 @@ PAGES = {
     "cause": "how_not_to_stitch.cause",
     "layer_identification": "how_not_to_stitch.layer_identification",
     "layer_grids": "how_not_to_stitch.layer_grids",
+    "low_rank_layers": "how_not_to_stitch.low_rank_layers",
     "strange_activations": "how_not_to_stitch.strange_activations",
+    "text_audit": "how_not_to_stitch.text_audit",
     "several_stitches": "dr_frankenstein.several_stitches",
 }
 """Page in docs/results -> script that writes it."""
