@@ -21,7 +21,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, 
         patch.setattr(quickstart, "NETWORKS", {"cnn-0": ("cnn", 0), "vit-0": ("vit", 0)})
         patch.setattr(quickstart, "PAIRS", (("vit-0", "cnn-0"),))
         patch.setattr(quickstart, "MATCHERS", {"identity": ("identity", {}), "rank 4": ("low_rank", {"rank": 4})})
-        result = CliRunner().invoke(app, ["quickstart", "--out", str(out), "--epochs", "4", "--max-samples", "700", "--json"])
+        result = CliRunner().invoke(
+            app, ["quickstart", "--out", str(out), "--epochs", "4", "--max-samples", "700", "--json"]
+        )
     assert result.exit_code == 0, result.output
     return out, result.stderr, json.loads(result.stdout)
 

@@ -56,11 +56,11 @@ def test_scores_are_those_of_stitches_made_one_by_one(
     data = of(images, double=True) if first in ("cnn", "vit") else of(texts, double=False)
     chosen = [hf_stitch.registries.matchers.build(m, **({"rank": 3} if m == "low_rank" else {})) for m in matchers]
     options: dict[str, Any] = {"pooling": pooling, "batch_size": 16, "progress": False}
-    layers = {"layers_a": LAYERS[first], "layers_b": LAYERS[second]}
+    layers = {"layers_a": LAYERS[first][:2], "layers_b": LAYERS[second][-2:]}
     grid = hf_stitch.stitch_grid(a, b, data, matchers=chosen, resamples=20, **layers, **options)
     for matcher in chosen:
-        for la in LAYERS[first]:
-            for lb in LAYERS[second]:
+        for la in layers["layers_a"]:
+            for lb in layers["layers_b"]:
                 one = hf_stitch.stitch(a, b, data, source_layer=la, target_layer=lb, matcher=matcher, **options)
                 assert one.evaluation is not None
                 for figure in grid.figures[:-1]:
