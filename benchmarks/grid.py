@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import timm
 import torch
@@ -30,7 +31,7 @@ TINY10 = [
     (64, 64, 3, 1),
     (64, 64, 1, 1),
 ]
-BATCH, REPEATS = 100, 3
+REPEATS = 2
 
 
 def tiny10() -> nn.Module:
@@ -49,12 +50,12 @@ def resnet18() -> nn.Module:
     return network
 
 
-# network, images fitted to, images scored
-CASES: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
-    "Tiny-10, 8 × 8": (tiny10, 600, 2000),
-    "ResNet-18, 8 × 8": (resnet18, 100, 200),
+# network, images fitted to, images scored, batch
+CASES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
+    "Tiny-10, 8 × 8": (tiny10, 600, 2000, 100),
+    "ResNet-18, 8 × 8": (resnet18, 48, 96, 48),
     "ViT-Ti/4, 12 × 12": (
-        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10), 100, 200,
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10), 200, 24, 50,
     ),
 }  # fmt: skip
 
@@ -65,16 +66,16 @@ def _adapter(create: Callable[[], nn.Module], seed: int) -> Adapter:
 
 
 @torch.no_grad()
-def _floor(a: Adapter, b: Adapter, train: torch.Tensor, test: torch.Tensor) -> Callable[[], None]:
+def _floor(a: Adapter, b: Adapter, train: torch.Tensor, test: torch.Tensor, batch: int) -> Callable[[], None]:
     """Return a function that runs both networks once per image, and for each pair one half of the target."""
     halves = {layer: b.back(layer) for layer in b.layers}
 
     def run() -> None:
         with torch.no_grad():
-            for images in train.split(BATCH):
+            for images in train.split(batch):
                 a.model(images)
                 b.model(images)
-            for images in test.split(BATCH):
+            for images in test.split(batch):
                 a.model(images)
                 activations = b.encode(images, b.layers)
                 for layer, half in halves.items():
@@ -84,34 +85,37 @@ def _floor(a: Adapter, b: Adapter, train: torch.Tensor, test: torch.Tensor) -> C
     return run
 
 
+def _row(name: str, create: Callable[[], nn.Module], count: int, scored: int, batch: int) -> list[str]:
+    a, b = _adapter(create, 0), _adapter(create, 1)
+    train, test = torch.randn(count, 3, 32, 32), torch.randn(scored, 3, 32, 32)
+    data, held = (Samples.of(images, label=[i % 10 for i in range(len(images))]) for images in (train, test))
+    options: dict[str, Any] = {
+        "test_data": held, "task": "image-classification", "batch_size": batch, "progress": False,
+    }  # fmt: skip
+    ways = {
+        "floor": _floor(a, b, train, test, batch), "grid": lambda: hf_stitch.stitch_grid(a, b, data, **options),
+    }  # fmt: skip
+    in_turn(ways, 1)
+    seconds = {way: min(taken) for way, taken in in_turn(ways, REPEATS).items()}
+    start = time.perf_counter()
+    for layer, other in zip(a.layers, b.layers, strict=True):
+        hf_stitch.stitch(a, b, data, source_layer=layer, target_layer=other, **options)
+    one_by_one = (time.perf_counter() - start) * len(b.layers)
+    return [
+        name, f"{count} + {scored}", f"{seconds['floor']:.2f}", f"{seconds['grid']:.2f}",
+        f"{seconds['grid'] / seconds['floor']:.3f}", f"{one_by_one:.1f}", f"{one_by_one / seconds['grid']:.1f}",
+    ]  # fmt: skip
+
+
 def main() -> None:
-    """Run the benchmark and print its table."""
-    title = f"grids of stitches, batch {BATCH} ({machine()})"
+    """Run the benchmark; a line for each case when it is done, then the table."""
     table = Table(
-        "networks", "images", "floor s", "grid s", "over floor", "stitch() s", "stitch() over grid", title=title
-    )
-    for name, (create, count, scored) in CASES.items():
-        a, b = _adapter(create, 0), _adapter(create, 1)
-        train, test = torch.randn(count, 3, 32, 32), torch.randn(scored, 3, 32, 32)
-        data, held = (Samples.of(images, label=[i % 10 for i in range(len(images))]) for images in (train, test))
-
-        def grid(a: Adapter = a, b: Adapter = b, data: Samples = data, held: Samples = held) -> None:
-            hf_stitch.stitch_grid(
-                a, b, data, test_data=held, task="image-classification", batch_size=BATCH, progress=False
-            )
-
-        ways = {"floor": _floor(a, b, train, test), "grid": grid}
-        in_turn(ways, 1)
-        seconds = {way: min(taken) for way, taken in in_turn(ways, REPEATS).items()}
-        start = time.perf_counter()
-        for layer, other in zip(a.layers, b.layers, strict=True):
-            hf_stitch.stitch(
-                a, b, data, source_layer=layer, target_layer=other, test_data=held, task="image-classification",
-                batch_size=BATCH, progress=False,
-            )  # fmt: skip
-        one_by_one = (time.perf_counter() - start) * len(b.layers)
-        table.add_row(
-            name, f"{count} + {scored}", f"{seconds['floor']:.2f}", f"{seconds['grid']:.2f}",
-            f"{seconds['grid'] / seconds['floor']:.3f}", f"{one_by_one:.1f}", f"{one_by_one / seconds['grid']:.1f}",
-        )  # fmt: skip
-    Console(width=140).print(table)
+        "networks", "images", "floor s", "grid s", "over floor", "stitch() s", "stitch() over grid",
+        title=f"grids of stitches ({machine()})",
+    )  # fmt: skip
+    console = Console(width=140)
+    for name, case in CASES.items():
+        row = _row(name, *case)
+        console.print(*row, sep=", ")
+        table.add_row(*row)
+    console.print(table)

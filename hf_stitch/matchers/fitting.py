@@ -12,10 +12,10 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers import Matcher
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
-from hf_stitch.statistics import LayerMoments, Moments
+from hf_stitch.statistics import InterpolatedMoments, LayerMoments, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import Stitch, StitchingLayer
-from hf_stitch.stitches.layer import paired_rows, part_widths
+from hf_stitch.stitches.layer import enlarges, paired_prefix, paired_rows, part_widths
 
 Statistics = dict[str, Moments]
 """Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
@@ -71,7 +71,8 @@ class PairMoments:
     """Moments of any number of pairs of layers, updated batch by batch.
 
     Layers of the target with the same form (grid, prefix tokens) are grouped, so that each layer of the source is
-    resized once for a group, and the second moments of a layer are computed once, not once for each pair.
+    shrunk once for a group, and the second moments of a layer are computed once, not once for each pair. Layers that
+    would be enlarged are not: their moments follow from the smaller grid.
 
     Args:
         pairs: Pairs of layers (of the source, of the target).
@@ -104,7 +105,7 @@ class PairMoments:
             ValueError: Rows of a pair do not correspond.
         """
         if not self._groups:
-            self._groups = self._grouped(y)
+            self._groups = self._grouped(x, y)
         for group in self._groups:
             group.update(x, y, self.pooling)
         return self
@@ -117,58 +118,116 @@ class PairMoments:
             b: Layer of the target.
         """
         group = next(group for group in self._groups if b in group.layers_b)
-        i, j = group.layers_a.index(a), group.layers_b.index(b)
-        return {part: statistic.moments(i, j) for part, statistic in group.parts.items()}
+        return group.of(a, b)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the sums as tensors by name, for a checkpoint."""
         return {
             f"{number}.{part}.{key}": tensor
             for number, group in enumerate(self._groups)
-            for part, statistic in group.parts.items()
+            for part, statistic in (*group.parts.items(), *group.small.items())
             for key, tensor in statistic.state_dict().items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor], y: Mapping[str, Representation]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], x: Mapping[str, Representation], y: Mapping[str, Representation]
+    ) -> None:
         """Restore the sums of :meth:`state_dict`.
 
         Args:
             state: Result of :meth:`state_dict`.
+            x: Representations of any batch at the layers of the source.
             y: Representations of any batch at the layers of the target.
         """
-        self._groups = self._grouped(y)
+        self._groups = self._grouped(x, y)
         for number, group in enumerate(self._groups):
             of_group = within(f"{number}.", state)
             for part in dict.fromkeys(key.partition(".")[0] for key in of_group):
-                group.parts[part] = LayerMoments.from_state_dict(within(f"{part}.", of_group))
+                kept = within(f"{part}.", of_group)
+                if part in group.enlarged:
+                    group.small[part] = InterpolatedMoments.from_state_dict(kept)
+                else:
+                    group.parts[part] = LayerMoments.from_state_dict(kept)
 
-    def _grouped(self, y: Mapping[str, Representation]) -> list[_Group]:
+    def _grouped(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> list[_Group]:
         groups: dict[Any, _Group] = {}
         for b, partners in self._partners.items():
             form = (y[b].layout == "bd", y[b].grid, bool(y[b].prefix_tokens), tuple(partners))
-            groups.setdefault(form, _Group(partners)).layers_b.append(b)
+            if form not in groups:
+                groups[form] = _Group({a: x[a] for a in partners}, y[b], self.pooling)
+            groups[form].layers_b.append(b)
         return list(groups.values())
 
 
 class _Group:
-    """Layers of the source, each paired with each of some layers of the target that have the same form."""
+    """Layers of the source, each paired with each of some layers of the target that have the same form.
 
-    def __init__(self, layers_a: list[str]) -> None:
-        self.layers_a, self.layers_b = layers_a, list[str]()
+    Attributes:
+        layers_a: Layers of the source.
+        layers_b: Layers of the target.
+        enlarged: Part -> layers of the source with a grid that is enlarged to that of the target.
+        others: The other layers of the source.
+        parts: Part -> moments. ``body`` has the other layers, or the target alone if there are none.
+        small: Part in ``enlarged`` -> moments.
+    """
+
+    def __init__(self, x: Mapping[str, Representation], like: Representation, pooling: Pooling) -> None:
+        self.layers_a, self.layers_b = list(x), list[str]()
+        self.enlarged: dict[str, list[str]] = {}
+        self.others: list[str] = []
+        for a, own in ((a, representation.grid) for a, representation in x.items()):
+            if own and enlarges(own, like.grid, pooling):
+                self.enlarged.setdefault(f"body of {own[0]}x{own[1]}", []).append(a)
+            else:
+                self.others.append(a)
         self.parts: dict[str, LayerMoments] = {}
+        self.small: dict[str, InterpolatedMoments] = {}
+
+    def of(self, a: str, b: str) -> Statistics:
+        """Return the moments of a pair of layers, by part of the stitching layer."""
+        j = self.layers_b.index(b)
+        if a in self.others:
+            found = {"body": self.parts["body"].moments(self.others.index(a), j)}
+        else:
+            part = next(part for part, layers in self.enlarged.items() if a in layers)
+            own = self.parts["body"].moments(0, j)
+            found = {"body": self.small[part].moments(self.enlarged[part].index(a), j, own)}
+        if "prefix" in self.parts:
+            found["prefix"] = self.parts["prefix"].moments(self.layers_a.index(a), j)
+        return found
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
-        # Rows of a layer do not depend on the partner within a group, so that one partner is enough for each.
-        first = [paired_rows(x[a], y[self.layers_b[0]], pooling) for a in self.layers_a]
-        others = [paired_rows(x[self.layers_a[0]], y[b], pooling) for b in self.layers_b[1:]]
-        for part in first[0]:
-            rows_x = [pairs[part][0] for pairs in first]
-            rows_y = [pairs[part][1] for pairs in (first[0], *others)]
-            rows_x = [rows.to(rows_y[0].device) for rows in rows_x]
-            if part not in self.parts:
-                origins = ([rows[:1024].double().mean(0) for rows in side] for side in (rows_x, rows_y))
-                self.parts[part] = LayerMoments(*origins)
-            self.parts[part].update(rows_x, rows_y)
+        """Add a batch. Rows of a layer do not depend on its partner in the group, so that one partner is enough."""
+        a, first = self.layers_a[0], y[self.layers_b[0]]
+        own = [y[b].positions() for b in self.layers_b] if self.enlarged else []
+        for part, layers in self.enlarged.items():
+            rows = [x[layer].positions().to(own[0].device) for layer in layers]
+            if part not in self.small:
+                small, large = x[layers[0]].grid, first.grid
+                assert small is not None and large is not None
+                self.small[part] = InterpolatedMoments(_origins(rows), _origins(own), small, large)
+            self.small[part].update(rows, own)
+        if self.others:
+            pairs = [paired_rows(x[layer], first, pooling)["body"] for layer in self.others]
+            others = [paired_rows(x[self.others[0]], y[b], pooling)["body"] for b in self.layers_b[1:]]
+            self._update("body", [of_y for _, of_y in (pairs[0], *others)], [of_x for of_x, _ in pairs])
+        else:
+            self._update("body", [rows.flatten(0, 1) for rows in own])
+        if "prefix" in part_widths(x[a].spec, first.spec, pooling):
+            pairs = [paired_prefix(x[layer], first) for layer in self.layers_a]
+            others = [paired_prefix(x[a], y[b]) for b in self.layers_b[1:]]
+            self._update("prefix", [of_y for _, of_y in (pairs[0], *others)], [of_x for of_x, _ in pairs])
+
+    def _update(self, part: str, y: list[Tensor], x: list[Tensor] | None = None) -> None:
+        sides = [y] if x is None else [[rows.to(y[0].device) for rows in x], y]
+        if part not in self.parts:
+            self.parts[part] = LayerMoments(*map(_origins, sides))
+        self.parts[part].update(*sides)
+
+
+def _origins(layers: list[Tensor]) -> list[Tensor]:
+    """Means of a few rows of each layer, near which sums are precise."""
+    return [rows.flatten(0, -2)[:1024].double().mean(0) for rows in layers]
 
 
 def fit_layer(

@@ -22,10 +22,8 @@ class InterpolatedMoments(Statistic):
 
     Nothing is enlarged: with the matrix U that interpolates a small grid, ``(UX)ᵀUX = Xᵀ(UᵀU)X`` and
     ``(UX)ᵀY = Xᵀ(UᵀY)``. With the Cholesky factor of ``UᵀU = CCᵀ``, these are products of the rows ``CᵀX`` and
-    ``C⁻¹UᵀY``, of which there are as many as small positions. Sums are taken about an origin, in float64.
-
-    Attributes:
-        n: Number of rows seen, of the large grid.
+    ``C⁻¹UᵀY``, of which there are as many as small positions. Sums are taken about an origin, in float64. The moments
+    of the second side alone need all of its positions; they are collected elsewhere, once for all grids of the first.
 
     Args:
         x: Origin of each layer of the first side, ``(dx,)`` each.
@@ -39,7 +37,7 @@ class InterpolatedMoments(Statistic):
     Example:
         >>> x, y = torch.randn(7, 4, 3), torch.randn(7, 16, 5)
         >>> kept = InterpolatedMoments([torch.zeros(3)], [torch.zeros(5)], (2, 2), (4, 4)).update([x], [y])
-        >>> kept.moments(0, 0)
+        >>> kept.moments(0, 0, LayerMoments([torch.zeros(5)]).update([y.flatten(0, 1)]).moments(0, 0))
         Moments(dx=3, dy=5, n=112, device='cpu')
     """
 
@@ -48,7 +46,6 @@ class InterpolatedMoments(Statistic):
     widths: Tensor
     origins: Tensor
     rows: LayerMoments
-    own: LayerMoments
 
     def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor], small: Grid, large: Grid) -> None:
         super().__init__()
@@ -59,14 +56,14 @@ class InterpolatedMoments(Statistic):
         factors = [_factors(a, b, device) for a, b in zip(small, large, strict=True)]
         self._root, self._adjoint = ([pair[place] for pair in factors] for place in (0, 1))
         # The adjoint of a constant, with which sums over the large grid follow from the small one.
-        self._ones = _along(self._adjoint, torch.ones(1, math.prod(large), 1, dtype=torch.float64, device=device), large)
+        ones = torch.ones(1, math.prod(large), 1, dtype=torch.float64, device=device)
+        self._ones = _along(self._adjoint, ones, large)
         self.add_state("grids", torch.tensor([small, large]), "same")
         self.add_state("layers", torch.tensor(len(x)), "same")
         self.add_state("widths", torch.tensor([len(origin) for origin in (*x, *y)]), "same")
         self.add_state("origins", torch.cat([*self._x, *self._y]), "same")
         about = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
         self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)]))
-        self.add_part("own", LayerMoments(self._y))
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
@@ -76,12 +73,6 @@ class InterpolatedMoments(Statistic):
 
     def _settle(self) -> None:
         self.rows._settle()
-        self.own._settle()
-
-    @property
-    def n(self) -> int:
-        """Number of rows seen, of the large grid."""
-        return self.own.n
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor]) -> Self:
@@ -107,27 +98,27 @@ class InterpolatedMoments(Statistic):
         second = [_along(self._adjoint, v.double() - o, large) for v, o in zip(y, self._y, strict=True)]
         second.append(self._ones.expand(batch, -1, -1))
         self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
-        self.own.update([rows.flatten(0, 1) for rows in y])
         return self
 
-    def moments(self, i: int, j: int) -> Moments:
+    def moments(self, i: int, j: int, own: Moments) -> Moments:
         """Return the moments of a pair of layers.
 
         Args:
             i: Index of the layer of the first side.
             j: Index of the layer of the second side.
+            own: Moments whose y rows are all positions of the layer of the second side.
 
         Returns:
             Moments of the enlarged rows of the first side and of the rows of the second.
         """
-        pair, ones, own = self.rows.moments(i, j), self.rows.moments(i, len(self._y)), self.own.moments(j, j)
-        mean_x = _about_origin(ones.sxy, ones.mean_x, ones.mean_y, ones.n)[:, 0] / self.n
-        mean_y = own.mean_x - self._y[j]
+        pair, ones = self.rows.moments(i, j), self.rows.moments(i, len(self._y))
+        mean_x = _about_origin(ones.sxy, ones.mean_x, ones.mean_y, ones.n)[:, 0] / own.n
+        mean_y = own.mean_y - self._y[j]
         sxx = _about_origin(pair.sxx, pair.mean_x, pair.mean_x, pair.n)
         sxy = _about_origin(pair.sxy, pair.mean_x, pair.mean_y, pair.n)
         return Moments.of(
-            self.n, mean_x + self._x[i], own.mean_x, torch.addr(sxx, mean_x, mean_x, alpha=-self.n), own.sxx,
-            torch.addr(sxy, mean_x, mean_y, alpha=-self.n),
+            own.n, mean_x + self._x[i], own.mean_y, torch.addr(sxx, mean_x, mean_x, alpha=-own.n), own.syy,
+            torch.addr(sxy, mean_x, mean_y, alpha=-own.n),
         )  # fmt: skip
 
 

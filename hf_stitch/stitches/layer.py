@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -141,7 +140,7 @@ class StitchingLayer(nn.Module):
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid
         own = representation.grid
-        if self.pooling == "none" and self.body.affine and grid and own and math.prod(grid) > math.prod(own):
+        if own and grid and self.body.affine and enlarges(own, grid, self.pooling):
             # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
             return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
         return self._map("body", source_positions(representation, self.source, self.target, self.pooling))
@@ -261,6 +260,24 @@ def source_positions(
     return (representation.resize(target.grid) if target.grid else representation).positions()
 
 
+def enlarges(own: tuple[int, int], grid: tuple[int, int] | None, pooling: Pooling) -> bool:
+    """Return whether positions on a grid are enlarged to that of the target, in at least one axis and none is shrunk.
+
+    Args:
+        own: Height and width of the source.
+        grid: Height and width of the target; None without a grid.
+        pooling: The pooling; only ``none`` resizes grids.
+    """
+    return (
+        pooling == "none"
+        and own is not None
+        and grid is not None
+        and own != grid
+        and own[0] <= grid[0]
+        and own[1] <= grid[1]
+    )
+
+
 def source_prefix(representation: Representation) -> Tensor:
     """The input of ``prefix``, (batch, d): concatenated prefix tokens, or the mean position if there are none."""
     return representation.prefix().flatten(1) if representation.prefix_tokens else representation.rows("mean")
@@ -298,5 +315,10 @@ def paired_rows(source: Representation, target: Representation, pooling: Pooling
         # The single token of a pooled stitch replaces the CLS token that the target's head reads.
         pairs = {"body": (x, target.rows("cls" if pooling in POOLED and target.prefix_tokens else pooling))}
     if target.prefix_tokens and pooling not in POOLED:
-        pairs["prefix"] = (source_prefix(source), target.prefix().flatten(1))
+        pairs["prefix"] = paired_prefix(source, target)
     return pairs
+
+
+def paired_prefix(source: Representation, target: Representation) -> tuple[Tensor, Tensor]:
+    """The rows to fit the map of prefix tokens on: one per sample, of both sides."""
+    return source_prefix(source), target.prefix().flatten(1)

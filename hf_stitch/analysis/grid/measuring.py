@@ -122,7 +122,7 @@ def collect_moments(
     moments, done = PairMoments(sides.pairs, sides.pooling), 0
     if (saved := state.load(torch.device("cpu"))) is not None:
         done = min(saved[0], len(samples))
-        moments.load_state_dict(within("moments.", saved[1]), first.y)
+        moments.load_state_dict(within("moments.", saved[1]), first.x, first.y)
     for count, batch in _remaining(samples, done, batch_size, "fitting", progress):
         found = run(sides, batch, complete=False)
         moments.update(found.x, found.y)
