@@ -134,6 +134,7 @@ def _rounded(value: Any) -> Any:
         return [_rounded(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value
 
+
 FEW = 5
 """Number of networks below which the page warns of the intervals."""
 

@@ -104,7 +104,7 @@ def test_strange_activations_write_their_page_and_record(folder: Path, tmp_path:
     assert {"in0 -> in1", "in0 -> in0"} <= found.keys()
     one = found["in0 -> in1"]["matchers"]["task loss, 2 steps"]
     assert all(np.shape(one[detector]["auroc"]) == (8, 8) for detector in ("mahalanobis", "energy"))
-    assert "1 pairs of networks" in (tmp_path / "strange_activations.md").read_text()
+    assert "1 pair of networks" in (tmp_path / "strange_activations.md").read_text()
 
 
 @pytest.mark.slow
