@@ -100,14 +100,21 @@ def grid(
 
 
 def _save(found: StitchGrid, folder: Path) -> dict[str, Path]:
-    """Save the scores, and a heat map of each figure of each matcher."""
+    """Save the scores, a heat map of each figure of each matcher, and accuracy beside detectors."""
     figures = {
         f"{number}-{matcher.partition('(')[0]}-{figure}.png": (matcher, figure)
         for number, matcher in enumerate(found.matchers, 1)
         for figure in found.figures
     }
+    sides = {
+        f"{number}-{matcher.partition('(')[0]}.png": matcher
+        for number, matcher in enumerate(found.matchers, 1)
+        if found.detections  # whose AUROC is drawn beside the accuracy
+    }
     with replacing(folder) as fresh:
         found.save(fresh / "grid.json")
         for name, (matcher, figure) in figures.items():
             found.plot(figure, matcher=matcher).savefig(fresh / name, dpi=150)
-    return {name: folder / name for name in ("grid.json", *figures)}
+        for name, matcher in sides.items():
+            found.plot(matcher=matcher).savefig(fresh / name, dpi=150)
+    return {name: folder / name for name in ("grid.json", *figures, *sides)}

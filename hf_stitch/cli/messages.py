@@ -8,6 +8,9 @@ from typing import Any
 CALL = re.compile(r"([\w.]+\([^()]*\))")
 """Calls of Python, which keep their arguments."""
 
+COLUMN = "text_pair"
+"""An option that is also the name of a column, which stays as it is."""
+
 
 def in_options(message: str, command: Any) -> str:
     """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``.
@@ -27,6 +30,8 @@ def in_options(message: str, command: Any) -> str:
         >>> command = typer.main.get_command(app)
         >>> in_options("pass task=, for example task='image', or layers_a; see load(task='a')", command)
         "pass --task, for example --task image, or --source-layer; see load(task='a')"
+        >>> in_options("task=0.5 of 50; no file /data/task=a/x.csv", command)
+        '--task 0.5 of 50; no file /data/task=a/x.csv'
     """
     options = {str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("--")}
     options |= {f"{name}s": option for name, option in options.items() if f"{name}s" not in options}
@@ -35,8 +40,8 @@ def in_options(message: str, command: Any) -> str:
             options[f"layers_{side}"] = option
     if not options:
         return message
-    long = sorted((name for name in options if "_" in name), reverse=True)
-    given = rf"\b({'|'.join(sorted(options, reverse=True))})=('[^']*'|…)?"
+    long = sorted((name for name in options if "_" in name and name != COLUMN), reverse=True)
+    given = rf"(?<![\w/.'\"-])({'|'.join(sorted(options, reverse=True))})=('[^']*'|[^\s,;)]*)"
     bare = rf"(?<![\w/.'\"-])({'|'.join(long)})(?![\w/.'\"=-])" if long else r"(?!)"
 
     def option_of(found: re.Match[str]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Self
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,6 +19,9 @@ from hf_stitch.statistics.base import within
 from hf_stitch.stitches import Stitch, StitchingLayer
 from hf_stitch.stitches.layer import enlarges, paired_prefix, paired_rows, part_widths
 
+Grid = tuple[int, int]
+NO_GRID = (-1, -1)
+"""Place of a missing grid among numbers."""
 Statistics = dict[str, Moments]
 """Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
 
@@ -72,7 +77,8 @@ class PairMoments:
 
     Layers of the target with the same form (grid, prefix tokens) are grouped, so that each layer of the source is
     shrunk once for a group, and the second moments of a layer are computed once, not once for each pair. Layers that
-    would be enlarged are not: their moments follow from the smaller grid.
+    would be enlarged much are not: their moments follow from the smaller grid. Batches of images of another size have
+    groups of their own.
 
     Args:
         pairs: Pairs of layers (of the source, of the target).
@@ -89,7 +95,7 @@ class PairMoments:
         self._partners: dict[str, list[str]] = {}
         for a, b in pairs:
             self._partners.setdefault(b, []).append(a)
-        self._groups: list[_Group] = []
+        self._groups: dict[_Form, _Group] = {}
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> Self:
         """Add a batch.
@@ -104,10 +110,11 @@ class PairMoments:
         Raises:
             ValueError: Rows of a pair do not correspond.
         """
-        if not self._groups:
-            self._groups = self._grouped(x, y)
-        for group in self._groups:
-            group.update(x, y, self.pooling)
+        forms: dict[_Form, list[str]] = {}
+        for b, partners in self._partners.items():
+            forms.setdefault(_Form.of({a: x[a] for a in partners}, y[b], self.pooling), []).append(b)
+        for form, layers in forms.items():
+            self._groups.setdefault(form, _Group(form, layers)).update(x, y, self.pooling)
         return self
 
     def of(self, a: str, b: str) -> Statistics:
@@ -117,53 +124,78 @@ class PairMoments:
             a: Layer of the source.
             b: Layer of the target.
         """
-        group = next(group for group in self._groups if b in group.layers_b)
-        return group.of(a, b)
+        first, *others = (group.of(a, b) for group in self._groups.values() if b in group.layers_b)
+        for other in others:
+            for part, moments in other.items():
+                first[part].merge(moments)
+        return first
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the sums as tensors by name, for a checkpoint."""
+        layers = list(self._partners)
         return {
-            f"{number}.{part}.{key}": tensor
-            for number, group in enumerate(self._groups)
-            for part, statistic in (*group.parts.items(), *group.small.items())
-            for key, tensor in statistic.state_dict().items()
+            f"{number}.{key}": tensor
+            for number, group in enumerate(self._groups.values())
+            for key, tensor in group.state_dict(layers).items()
         }
 
-    def load_state_dict(
-        self, state: Mapping[str, Tensor], x: Mapping[str, Representation], y: Mapping[str, Representation]
-    ) -> None:
-        """Restore the sums of :meth:`state_dict`.
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the sums of :meth:`state_dict`, on the device of its tensors.
 
         Args:
             state: Result of :meth:`state_dict`.
-            x: Representations of any batch at the layers of the source.
-            y: Representations of any batch at the layers of the target.
         """
-        self._groups = self._grouped(x, y)
-        for number, group in enumerate(self._groups):
+        layers = list(self._partners)
+        for number in dict.fromkeys(key.partition(".")[0] for key in state):
             of_group = within(f"{number}.", state)
-            for part in dict.fromkeys(key.partition(".")[0] for key in of_group):
-                kept = within(f"{part}.", of_group)
-                if part in group.enlarged:
-                    group.small[part] = InterpolatedMoments.from_state_dict(kept)
-                else:
-                    group.parts[part] = LayerMoments.from_state_dict(kept)
+            own = [layers[place] for place in of_group["layers_b"].tolist()]
+            form = _Form.from_tensor(self._partners[own[0]], of_group["form"])
+            self._groups[form] = _Group(form, own)
+            self._groups[form].load_state_dict(of_group)
 
-    def _grouped(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> list[_Group]:
-        groups: dict[Any, _Group] = {}
-        for b, partners in self._partners.items():
-            form = (y[b].layout == "bd", y[b].grid, bool(y[b].prefix_tokens), tuple(partners))
-            if form not in groups:
-                groups[form] = _Group({a: x[a] for a in partners}, y[b], self.pooling)
-            groups[form].layers_b.append(b)
-        return list(groups.values())
+
+@dataclass(frozen=True)
+class _Form:
+    """What layers of the target in a group have in common.
+
+    Attributes:
+        layers_a: Their partners.
+        small: For each partner, the grid on which it is fitted before it is enlarged; None if it is resized first.
+        large: The grid of the target; None without a grid.
+        is_vector: Whether the target has one vector per sample.
+        has_prefix: Whether the target has prefix tokens.
+    """
+
+    layers_a: tuple[str, ...]
+    small: tuple[Grid | None, ...]
+    large: Grid | None
+    is_vector: bool
+    has_prefix: bool
+
+    @classmethod
+    def of(cls, x: Mapping[str, Representation], y: Representation, pooling: Pooling) -> Self:
+        """Return the form of a layer of the target, with its partners."""
+        small = tuple(own.grid if enlarges(own.grid, y.grid, pooling) and _pays(own, y) else None for own in x.values())
+        return cls(tuple(x), small, y.grid, y.layout == "bd", bool(y.prefix_tokens))
+
+    def to_tensor(self) -> Tensor:
+        """Return everything but the names as numbers."""
+        return torch.tensor(
+            [*(grid or NO_GRID for grid in (*self.small, self.large)), (self.is_vector, self.has_prefix)]
+        )
+
+    @classmethod
+    def from_tensor(cls, layers_a: Iterable[str], numbers: Tensor) -> Self:
+        """Return the form of :meth:`to_tensor`."""
+        *grids, flags = (tuple(row) for row in numbers.tolist())
+        *small, large = (None if grid == NO_GRID else grid for grid in grids)
+        return cls(tuple(layers_a), tuple(small), large, *map(bool, flags))
 
 
 class _Group:
-    """Layers of the source, each paired with each of some layers of the target that have the same form.
+    """Layers of the target of one form, each paired with each of some layers of the source.
 
     Attributes:
-        layers_a: Layers of the source.
         layers_b: Layers of the target.
         enlarged: Part -> layers of the source with a grid that is enlarged to that of the target.
         others: The other layers of the source.
@@ -171,15 +203,13 @@ class _Group:
         small: Part in ``enlarged`` -> moments.
     """
 
-    def __init__(self, x: Mapping[str, Representation], like: Representation, pooling: Pooling) -> None:
-        self.layers_a, self.layers_b = list(x), list[str]()
+    def __init__(self, form: _Form, layers_b: list[str]) -> None:
+        self.form, self.layers_b = form, layers_b
         self.enlarged: dict[str, list[str]] = {}
-        self.others: list[str] = []
-        for a, own in ((a, representation.grid) for a, representation in x.items()):
-            if own and enlarges(own, like.grid, pooling):
-                self.enlarged.setdefault(f"body of {own[0]}x{own[1]}", []).append(a)
-            else:
-                self.others.append(a)
+        for a, grid in zip(form.layers_a, form.small, strict=True):
+            if grid:
+                self.enlarged.setdefault(f"body of {grid[0]}x{grid[1]}", []).append(a)
+        self.others = [a for a, grid in zip(form.layers_a, form.small, strict=True) if not grid]
         self.parts: dict[str, LayerMoments] = {}
         self.small: dict[str, InterpolatedMoments] = {}
 
@@ -193,12 +223,12 @@ class _Group:
             own = self.parts["body"].moments(0, j)
             found = {"body": self.small[part].moments(self.enlarged[part].index(a), j, own)}
         if "prefix" in self.parts:
-            found["prefix"] = self.parts["prefix"].moments(self.layers_a.index(a), j)
+            found["prefix"] = self.parts["prefix"].moments(self.form.layers_a.index(a), j)
         return found
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
         """Add a batch. Rows of a layer do not depend on its partner in the group, so that one partner is enough."""
-        a, first = self.layers_a[0], y[self.layers_b[0]]
+        a, first = self.form.layers_a[0], y[self.layers_b[0]]
         own = [y[b].positions() for b in self.layers_b] if self.enlarged else []
         for part, layers in self.enlarged.items():
             rows = [x[layer].positions().to(own[0].device) for layer in layers]
@@ -214,7 +244,7 @@ class _Group:
         else:
             self._update("body", [rows.flatten(0, 1) for rows in own])
         if "prefix" in part_widths(x[a].spec, first.spec, pooling):
-            pairs = [paired_prefix(x[layer], first) for layer in self.layers_a]
+            pairs = [paired_prefix(x[layer], first) for layer in self.form.layers_a]
             others = [paired_prefix(x[a], y[b]) for b in self.layers_b[1:]]
             self._update("prefix", [of_y for _, of_y in (pairs[0], *others)], [of_x for of_x, _ in pairs])
 
@@ -223,6 +253,34 @@ class _Group:
         if part not in self.parts:
             self.parts[part] = LayerMoments(*map(_origins, sides))
         self.parts[part].update(*sides)
+
+    def state_dict(self, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return form, places of the layers of the target among all, and sums."""
+        kept = {
+            f"{part}.{key}": tensor
+            for part, statistic in (*self.parts.items(), *self.small.items())
+            for key, tensor in statistic.state_dict().items()
+        }
+        return {
+            "form": self.form.to_tensor(),
+            "layers_b": torch.tensor([layers.index(b) for b in self.layers_b]),
+            **kept,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the sums."""
+        for part in dict.fromkeys(key.partition(".")[0] for key in state if "." in key):
+            kept = within(f"{part}.", state)
+            if part in self.enlarged:
+                self.small[part] = InterpolatedMoments.from_state_dict(kept)
+            else:
+                self.parts[part] = LayerMoments.from_state_dict(kept)
+
+
+def _pays(x: Representation, y: Representation) -> bool:
+    """Whether products on the small grid save more than the target's rows cost, which are brought there."""
+    assert x.grid is not None and y.grid is not None
+    return 4 * math.prod(x.grid) <= math.prod(y.grid) and x.width > y.width
 
 
 def _origins(layers: list[Tensor]) -> list[Tensor]:

@@ -213,4 +213,4 @@ def _explain(figure: Figure | SubFigure, marks: str, stars: str) -> None:
     found = [*shown, *([(Line2D([], [], color="black", marker="*", linestyle="none"), stars)] if stars else [])]
     if found:
         handles, texts = zip(*found, strict=True)
-        figure.legend(handles, texts, loc="outside lower left", frameon=False, fontsize="small", ncols=2)
+        figure.legend(handles, texts, loc="outside lower left", frameon=False, fontsize="small")

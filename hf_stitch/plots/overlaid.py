@@ -42,6 +42,8 @@ def overlaid(edges: ArrayLike, counts: Mapping[str, ArrayLike], *, label: str = 
     if len(places) < 4 or any(row.shape != (len(places) - 1,) for row in rows.values()):
         shapes = {name: row.shape for name, row in rows.items()}
         raise ValueError(f"each group needs one count per bin of at least 3, got {len(places)} edges and {shapes}")
+    if not (np.diff(places) > 0).all():
+        raise ValueError(f"edges must ascend, got {places.tolist()}")
     if not 0 < len(rows) <= len(COLOURS) or not all(row.sum() > 0 for row in rows.values()):
         raise ValueError(f"give 1 to {len(COLOURS)} groups that are not empty, got {', '.join(rows) or 'none'}")
     places[0] = places[0] if np.isfinite(places[0]) else 2 * places[1] - places[2]

@@ -94,8 +94,8 @@ class InterpolatedMoments(Statistic):
             expected = [(batch, math.prod(grid), len(origin)) for origin in origins]
             if (got := [tuple(layer.shape) for layer in side]) != expected:
                 raise ValueError(f"positions must have the shapes {expected}, one per layer, got {got}")
-        first = [_along(self._root, v.double() - o, small) for v, o in zip(x, self._x, strict=True)]
-        second = [_along(self._adjoint, v.double() - o, large) for v, o in zip(y, self._y, strict=True)]
+        first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
+        second = [_along(self._adjoint, v.to(o) - o, large) for v, o in zip(y, self._y, strict=True)]
         second.append(self._ones.expand(batch, -1, -1))
         self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
         return self
@@ -120,6 +120,11 @@ class InterpolatedMoments(Statistic):
             own.n, mean_x + self._x[i], own.mean_y, torch.addr(sxx, mean_x, mean_x, alpha=-own.n), own.syy,
             torch.addr(sxy, mean_x, mean_y, alpha=-own.n),
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        """Layers and grids."""
+        small, large = self.grids.tolist()
+        return f"InterpolatedMoments({len(self._x)} x {len(self._y)} layers, {small} -> {large})"
 
 
 def _factors(small: int, large: int, device: torch.device) -> tuple[Tensor, Tensor]:

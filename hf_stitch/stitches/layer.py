@@ -140,7 +140,7 @@ class StitchingLayer(nn.Module):
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid
         own = representation.grid
-        if own and grid and self.body.affine and enlarges(own, grid, self.pooling):
+        if grid and self.body.affine and enlarges(own, grid, self.pooling):
             # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
             return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
         return self._map("body", source_positions(representation, self.source, self.target, self.pooling))
@@ -260,22 +260,17 @@ def source_positions(
     return (representation.resize(target.grid) if target.grid else representation).positions()
 
 
-def enlarges(own: tuple[int, int], grid: tuple[int, int] | None, pooling: Pooling) -> bool:
+def enlarges(own: tuple[int, int] | None, grid: tuple[int, int] | None, pooling: Pooling) -> bool:
     """Return whether positions on a grid are enlarged to that of the target, in at least one axis and none is shrunk.
 
     Args:
-        own: Height and width of the source.
+        own: Height and width of the source; None without a grid.
         grid: Height and width of the target; None without a grid.
         pooling: The pooling; only ``none`` resizes grids.
     """
-    return (
-        pooling == "none"
-        and own is not None
-        and grid is not None
-        and own != grid
-        and own[0] <= grid[0]
-        and own[1] <= grid[1]
-    )
+    if pooling != "none" or own is None or grid is None:
+        return False
+    return own != grid and own[0] <= grid[0] and own[1] <= grid[1]
 
 
 def source_prefix(representation: Representation) -> Tensor:

@@ -56,7 +56,7 @@ class Progress:
             step: Number of completed steps.
             figure: Name of the loss, one of :data:`FIGURES`.
         """
-        losses = losses.double().cpu()
+        losses = losses.cpu().double()
         for place in (self.active & ~losses.isfinite()).nonzero().flatten().tolist():
             self._diverged[place] = torch.tensor([step, FIGURES.index(figure), losses[place]], dtype=torch.float64)
 

@@ -20,7 +20,7 @@ from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
-from hf_stitch.analysis.grid.measuring import Cell, Measures, Outputs, Sides, collect_moments, run
+from hf_stitch.analysis.grid.measuring import Cell, Measures, Sides, collect_moments, run
 from hf_stitch.analysis.grid.plan import GridPlan, planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
@@ -165,7 +165,7 @@ def stitch_grid(
     check_needs(watching, train, outliers, far)
     check_far(far, (train, test), detectors=watching)
     sides = Sides(source, target, *layers, pooling, task)
-    first = _rehearse(sides, train, test)
+    _rehearse(sides, train, test)
     if plan:
         return planned(sides, chosen.values(), train, test, batch_size)
     others = {"auxiliary_data": outliers, "far_data": far}
@@ -174,7 +174,7 @@ def stitch_grid(
         folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
         state = Checkpoint(folder, 0, lasting=checkpoint_dir is not None)
         state.begin(recipe, dict)
-        moments = collect_moments(sides, train, first, state, batch_size, progress)
+        moments = collect_moments(sides, train, state, batch_size, progress)
         fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}
         for number, (label, matcher) in enumerate(chosen.items()):
             if isinstance(matcher, TrainedMatcher):
@@ -247,7 +247,7 @@ def _recipe(
 
 
 @torch.no_grad()
-def _rehearse(sides: Sides, train: Samples, test: Samples) -> Outputs:
+def _rehearse(sides: Sides, train: Samples, test: Samples) -> None:
     """Run one sample through both networks and every cut of the target, so that errors occur before all data are read.
 
     Raises:
@@ -279,7 +279,6 @@ def _rehearse(sides: Sides, train: Samples, test: Samples) -> Outputs:
             ) from error
     if not sides.is_language_model:
         check_labels(test, logits_of(found.target).shape[-1])
-    return found
 
 
 def _identity(sides: Sides, la: str, lb: str, means: Mapping[str, torch.Tensor] | None = None) -> StitchingLayer:

@@ -27,6 +27,8 @@ def binned(strange: Array, own: Array) -> dict[str, Array]:
         (np.float64(100.0), np.float64(50.0))
     """
     low, high = np.percentile(np.concatenate([strange, own]), [1, 99])
+    if low == high:  # nearly all scores are equal
+        low, high = low - 0.5, high + 0.5
     edges = np.array([-np.inf, *np.linspace(low, high, BINS - 1), np.inf])
     counts = {
         name: np.histogram(values, edges)[0].astype(float) for name, values in (("stitched", strange), ("own", own))

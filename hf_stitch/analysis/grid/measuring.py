@@ -103,15 +103,12 @@ def run(sides: Sides, batch: Batch, *, complete: bool) -> Outputs:
 
 
 @torch.no_grad()
-def collect_moments(
-    sides: Sides, samples: Samples, first: Outputs, state: Checkpoint, batch_size: int, progress: bool
-) -> PairMoments:
+def collect_moments(sides: Sides, samples: Samples, state: Checkpoint, batch_size: int, progress: bool) -> PairMoments:
     """Collect the moments of all pairs of layers.
 
     Args:
         sides: The networks.
         samples: Raw samples.
-        first: Outputs for any batch.
         state: Checkpoint, from which interrupted work continues.
         batch_size: Number of samples per forward pass.
         progress: Whether to show a progress bar.
@@ -122,7 +119,7 @@ def collect_moments(
     moments, done = PairMoments(sides.pairs, sides.pooling), 0
     if (saved := state.load(torch.device("cpu"))) is not None:
         done = min(saved[0], len(samples))
-        moments.load_state_dict(within("moments.", saved[1]), first.x, first.y)
+        moments.load_state_dict(within("moments.", saved[1]))
     for count, batch in _remaining(samples, done, batch_size, "fitting", progress):
         found = run(sides, batch, complete=False)
         moments.update(found.x, found.y)

@@ -281,7 +281,8 @@ class StitchGrid(Result):
 
         An infinite dose has the colour of the largest dose that was measured. In figures of a detector, layers where it
         does not tell far samples apart are marked as blind, and stitches that are accurate but strange have a star: at
-        least :data:`ACCURATE` in the first figure, and as easy to tell as coloured noise above :data:`MAX_DOSE`.
+        least :data:`ACCURATE` in the first figure, and as easy to tell as coloured noise above :data:`MAX_DOSE`, with
+        higher scores than the target's own activations.
 
         Args:
             figure: The figures; ``None`` uses the first, and the AUROC of each detector.
@@ -292,10 +293,13 @@ class StitchGrid(Result):
 
         Raises:
             KeyError: If the grid has no such matcher or figure.
+            ValueError: If the list of figures is empty.
         """
         from hf_stitch.plots import heatmap, heatmaps
 
         label = matcher or self.matchers[0]
+        if figure is not None and not figure:
+            raise ValueError(f"name at least one figure; the grid has {', '.join(self.figures)}")
         shown = [figure] if isinstance(figure, str) else figure
         panels = [
             self._panel(label, name)
@@ -312,19 +316,24 @@ class StitchGrid(Result):
         marked[known, np.nanargmax(better[known], 1)] = True
         detector = next((label for label in self.detections if figure.endswith(f"({label})")), None)
         explained = f"{figure if detector else figure.replace('_', ' ')}\n{direction(figure)} = better"
-        most = 1.0 if direction(figure) == "higher" else None
+        least, most = 0.0, 1.0 if direction(figure) == "higher" else None
         if figure.startswith("dose(") and np.isinf(values).any():
             values, most = np.minimum(values, max(DOSES)), max(DOSES)
             explained += f"; {most:g}: at least {most:g}"
         blind = self.detections[detector].blind if detector else ()
-        strange, dose = None, self._figures(matcher).get(f"dose({detector})")
-        if dose is not None and direction(self.figures[0]) == "higher":
-            strange = (self.values(matcher) >= ACCURATE) & (dose[..., 0] > MAX_DOSE)
+        found, strange = self._figures(matcher), None
+        if detector and {f"dose({detector})", f"one_sided({detector})"} <= found.keys():
+            # Unusually small scores, as of least squares, which shrinks, contain nothing that the target never outputs.
+            higher = found[f"one_sided({detector})"][..., 1] > 0.5
+            strange = higher & (found[f"dose({detector})"][..., 0] > MAX_DOSE) & ~np.isin(self.layers_b, blind)
+            strange &= (direction(self.figures[0]) == "higher") & (self.values(matcher) >= ACCURATE)
+        if figure.startswith("auroc("):
+            least, most = 0.5, 1.0
         return {
             "values": values, "row_labels": self.layers_a,
             "column_labels": [f"{layer} (blind)" if layer in blind else layer for layer in self.layers_b],
             "row_title": "layers of the source", "column_title": "layers of the target",
-            "title": f"{matcher}, {self.n} samples", "label": explained, "low": 0.0, "high": most,
+            "title": f"{matcher}, {self.n} samples", "label": explained, "low": least, "high": most,
             "marked": marked, "marks": "best of each layer of the source", "starred": strange,
             "stars": f"accurate (at least {ACCURATE:g}), but strange (dose above {MAX_DOSE:g})",
         }  # fmt: skip
@@ -347,11 +356,17 @@ class StitchGrid(Result):
 
         Raises:
             KeyError: If the grid has no such layer, detector or matcher.
-            ValueError: If the stitch, or the detector there, is undefined.
+            ValueError: If there are no detectors or no histograms, or the stitch, or the detector there, is undefined.
         """
         from hf_stitch.plots import overlaid
 
-        name, label = matcher or self.matchers[0], detector or next(iter(self.detections), "")
+        if not self.detections:
+            raise ValueError("the grid has no detectors; pass detectors= to stitch_grid")
+        name, label = matcher or self.matchers[0], detector or next(iter(self.detections))
+        if label not in self.detections:
+            raise KeyError(f"the grid has no detector {label!r}; it has {', '.join(self.detections)}")
+        if name in self.matchers and name not in self.detections[label].histograms:
+            raise ValueError(f"{label} has no histograms of {name}: the grid was saved without; run stitch_grid again")
         value = self.score(layer_a, layer_b, f"auroc({label})", name)  # which names what the grid does not have
         if np.isnan(value.value):
             raise ValueError(
