@@ -120,8 +120,8 @@ def main() -> None:
             loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers,
             matchers=[*CLOSED, *preset.task_loss.values()],
             detectors=[preset.energy if name == "energy" else name for name in arguments.detectors],
-            auxiliary_data=other if "energy" in arguments.detectors else None, far_data=images.noise(preset.test), task="image-classification", batch_size=100,
-            resamples=200,
+            auxiliary_data=other if "energy" in arguments.detectors else None, far_data=images.noise(preset.test),
+            task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
         found[f"{a} -> {b}"] = {
             **recorded(grid, preset), "histograms": histograms(grid, preset),
