@@ -480,12 +480,16 @@ def _histograms(between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[s
     ]
     return HISTOGRAMS.format(
         cells=" | ".join(cells), lines="---|" * len(cells),
-        overlaps=rows([[name, *(f"{a:.2f} / {b:.2f}" for a, b in line)] for name, line in table.items()]),
+        overlaps=rows([[name, *(f"{a:.2f} / {b:.2f}" for a, b in line)] for name, line in table.items()]).replace(
+            "nan", "–"
+        ),
         verdict=f"Overlap of task-loss stitches with the target's own scores, between networks: {'; '.join(named)}.",
     )  # fmt: skip
 
 
 def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not pairs:
+        return [matcher, *["–"] * 6]
     accuracy = np.mean([read_array(one["matchers"][matcher]["relative_accuracy"]) for one in pairs], axis=0)
     return [matcher, *(f"{np.diagonal(accuracy, offset).mean():.2f}" for offset in (-3, -2, -1, 1, 2, 3))]
 
