@@ -247,7 +247,8 @@ noise from the test images, the layer is left out ("blind"). Energies come from 
 Fashion-MNIST as other data; the paper trains a ResNet-18 for 120 epochs, with 300K Random Images.
 
 {sections}
-This page and [its figures as JSON](strange_activations.json) are written by the command (2 CPU cores):
+This page and [its figures as JSON](strange_activations.json) are written by the command (2 CPU cores), with the
+detectors and steps of each section (`--detectors`, `--steps`):
 
 ```
 python examples/how_not_to_stitch/strange_activations.py --data-dir DATA --networks NETWORKS --out OUT
@@ -427,7 +428,7 @@ def _control_line(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _detector_line(name: str, choosing: Mapping[str, float], reporting: Mapping[str, float]) -> list[str]:
-    figures = [f"{shares[kind]:.2f}" for shares in (choosing, reporting) for kind in CRITERIA]
+    figures = [f"{shares[kind]:.2f}".replace("nan", "–") for shares in (choosing, reporting) for kind in CRITERIA]
     return [name, *figures, "holds" if _holds(reporting) else "does not hold"]
 
 
@@ -435,11 +436,13 @@ def _verdict(chosen: str, shares: Mapping[str, tuple[Mapping[str, float], Mappin
     reported = shares[chosen][1]
     others = [name for name, (_, other) in shares.items() if name != chosen and _holds(other)]
     found = "reproduces the claim" if _holds(reported) else "does not reproduce the claim"
+    share = reported["inaccurate direct"]
+    inaccurate = "none is inaccurate" if np.isnan(share) else f"{share:.0%} of the inaccurate ones"
     return (
         f"**`{chosen}`**, chosen on the first half of the pairs, **{found}** on the other: "
         f"{reported['task loss']:.0%} of the task-loss stitches are strange to it, "
         f"{reported['accurate direct']:.0%} of the accurate direct matches and "
-        f"{reported['inaccurate direct']:.0%} of the inaccurate ones. Of the other detectors, "
+        f"{inaccurate}. Of the other detectors, "
         f"{', '.join(f'`{name}`' for name in others) or 'none'} reproduces it."
     )
 
