@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
     "Tiny-10, 8 × 8": (tiny10, 600, 2000, 100),
     "ResNet-18, 8 × 8": (resnet18, 48, 96, 48),
     "ViT-Ti/4, 12 × 12": (
-        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10), 200, 24, 50,
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10), 200, 96, 48,
     ),
 }  # fmt: skip
 
