@@ -1,6 +1,6 @@
 """What of two layers do direct matches carry over (Balogh & Jelasity 2025, sections 3, 4.2 and 5.1)?
 
-Three questions on Tiny-10, each with a rule that was fixed before any figure was seen.
+Three questions on Tiny-10, each with a rule that was fixed before the run.
 
 *Low rank.* Source and target are replaced by low-rank approximations before they are matched, at corresponding layers:
 the leading principal directions of each side, as many as the rank says, or as hold a share of the variance. Beside them
@@ -299,7 +299,8 @@ def _figures(grid: StitchGrid, label: str, layer: str) -> dict[str, Any]:
 PAGE = """# Low rank, self-stitching and the lack of similarity (Balogh & Jelasity, AAAI 2025, sections 3, 4.2 and 5.1)
 
 Networks: {networks}, {pairs} pairs without a network in common, {layers} layers; CIFAR-10. Stitches fitted to {train}
-training images at all positions, scores on {test} test images. All rules were fixed before any figure was seen.
+training images at all positions, scores on {test} test images. All rules were fixed before this run; a trial on 60 images of
+one pair had been seen.
 
 ## Low-rank approximations of source and target
 
