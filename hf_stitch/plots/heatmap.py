@@ -36,6 +36,7 @@ def heatmap(
     marks: str = "",
     starred: ArrayLike | None = None,
     stars: str = "",
+    part: SubFigure | None = None,
 ) -> Figure:
     """Draw a matrix as a heat map, with the numbers in the cells of up to 24 columns.
 
@@ -54,6 +55,7 @@ def heatmap(
         marks: What a frame means, for the legend (default: no entry).
         starred: (rows, columns) bool, cells with a star beside the number; ``None`` (default) for none.
         stars: What a star means, for the legend (default: no entry).
+        part: Part of a figure in which to draw; ``None`` (default) for a new figure.
 
     Returns:
         The figure; its size depends on the number of cells.
@@ -67,14 +69,39 @@ def heatmap(
         >>> [text.get_text() for text in figure.axes[0].texts]
         ['0.90', '–', '0.20', '0.70']
     """
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_size(row_labels, column_labels), layout="constrained")
-    _draw(
-        figure, values, row_labels, column_labels, row_title=row_title, column_title=column_title, title=title,
-        label=label, low=low, high=high, marked=marked, marks=marks, starred=starred, stars=stars,
-    )  # fmt: skip
-    return figure
+    matrix = _checked(values, row_labels, column_labels)
+    frames, starry = (_flags(name, flags, matrix) for name, flags in (("marked", marked), ("starred", starred)))
+    if low is not None and high is not None and low >= high:
+        raise ValueError(f"low must be less than high, got {low} and {high}")
+
+    figure = Figure(figsize=_size(row_labels, column_labels), layout="constrained") if part is None else part
+    axes = figure.add_subplot()
+    colours = colormaps[COLOURS].with_extremes(bad=UNDEFINED)
+    image = axes.imshow(np.ma.masked_invalid(matrix), cmap=colours, norm=Normalize(low, high), aspect="auto")
+    axes.set_xticks(range(matrix.shape[1]), column_labels)
+    if max(map(len, column_labels)) > 11:
+        axes.tick_params(axis="x", rotation=35)
+        for tick in axes.get_xticklabels():
+            tick.set(ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(matrix.shape[0]), row_labels)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(column_title)
+    axes.set_ylabel(row_title)
+    if matrix.shape[1] <= MOST_COLUMNS:
+        write_numbers(axes, matrix, image, starry)
+    elif starry.any():
+        rows, columns = np.nonzero(starry)
+        axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
+    draw_frames(axes, frames)
+    _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
+    figure.colorbar(image, label=label).outline.set_visible(False)
+    figure.suptitle(title, fontsize="large")
+    return figure.figure
 
 
 def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
@@ -104,58 +131,8 @@ def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
     for part, panel in zip(
         figure.subfigures(1, len(panels), squeeze=False, width_ratios=widths)[0], panels, strict=True
     ):
-        _draw(part, **panel)
+        heatmap(**panel, part=part)
     return figure
-
-
-def _draw(
-    figure: Figure | SubFigure,
-    values: ArrayLike,
-    row_labels: Sequence[str],
-    column_labels: Sequence[str],
-    *,
-    row_title: str = "",
-    column_title: str = "",
-    title: str = "",
-    label: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    marked: ArrayLike | None = None,
-    marks: str = "",
-    starred: ArrayLike | None = None,
-    stars: str = "",
-) -> None:
-    """Draw a heat map with the arguments of :func:`heatmap`."""
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize
-
-    matrix = _checked(values, row_labels, column_labels)
-    frames, starry = (_flags(name, flags, matrix) for name, flags in (("marked", marked), ("starred", starred)))
-    if low is not None and high is not None and low >= high:
-        raise ValueError(f"low must be less than high, got {low} and {high}")
-
-    axes = figure.add_subplot()
-    colours = colormaps[COLOURS].with_extremes(bad=UNDEFINED)
-    image = axes.imshow(np.ma.masked_invalid(matrix), cmap=colours, norm=Normalize(low, high), aspect="auto")
-    axes.set_xticks(range(matrix.shape[1]), column_labels)
-    if max(map(len, column_labels)) > 11:
-        axes.tick_params(axis="x", rotation=35)
-        for tick in axes.get_xticklabels():
-            tick.set(ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(matrix.shape[0]), row_labels)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel(column_title)
-    axes.set_ylabel(row_title)
-    if matrix.shape[1] <= MOST_COLUMNS:
-        write_numbers(axes, matrix, image, starry)
-    elif starry.any():
-        rows, columns = np.nonzero(starry)
-        axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
-    draw_frames(axes, frames)
-    _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
-    figure.colorbar(image, label=label).outline.set_visible(False)
-    figure.suptitle(title, fontsize="large")
 
 
 def _flags(name: str, flags: ArrayLike | None, matrix: NDArray[np.float64]) -> NDArray[np.bool_]:
