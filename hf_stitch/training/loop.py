@@ -120,6 +120,8 @@ def train(
                         nn.utils.clip_grad_norm_(layer.parameters(), schedule.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
+                if not features:
+                    stitches.shrink(schedule.rate(step), run.active)
                 step += 1
                 run.note(found, step, first=step in (1, schedule.feature_steps + 1))
                 bar.update()

@@ -15,6 +15,8 @@ from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 
 ANSWERS = ("hard", "target", "source")
+L1 = ("l1", "proximal_l1")
+"""Penalties on the absolute weights of the maps."""
 IGNORED = -100
 """Hard label of a token without a prediction."""
 
@@ -30,8 +32,9 @@ class Objective:
         labels: Weight of each kind of labels: ``hard`` (labels of the data), ``target`` and ``source`` (logits of the
             whole parent network).
         temperature: Temperature T, above 0.
-        penalties: Weight of each penalty: ``l1`` (sum of the absolute entries of the maps, without biases), or the name
-            of a differentiable metric between the transformed rows and the rows of the target. For a similarity, a
+        penalties: Weight of each penalty: ``l1`` (sum of the absolute entries of the maps, without biases),
+            ``proximal_l1`` (the same, as a soft threshold after each step, see :meth:`shrink`), or the name of a
+            differentiable metric between the transformed rows and the rows of the target. For a similarity, a
             positive weight pushes them apart and a negative one pulls them together. A metric is left out of a batch
             with fewer rows than it needs, for example the last batch of an epoch.
 
@@ -57,22 +60,22 @@ class Objective:
         if not (_is_number(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         for name, weight in self.penalties.items():
-            if not _is_number(weight) or weight == 0 or (name == "l1" and weight < 0):
-                wanted = "a number above 0" if name == "l1" else "a finite number other than 0"
+            if not _is_number(weight) or weight == 0 or (name in L1 and weight < 0):
+                wanted = "a number above 0" if name in L1 else "a finite number other than 0"
                 raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
-            if name == "l1":
+            if name in L1:
                 continue
             metric = registries.metrics.build(name)
             if not metric.differentiable or metric.statistic == "outputs":
                 raise ValueError(
-                    f"penalty {name!r} must be 'l1' or a differentiable metric of representations, but {metric} is not "
-                    "one"
+                    f"penalty {name!r} must be 'l1', 'proximal_l1' or a differentiable metric of representations, but "
+                    f"{metric} is not one"
                 )
 
     @property
     def metrics(self) -> dict[str, Metric]:
         """The penalties that are metrics, by name."""
-        return {name: registries.metrics.build(name) for name in self.penalties if name != "l1"}
+        return {name: registries.metrics.build(name) for name in self.penalties if name not in L1}
 
     def loss(self, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
         """Compute the weighted cross-entropies, summed over samples, or over tokens for language models.
@@ -115,10 +118,27 @@ class Objective:
         for name, weight in self.penalties.items():
             if name == "l1":
                 total = total + weight * sum(_weights(layer), total)
-            elif name not in missing:
+            elif name not in L1 and name not in missing:
                 assert rows is not None
                 total = total + weight * type(registries.metrics.build(name)).function(*rows)
         return total
+
+    @torch.no_grad()
+    def shrink(self, layer: StitchingLayer, rate: float) -> None:
+        """Apply the proximal step of the penalty ``proximal_l1`` after a step of the optimizer.
+
+        Each weight w of an affine map becomes ``sign(w) · max(|w| - rate · penalty, 0)`` (soft threshold, Parikh & Boyd
+        2014, section 6.5.2), so that small ones become exactly 0, which no gradient of ``l1`` achieves.
+
+        Args:
+            layer: The stitching layer, which is changed. Its maps are affine.
+            rate: The learning rate of the step.
+        """
+        if not (penalty := self.penalties.get("proximal_l1")):
+            return
+        for part in layer.parts:
+            weight = getattr(layer, part).weight
+            weight.copy_(functional.softshrink(weight, rate * penalty))
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
         """Find the metrics among the penalties that need more rows than given.

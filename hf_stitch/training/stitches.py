@@ -12,7 +12,7 @@ from torch.nn import functional
 from hf_stitch.adapters.cutting.halves import Back
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.representation import Representation
-from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.training.objective import Objective
 from hf_stitch.training.prepared import PreparedBatch
@@ -91,6 +91,17 @@ class Stitches(nn.Module):
             losses.append(loss)
         return torch.stack(losses)
 
+    def shrink(self, rate: float, active: Tensor) -> None:
+        """Apply the proximal step of the objective to the stitches that are trained.
+
+        Args:
+            rate: The learning rate of the step.
+            active: Which stitches are trained, ``(stitches,)`` bool.
+        """
+        for layer, is_active in zip(self.trained, active.tolist(), strict=True):
+            if is_active:
+                self._objective.shrink(layer, rate)
+
     @torch.no_grad()
     def check(self, seen: PreparedBatch) -> int:
         """Check with one batch that the objective can be computed.
@@ -102,9 +113,17 @@ class Stitches(nn.Module):
             Number of classes of the target (for language models, size of the vocabulary).
 
         Raises:
-            ValueError: If the logits of a parent have another shape, a penalty needs more rows than the batch has, or
-                final features have another shape through the stitch.
+            ValueError: If the logits of a parent have another shape, a penalty needs more rows than the batch has or a
+                map of another kind, or final features have another shape through the stitch.
         """
+        if "proximal_l1" in self._objective.penalties:
+            for name, layer in zip(self.names, self.trained, strict=True):
+                for part in layer.parts:
+                    if not isinstance(stitch := getattr(layer, part), LinearStitch):
+                        raise ValueError(
+                            f"the penalty 'proximal_l1' needs affine maps, but the {part} map of stitch {name!r} is "
+                            f"{stitch}; use the penalty 'l1'"
+                        )
         mapped = self._mapped(seen)
         for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
             for kind, answers in seen.answers.items():

@@ -29,7 +29,7 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
-from hf_stitch.training.objective import ANSWERS, Objective
+from hf_stitch.training.objective import ANSWERS, L1, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
 from hf_stitch.training.schedule import Schedule, TrainingSchedule
 from hf_stitch.training.stitches import Stitches
@@ -73,10 +73,11 @@ class TaskLoss(TrainedMatcher):
         labels: Labels of the cross-entropy: ``"hard"`` for the labels of the data, ``"target"`` or ``"source"`` for the
             soft labels of the whole parent network, or a mixture as a dict of weights above 0.
         temperature: Temperature of soft labels, above 0 (Hinton et al. 2015; the loss is multiplied by its square).
-        penalties: Weights of penalties added to the loss: ``"l1"``, the sum of the absolute weights without biases, and
-            differentiable metrics between the transformed rows and the rows of the target in a batch, for example
-            ``{"linear_cka": 0.5}``. A metric is left out of a batch with fewer rows than it needs, for example the last
-            batch of an epoch.
+        penalties: Weights of penalties added to the loss: ``"l1"``, the sum of the absolute weights without biases;
+            ``"proximal_l1"``, the same as a soft threshold after each step, which sets weights of affine maps exactly
+            to 0; and differentiable metrics between the transformed rows and the rows of the target in a batch, for
+            example ``{"linear_cka": 0.5}``. A metric is left out of a batch with fewer rows than it needs, for example
+            the last batch of an epoch.
         feature_steps: Number of initial steps that match final features: they minimise the squared distance between the
             activations at the last cut of the target, through the stitch and without it, averaged over the features and
             positions of a sample and then over samples.
@@ -95,7 +96,7 @@ class TaskLoss(TrainedMatcher):
 
     Raises:
         ValueError: If an option is out of its range, or ``orthogonal`` is combined with a bottleneck, weight decay or
-            the penalty ``l1``.
+            a penalty on absolute weights.
 
     Example:
         >>> import hf_stitch
@@ -153,7 +154,7 @@ class TaskLoss(TrainedMatcher):
         _ = self.objective  # checks labels and penalties
         if self.orthogonal and getattr(initial, "rank", None) is not None:
             raise ValueError(f"an orthogonal map has full rank, but initial={initial} is a bottleneck")
-        if self.orthogonal and (self.weight_decay or "l1" in self.penalties):
+        if self.orthogonal and (self.weight_decay or any(name in self.penalties for name in L1)):
             raise ValueError("orthogonal maps have weights of fixed norm: remove weight_decay and the penalty 'l1'")
 
     @classmethod

@@ -353,6 +353,28 @@ def test_penalties_change_weights_and_similarity() -> None:
     assert values[1] < values[0] - 0.1
 
 
+def test_a_proximal_step_is_a_soft_threshold_after_the_step_of_the_optimizer() -> None:
+    model = stitched(("c2", "c3"))
+
+    def trained(steps: int, **penalties: float) -> Any:
+        training = matcher(max_steps=steps, lr=1e-2, schedule="constant", penalties=penalties, labels="target")
+        return training.fit(model, samples(), progress=False).body
+
+    plain, sparse = trained(1), trained(1, proximal_l1=5.0)
+    shrunk = plain.weight.sign() * (plain.weight.abs() - 0.05).clamp(min=0)
+    assert torch.equal(sparse.weight, shrunk)
+    assert torch.equal(sparse.bias, plain.bias)
+    # The gradient of the absolute value leaves hardly any weight at 0, the proximal step most of them.
+    assert (trained(40, l1=1.0).weight == 0).sum() == 0
+    assert (trained(40, proximal_l1=1.0).weight == 0).double().mean() > 0.5
+
+
+def test_a_proximal_step_needs_affine_maps() -> None:
+    model = stitched(("c2", "c3"), matcher={"name": "low_rank", "rank": 2})
+    with pytest.raises(ValueError, match=r"'proximal_l1' needs affine maps, but the body map of stitch '0' is LowRank"):
+        matcher(max_steps=1, penalties={"proximal_l1": 0.1}).fit(model, samples(), progress=False)
+
+
 def test_feature_steps_reduce_the_distance_of_final_features() -> None:
     model = stitched(("c1", "c1"), matcher="random")
     layer = matcher(feature_steps=200, max_steps=1, lr=3e-2).fit(model, samples(), progress=False)
@@ -621,7 +643,7 @@ def test_task_loss_passes_check_matcher() -> None:
     ({"labels": "soft"}, "labels must be one of hard, target, source, got 'soft'"),
     ({"labels": {"hard": 0.0}}, "labels must have weights above 0"),
     ({"temperature": 0}, "temperature must be above 0, got 0"),
-    ({"penalties": {"mutual_knn": 1.0}}, "penalty 'mutual_knn' must be 'l1' or a differentiable metric"),
+    ({"penalties": {"mutual_knn": 1.0}}, "penalty 'mutual_knn' must be 'l1', 'proximal_l1' or a differentiable metric"),
     ({"penalties": {"l2": 1.0}}, "no 'l2' among metrics"),
     ({"penalties": {"l1": -1.0}}, "the weight of penalty 'l1' must be a number above 0, got -1.0"),
     ({"penalties": {"linear_cka": float("nan")}}, "of penalty 'linear_cka' must be a finite number other than 0"),
