@@ -1,22 +1,23 @@
-"""Shared parts of the experiments: arguments, presets and output."""
+"""Shared parts of the experiments: arguments, presets, networks, pages and claims."""
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import frankenstein
 import images
-from base_training import Base, adapted, recorded_accuracy
+import networks
+from base_training import Base, adapted
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import hf_stitch
-from hf_stitch.analysis.evaluation import Score
+from hf_stitch.analysis import Score
+from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
 from hf_stitch.training.schedule import Schedule
@@ -30,11 +31,12 @@ class Preset:
         train: Number of images to match on.
         test: Number of held-out images.
         epochs: Epochs of task-loss matching.
-        base: Number of training images and epochs of the base networks.
+        base: Number of training images and epochs of the base networks, where no published ones are given.
         seeds: Number of base networks of each kind.
         augment: Whether task-loss matching augments images.
         lr: Learning rate of task-loss matching.
         schedule: Learning rate schedule of task-loss matching.
+        batch: Batch size of task-loss matching.
     """
 
     train: int
@@ -45,6 +47,7 @@ class Preset:
     augment: bool = False
     lr: float = 1e-3
     schedule: Schedule = "step"
+    batch: int = 128
 
     def samples(self, data: str, data_dir: str | None) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
         """Read the images to match on and the held-out images."""
@@ -53,14 +56,24 @@ class Preset:
         return train, test
 
     @property
+    def steps(self) -> int:
+        """Number of optimizer steps of task-loss matching."""
+        return self.epochs * math.ceil(self.train / self.batch)
+
+    @property
     def task_loss(self) -> TaskLoss:
         """Task-loss matching with the soft labels of the target."""
-        return TaskLoss(epochs=self.epochs, lr=self.lr, schedule=self.schedule)
+        return TaskLoss(epochs=self.epochs, batch_size=self.batch, lr=self.lr, schedule=self.schedule)
 
     @property
     def augmentation(self) -> Augment | None:
         """Augmentation in task-loss matching, or ``None``."""
         return images.augmented_samples if self.augment else None
+
+    def __str__(self) -> str:
+        trained = f"task loss for {self.steps:,} steps of {self.batch} images (Adam, {self.lr:g}, {self.schedule})"
+        augmented = "with" if self.augment else "without"
+        return f"{self.train:,} training images {augmented} augmentation, {trained}, {self.test:,} test images"
 
 
 TASK = "task loss"
@@ -69,6 +82,7 @@ SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
 TEST = Preset(150, 60, 1, (150, 1))
 """Preset for a quick test run."""
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
+PAPER_TITLE = "Similarity and matching of neural network representations (Csiszárik et al., NeurIPS 2021)"
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -82,63 +96,174 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
     made.add_argument(
+        "--published", type=Path,
+        help="folder with the authors' networks in drfrankenstein_tiny10 and drfrankenstein_resnet20 as safetensors; "
+        "default: train networks",
+    )  # fmt: skip
+    made.add_argument(
         "--networks", type=Path, required=True, help="folder of base networks; missing networks are trained"
     )
-    made.add_argument("--out", type=Path, help="output folder for scores as JSON and figures as PNG")
+    made.add_argument("--out", type=Path, help="output folder for the page, its record as JSON and figures as PNG")
     return made
 
 
-def show(table: Table, name: str, record: Mapping[str, Any], pictures: Mapping[str, Figure], out: Path | None) -> None:
-    """Print the table, and write the record and the figures if an output folder is given."""
-    Console(width=180).print(table)
+def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
+    """Load the published networks of an architecture if their folder is given, or else train networks.
+
+    Returns:
+        Number of the network, ascending -> network.
+    """
+    if not arguments.published:
+        count, epochs = preset.base
+        bases = [Base(architecture, epochs, count, seed) for seed in range(preset.seeds)]
+        return adapted(bases, arguments.networks, arguments.data_dir)
+    found, _ = networks.read_folder(arguments.published / f"drfrankenstein_{architecture}")
+    return {str(number): found[f"in{number}"] for number in sorted(int(name[2:]) for name in found)}
+
+
+CUTS = {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts}
+"""Architecture -> layers to stitch at."""
+TITLES = {"tiny10": "Tiny-10", "resnet20": "ResNet-20"}
+
+
+def origin(arguments: argparse.Namespace, preset: Preset) -> str:
+    """Describe where the networks come from."""
+    if arguments.published:
+        return "the authors' published networks"
+    count, epochs = preset.base
+    return f"networks trained for {epochs} epochs on {count:,} images"
+
+
+def disjoint(names: Iterable[str], count: int) -> list[tuple[str, str]]:
+    """Pair the first network with the second, the third with the fourth and so on: no network is in two pairs."""
+    ordered = list(names)
+    return list(zip(ordered[::2], ordered[1::2], strict=False))[:count]
+
+
+def leave(
+    name: str, record: Mapping[str, Any], page: Callable[[dict[str, Any]], str], pictures: Mapping[str, Figure],
+    out: Path | None,
+) -> None:  # fmt: skip
+    """Print the page, and write it, its record and the figures if an output folder is given.
+
+    Args:
+        name: Name of the files.
+        record: Everything that the page needs. Numbers are rounded to six digits.
+        page: Function from the record, as it is read from JSON, to the page.
+        pictures: Name -> figure.
+        out: Output folder, or ``None``.
+    """
+    written = json.dumps(_rounded(record), indent=1) + "\n"
+    text = page(json.loads(written))
+    Console(width=180).print(text, markup=False, highlight=False)
     if out is None:
         return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(record, indent=2, default=vars) + "\n")
     for picture, figure in pictures.items():
-        figure.savefig(out / f"{picture}.png", dpi=150)
+        write_whole(out / f"{picture}.png", lambda path, figure=figure: figure.savefig(path, dpi=150, format="png"))
+    write_whole(out / f"{name}.md", lambda path: path.write_text(text))
+    write_whole(out / f"{name}.json", lambda path: path.write_text(written))
+
+
+def _rounded(value: Any) -> Any:
+    """Return dataclasses, NumPy numbers and containers as JSON with six significant digits."""
+    if hasattr(value, "__dataclass_fields__"):
+        return _rounded(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def footer(name: str) -> str:
+    """Return the end of a page: the record and the command."""
+    options = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT"
+    return (
+        f"This page and [its figures as JSON]({name}.json) are written by the command:\n\n```\n"
+        f"python examples/dr_frankenstein/{name}.py {options}\n```\n"
+    )
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def scored(record: Mapping[str, float]) -> Score:
+    """Read a score from the record."""
+    return Score(**record)
+
+
+def claim(place: str, claimed: str, published: str, ours: str, n: str, verdict: str) -> dict[str, str]:
+    """Return a row of the table of all experiments.
+
+    Args:
+        place: Section, figure or table of the paper.
+        claimed: The claim, in one sentence.
+        published: The paper's figure.
+        ours: The figure here.
+        n: What was counted.
+        verdict: One of ``confirmed``, ``in part``, ``refuted``, ``undecided``; ``stand-in`` before it where networks or
+            data differ in kind.
+    """
+    row = {"place": place, "claim": claimed, "published": published, "ours": ours, "n": n, "verdict": verdict}
+    return {"paper": "1", **row}
+
+
+def verdict(shares: Iterable[bool]) -> str:
+    """Return ``confirmed`` if all are true, ``refuted`` if none is, and ``in part`` otherwise."""
+    found = list(shares)
+    return "confirmed" if all(found) else "in part" if any(found) else "refuted"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Networks of one kind, which are stitched to each other.
+
+    Attributes:
+        networks: The networks by name.
+        accuracies: Their accuracies on the test images.
+        layers: Layers to stitch at, the same on both sides.
+    """
+
+    networks: Mapping[str, hf_stitch.Adapter]
+    accuracies: Sequence[float]
+    layers: Sequence[str]
 
 
 def by_kind(
-    title: str,
-    kinds: Mapping[str, Sequence[Base]],
-    layers: Sequence[str],
-    preset: Preset,
-    arguments: argparse.Namespace,
-) -> tuple[Table, dict[str, Any]]:
-    """Stitch the networks of each kind to each other, by least squares and by task loss.
-
-    Args:
-        title: Title of the table.
-        kinds: Kind -> base networks.
-        layers: Layers to stitch at, the same on both sides.
-        preset: Sizes and hyperparameters.
-        arguments: Parsed command line arguments.
+    kinds: Mapping[str, Kind], preset: Preset, train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> dict[str, dict[str, Any]]:
+    """Stitch each network to the next one of its kind, by least squares and by task loss.
 
     Returns:
-        A table, and a record of all scores with relative accuracies as kind -> method -> score by layer.
+        Kind -> accuracies, layers, and the relative accuracies of every method with their baselines.
     """
-    samples = preset.samples("cifar10", arguments.data_dir)
-    table = Table(
-        "networks", "accuracy", "method", *layers,
-        title=f"{title}: relative accuracy of stitched networks on {preset.test} test images, 95% intervals",
-    )  # fmt: skip
-    relative: dict[str, dict[str, list[Score]]] = {}
-    accuracies: dict[str, list[float]] = {}
-    for kind, bases in kinds.items():
-        loaded = adapted(bases, arguments.networks, arguments.data_dir)
-        accuracies[kind] = [recorded_accuracy(base, arguments.networks) for base in bases]
-        found = frankenstein.answers(
-            loaded, loaded, frankenstein.ring(loaded), layers, *samples, direct={},
-            trained={TASK: preset.task_loss}, augment=preset.augmentation,
+    found = {}
+    for name, kind in kinds.items():
+        some = kind.networks
+        stitched = frankenstein.answers(
+            some, some, frankenstein.ring(some), kind.layers, train, test,
+            direct={}, trained={TASK: preset.task_loss}, augment=preset.augmentation,
         )  # fmt: skip
-        relative[kind] = {m: [found.relative(layer, m) for layer in layers] for m in (TASK, frankenstein.START)}
-        for method, scores in relative[kind].items():
-            own = ", ".join(f"{accuracy:.3f}" for accuracy in accuracies[kind])
-            table.add_row(kind, own, method, *(Text(str(score)) for score in scores))
-    return table, {
-        "preset": asdict(preset), "layers": layers, "base_accuracy": accuracies, "relative_accuracy": relative
-    }  # fmt: skip
+        methods = (TASK, frankenstein.START, *frankenstein.BASELINES)
+        relative = {method: [stitched.relative(layer, method) for layer in kind.layers] for method in methods}
+        found[name] = {"accuracies": kind.accuracies, "layers": kind.layers, "relative_accuracy": relative}
+    return found
+
+
+def table_of_kinds(found: Mapping[str, Mapping[str, Any]], first: str) -> str:
+    """Return the table of :func:`by_kind`, with kinds of the same layers."""
+    layers = next(iter(found.values()))["layers"]
+    rows = []
+    for name, kind in found.items():
+        for method in (TASK, frankenstein.START, "mean_only"):
+            scores = map(scored, kind["relative_accuracy"][method])
+            cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
+            own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
+            rows.append((name, own, method.replace("_", " "), *cells))
+    return markdown((first, "accuracy of the networks", "method", *layers), rows)
 
 
 def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: str, title: str) -> Figure:

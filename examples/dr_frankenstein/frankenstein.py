@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import torch
@@ -62,6 +63,11 @@ class Answers:
         if less is not None:
             right = right - self._right(self.stitched[layer][less])
         return self._interval(right, self._right(self.targets))
+
+    def by_pair(self, layer: str, method: str) -> list[float]:
+        """Return the accuracy over that of the target for each pair."""
+        shares = self._right(self.stitched[layer][method]).mean(1) / self._right(self.targets).mean(1)
+        return [float(share) for share in shares]
 
     def imitation(self, layer: str, method: str) -> Score:
         """Return the cross-entropy with the soft labels of the target in nats, as the mean over pairs."""
@@ -127,7 +133,8 @@ def answers(
         train: Images to match on.
         test: Held-out images.
         direct: Method -> closed-form matcher. All are fitted in one pass over the images. ``START`` is added.
-        trained: Method -> task-loss matching from ``START``, for all sources of a target at once.
+        trained: Method -> task-loss matching from its initial map, for all layers and
+            sources of a target at once.
         augment: Augmentation in task-loss matching.
         progress: Whether to show progress bars.
 
@@ -142,26 +149,29 @@ def answers(
         whole[name] = torch.cat([target.forward(target.preprocess(b.samples)) for b in test.batches(500)])
         same = [(layer, layer) for layer in layers]
         found = {a: collect(sources[a], target, same, train, batch_size=500, progress=progress) for a, _ in group}
-        for layer in layers:
+        maps: dict[tuple[str, Pair], dict[str, StitchingLayer]] = {}
+        for layer, (a, b) in product(layers, group):
+            specs = sources[a].spec(layer), target.spec(layer)
+            fitted = {m: fit_layer(matcher, found[a][layer, layer], *specs) for m, matcher in direct.items()}
+            start = fitted[START]
+            maps[layer, (a, b)] = {**fitted, "identity": start.identity(), "mean_only": start.mean_only()}
+        for method, matcher in trained.items():
             models = []
-            maps: list[dict[str, StitchingLayer]] = []
-            for a, _ in group:
+            for layer, (a, _) in maps:
                 specs = sources[a].spec(layer), target.spec(layer)
-                fitted = {m: fit_layer(matcher, found[a][layer, layer], *specs) for m, matcher in direct.items()}
-                start = fitted[START]
-                maps.append({**fitted, "identity": start.identity(), "mean_only": start.mean_only()})
+                start = fit_layer(matcher.initial, found[a][layer, layer], *specs)
                 models.append(join(sources[a], layer, start, target, layer, task=target.task))
-            for method, matcher in trained.items():
-                with torch.enable_grad():
-                    ends = matcher.fit(
-                        models, train, target=target, augment=augment, progress=progress,
-                        accelerator=Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16"),
-                    )  # fmt: skip
-                for fitted_maps, end in zip(maps, ends, strict=True):
-                    fitted_maps[method] = end
-            for pair, model, fitted_maps in zip(group, models, maps, strict=True):
-                for method, logits in _logits(model, fitted_maps, test).items():
-                    found_logits[layer, method, pair] = logits
+            with torch.enable_grad():
+                ends = matcher.fit(
+                    models, train, target=target, augment=augment, progress=progress,
+                    accelerator=Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16"),
+                )  # fmt: skip
+            for place, end in zip(maps, ends, strict=True):
+                maps[place][method] = end
+        for (layer, pair), fitted in maps.items():
+            model = join(sources[pair[0]], layer, fitted[START], target, layer, task=target.task)
+            for method, logits in _logits(model, fitted, test).items():
+                found_logits[layer, method, pair] = logits
     methods = [*direct, *trained, *BASELINES]
     stitched = {
         layer: {method: torch.stack([found_logits[layer, method, pair] for pair in pairs]) for method in methods}

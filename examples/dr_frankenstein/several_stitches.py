@@ -5,22 +5,19 @@ and through the rest of the fourth. Each chain is compared with its last network
 accuracies of its stitches alone, which it would have if their errors were independent. A stitch is fitted to the
 networks on both sides of it alone, or to the activations of the chain before it, whose errors it can then correct.
 
-    python examples/dr_frankenstein/several_stitches.py --published TINY10 --networks NETWORKS --data-dir DATA --out OUT
+    python examples/dr_frankenstein/several_stitches.py --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import experiment
-import tiny10
+import stitching
 import torch
 from experiment import Preset
 from frankenstein import Answers
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 import hf_stitch
@@ -84,7 +81,7 @@ def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> I
     alone = {}
     for place, layer in enumerate(LAYERS):
         a, b = networks[place : place + 2]
-        found = collect(a, b, [(layer, layer)], train, batch_size=tiny10.BATCH, progress=False)[layer, layer]
+        found = collect(a, b, [(layer, layer)], train, batch_size=stitching.BATCH, progress=False)[layer, layer]
         for method, matcher in MATCHERS.items():
             alone[method, place] = fit_layer(registries.matchers.build(matcher), found, a.spec(layer), b.spec(layer))
     for begin, end in PARTS:
@@ -105,7 +102,7 @@ def _fitted(
 ) -> StitchingLayer:
     """Fit a stitch to the activations of the chain before it."""
     pair = (chain.last, LAYERS[place])
-    found = collect(chain.network, target, [pair], train, batch_size=tiny10.BATCH, progress=False)[pair]
+    found = collect(chain.network, target, [pair], train, batch_size=stitching.BATCH, progress=False)[pair]
     matcher = registries.matchers.build(MATCHERS[method])
     return fit_layer(matcher, found, chain.network.spec(chain.last), target.spec(LAYERS[place]))
 
@@ -113,7 +110,7 @@ def _fitted(
 @torch.no_grad()
 def logits(network: hf_stitch.Adapter, test: hf_stitch.Samples) -> Tensor:
     """Compute the logits of a network or of a chain on the test images."""
-    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(tiny10.BATCH))
+    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(stitching.BATCH))
     return torch.cat([getattr(each, "logits", each) for each in found])
 
 
@@ -180,29 +177,20 @@ def header() -> list[str]:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = tiny10.parser(__doc__).parse_args()
+    arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
-    networks = tiny10.loaded(arguments, preset)
+    networks = experiment.loaded("tiny10", arguments, preset)
     names, count = list(networks), ORDERS[arguments.preset]
     step = max(1, len(names) // count)
     orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(count)]
     scores = measured(networks, orders, *preset.samples("cifar10", arguments.data_dir))
-    title = (
-        f"Chains of Tiny-10 networks, {len(orders)} orders, {preset.train} training images, {preset.test} test images; "
-        "accuracy over that of the last network, 95% intervals"
-    )
-    table = Table(*header(), title=title)
-    for row in rows(scores):
-        table.add_row(*map(Text, row))
     series = {
         method: [scores[layers].get(method, scores[layers][method.removesuffix(IN_CHAIN)]) for layers in scores]
         for method in scores["+".join(LAYERS)]
     }
     picture = experiment.lines(series, list(scores), "relative accuracy", "Several stitches in one network")
-    record = {"preset": asdict(preset), "orders": orders, "relative_accuracy": scores, "products": products(scores)}
-    experiment.show(table, "several_stitches", record, {"several_stitches": picture}, arguments.out)
-    if arguments.out:
-        (arguments.out / "several_stitches.md").write_text(page(json.loads(json.dumps(record, default=vars))))
+    record = {"preset": preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
+    experiment.leave("several_stitches", record, page, {"several_stitches": picture}, arguments.out)
 
 
 PAGE = """# Several stitches in one network
@@ -225,12 +213,7 @@ activations of the chain before it instead of those of the network before it.
 
 The {orders} chains, by the numbers of the files: {names}.
 
-This page and [its figures as JSON](several_stitches.json) are written by the command (preset small, 2 CPU cores):
-
-```
-python examples/dr_frankenstein/several_stitches.py --published TINY10 --networks NETWORKS --data-dir DATA --out OUT
-```
-"""
+{footer}"""
 
 
 def page(record: dict[str, Any]) -> str:
@@ -241,6 +224,7 @@ def page(record: dict[str, Any]) -> str:
     }
     lines = [header(), ["---"] * len(header()), *rows(scores)]
     return PAGE.format(
+        footer=experiment.footer("several_stitches"),
         orders=len(record["orders"]),
         train=record["preset"]["train"],
         test=record["preset"]["test"],
@@ -267,6 +251,19 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
             f"- **{method}**: one stitch keeps {alone} (at {', '.join(LAYERS)}), three keep {own}. That is {than} the "
             f"product, {product:.3f}, which is {where}. Fitting in the chain {gain} it to {chained}."
         )
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    whole, scores = "+".join(LAYERS), record["relative_accuracy"]
+    own, product = scores[whole]["least squares"], record["products"][whole]["least squares"]
+    return [
+        experiment.claim(
+            "beyond", "Tiny-10: the errors of three stitches in a chain are independent", "–",
+            f"{own['value']:.3f}; product of the stitches {product:.3f}", f"{len(record['orders'])} chains",
+            "confirmed" if own["low"] <= product <= own["high"] else "refuted",
+        )
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

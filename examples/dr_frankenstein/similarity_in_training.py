@@ -2,27 +2,29 @@
 
 R² is computed without a refit as 1 - ‖AM - B‖² / ‖B‖². With a refit it would not depend on the map.
 
-    python examples/dr_frankenstein/similarity_in_training.py --published TINY10 --networks NETWORKS
+    python examples/dr_frankenstein/similarity_in_training.py --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from typing import Any
 
 import experiment
 import frankenstein
 import numpy as np
-import tiny10
-from experiment import PAPER, TEST, Preset
+import stitching
+from experiment import TEST, TITLES, Preset
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from hf_stitch.analysis import TrajectoryRecorder
 
-PRESETS = {"small": Preset(4_000, 500, 3, (10_000, 6)), "test": TEST, "paper": PAPER}
-LAYER = "bn3"
-EVERY = {"small": 12, "test": 1, "paper": 100}
-PROBE = 500
-"""Number of test images on which similarity is measured."""
+PRESETS = {
+    "small": Preset(10_000, 500, 13, (10_000, 6)),
+    "test": TEST,
+    "paper": Preset(50_000, 2_000, 30, (50_000, 300), 5, True),
+}
+PLACES = {"tiny10": ("bn3", 5), "resnet20": ("layer2.0", 2)}
+"""Layer, and number of pairs."""
+EVERY = {"small": 100, "test": 1, "paper": 500}
 FIGURES = {
     "cross_entropy": "cross-entropy with the target",
     "relative_accuracy": "relative accuracy",
@@ -31,46 +33,115 @@ FIGURES = {
     "cca": "CCA",
     "svcca": "SVCCA",
 }
+FALL = 0.02
+"""A mean fall by this much counts."""
+CONSTANT = 1e-3
 
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = tiny10.parser(__doc__).parse_args()
+    arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
-    networks = tiny10.loaded(arguments, preset)
     train, test = preset.samples("cifar10", arguments.data_dir)
-    runs: dict[str, dict[str, list[float]]] = {}
-    steps: tuple[int, ...] = ()
-    for a, b in frankenstein.ring(networks):
-        [start] = tiny10.direct(networks[a], networks[b], LAYER, ["lstsq"], train)
-        recorder = TrajectoryRecorder(
-            start, test.take(min(PROBE, len(test))), ["linear_cka", "direct_matching", "cca", "svcca"],
-            every=EVERY[arguments.preset], target=networks[b],
-        )  # fmt: skip
-        tiny10.trained(preset.task_loss, [start], networks[b], train, preset, recorder)
-        trajectory = recorder.trajectory
-        steps, figures = trajectory.steps, dict(trajectory.figures)
-        figures["r2"] = tuple(1 - value for value in figures["direct_matching"])
-        runs[f"{a} → {b}"] = {name: list(figures[name]) for name in FIGURES}
-    record = {"preset": asdict(preset), "layer": LAYER, "steps": steps, "runs": runs}
-    pictures = {"similarity_in_training": _picture(runs, steps)}
-    experiment.show(_table(runs), "similarity_in_training", record, pictures, arguments.out)
+    record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
+    pictures = {}
+    for architecture, (layer, count) in PLACES.items():
+        networks = experiment.loaded(architecture, arguments, preset)
+        pairs = experiment.disjoint(networks, count) if len(networks) > 2 else frankenstein.ring(networks)
+        runs: dict[str, dict[str, list[float]]] = {}
+        for a, b in pairs:
+            [start] = stitching.direct(networks[a], networks[b], layer, ["lstsq"], train)
+            recorder = TrajectoryRecorder(
+                start, test, ["linear_cka", "direct_matching", "cca", "svcca"],
+                every=EVERY[arguments.preset], target=networks[b],
+            )  # fmt: skip
+            stitching.trained(preset.task_loss, [start], networks[b], train, preset, recorder)
+            figures = dict(recorder.trajectory.figures)
+            figures["r2"] = tuple(1 - value for value in figures["direct_matching"])
+            runs[f"{a} → {b}"] = {name: list(figures[name]) for name in FIGURES}
+            steps = recorder.trajectory.steps
+        record["networks"] = experiment.origin(arguments, preset)
+        record["architectures"][architecture] = {"layer": layer, "steps": steps, "runs": runs}
+        pictures[f"similarity_in_training_{architecture}"] = _picture(runs, steps)
+    experiment.leave("similarity_in_training", record, page, pictures, arguments.out)
 
 
-def _table(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    table = Table(
-        "figure", "start", "end", "change", *runs,
-        title=f"task-loss matching at {LAYER}; mean over pairs, in parentheses minimum and maximum; "
-        "last columns: change for each pair",
+PAGE = """# Experiment 3: similarity during task-loss matching (Csiszárik et al., NeurIPS 2021, section 6.2, figure 4)
+
+Claim: while cross-entropy improves, R² (without a refit) and CKA fall. CCA is invariant to the map and stays constant.
+SVCCA jumps independently of performance. The paper shows one run at each of several layers.
+
+Setting: {networks}, CIFAR-10, task loss from least squares; {setting}. Mean over pairs of networks; in parentheses
+minimum and maximum. No Tiny-10 is in two pairs; the two pairs of ResNet-20 are the two directions of one.
+
+Rules, written before these figures were seen: R² or CKA *falls* if it is lower at the end in every pair and by at least
+{fall} as the mean; it falls *in part* if it is lower in every pair, but by less. CCA is constant if no pair changes by
+more than {constant}.
+
+{architectures}
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    sections = []
+    for architecture, found in record["architectures"].items():
+        runs = found["runs"]
+        rows = []
+        for name, label in FIGURES.items():
+            first, last = (np.array([run[name][i] for run in runs.values()]) for i in (0, -1))
+            changes = ", ".join(f"{change:+.3f}" for change in last - first)
+            rows.append((label, *map(_spread, (first, last, last - first)), changes))
+        decided = {name: _falls(runs, name) for name in ("r2", "linear_cka")}
+        sections += [
+            f"## {TITLES[architecture]}, {found['layer']}, {len(runs)} pairs, {found['steps'][-1]:,} steps",
+            experiment.markdown(("figure", "start", "end", "change", "change of every pair"), rows),
+            f"- **R² falls: {decided['r2']}. CKA falls: {decided['linear_cka']}. CCA stays constant: "
+            f"{_constant(runs)}.** Cross-entropy improves in "
+            f"{sum(run['cross_entropy'][-1] < run['cross_entropy'][0] for run in runs.values())} of {len(runs)} pairs.",
+        ]
+    return PAGE.format(
+        footer=experiment.footer("similarity_in_training"),
+        networks=record["networks"], setting=record["setting"], fall=FALL, constant=CONSTANT,
+        architectures="\n\n".join(sections),
     )  # fmt: skip
-    for name, label in FIGURES.items():
-        first, last = (np.array([run[name][i] for run in runs.values()]) for i in (0, -1))
-        table.add_row(label, *map(_spread, (first, last, last - first)), *(f"{x:+.3f}" for x in last - first))
-    return table
 
 
 def _spread(values: np.ndarray) -> str:
     return f"{values.mean():.3f} ({values.min():.3f}, {values.max():.3f})"
+
+
+def _falls(runs: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> str:
+    changes = np.array([run[name][-1] - run[name][0] for run in runs.values()])
+    if (changes >= 0).any():
+        return "refuted"
+    return "confirmed" if changes.mean() <= -FALL else "in part"
+
+
+def _constant(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    within = [max(abs(value - run["cca"][0]) for value in run["cca"]) <= CONSTANT for run in runs.values()]
+    return "confirmed" if all(within) else "refuted"
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    rows = []
+    for architecture, found in record["architectures"].items():
+        runs = found["runs"]
+        n = f"{len(runs)} pairs, {found['steps'][-1]:,} steps"
+        for name, label in (("r2", "R² without refit"), ("linear_cka", "CKA")):
+            change = np.mean([run[name][-1] - run[name][0] for run in runs.values()])
+            rows.append(experiment.claim(
+                "6.2, figure 4", f"{TITLES[architecture]}: {label} falls while cross-entropy improves", "plot",
+                f"{change:+.3f}", n, _falls(runs, name),
+            ))  # fmt: skip
+        change = max(abs(value - run["cca"][0]) for run in runs.values() for value in run["cca"])
+        rows.append(experiment.claim(
+            "6.2, figure 4", f"{TITLES[architecture]}: CCA stays constant", "plot", f"at most {change:.1g}", n,
+            _constant(runs),
+        ))  # fmt: skip
+    return rows
 
 
 def _picture(runs: Mapping[str, Mapping[str, Sequence[float]]], steps: Sequence[int]) -> Figure:

@@ -1,14 +1,9 @@
-"""Shared parts of experiments 3 to 8: Tiny-10 networks stitched at one layer."""
+"""Shared parts of experiments 3 to 8: two networks stitched at one layer."""
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-import experiment
-import networks
 import torch
 from accelerate import Accelerator
-from base_training import Base, adapted
 from experiment import Preset
 
 import hf_stitch
@@ -21,23 +16,7 @@ from hf_stitch.training.loop import StepCallback
 from hf_stitch.workflows._stitch import join
 
 BATCH = 500
-
-
-def parser(description: str) -> argparse.ArgumentParser:
-    """Create a parser with the shared arguments and ``--published``."""
-    made = experiment.parser(description)
-    made.add_argument("--published", type=Path, help="folder of published Tiny-10 networks to use instead")
-    return made
-
-
-def loaded(arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
-    """Load the published networks if their folder is given, or else train networks."""
-    if arguments.published:
-        files = sorted(arguments.published.glob("*.safetensors"))
-        return {str(i): networks.adapted(networks.Tiny10.from_file(path)) for i, path in enumerate(files)}
-    count, epochs = preset.base
-    bases = [Base("tiny10", epochs, count, seed) for seed in range(preset.seeds)]
-    return adapted(bases, arguments.networks, arguments.data_dir)
+"""Images of a forward."""
 
 
 def direct(

@@ -1,0 +1,291 @@
+"""Run every experiment whose results are in docs/results, and write the pages and their table from the records.
+
+    python examples/results.py run --data-dir DATA --published PUBLISHED --out OUT
+    python examples/results.py pages
+
+An experiment that is done is not run again, so that an interrupted run goes on where it stopped; several runs at once
+share the work. Pages and table contain only what the records do.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from filelock import FileLock, Timeout
+from other_claims import other_claims
+from rich.console import Console
+
+from hf_stitch.storage.files import write_whole
+
+EXAMPLES = Path(__file__).resolve().parent
+PAGES = EXAMPLES.parent / "docs" / "results"
+FOLDERS = ("dr_frankenstein", "how_not_to_stitch", "relative_representations", "dynamics")
+PAPERS = {
+    "1": "Similarity and matching (Csiszárik et al., NeurIPS 2021)",
+    "2": "Relative representations (Moschella et al., ICLR 2023)",
+    "3": "Filter-subspace similarity (Chen, Miao & Qiu, NeurIPS 2023)",
+    "4": "How not to stitch (Balogh & Jelasity, AAAI 2025)",
+}
+VERDICTS = ("confirmed", "in part", "refuted", "undecided", "out of reach", "not yet")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment, whose script writes a record and a page.
+
+    The script defines ``page(record)``, the text of the page, and ``claims(record)``, its rows in the table.
+
+    Attributes:
+        folder: Folder of the script in ``examples``.
+        name: Name of the record and of the page.
+        options: Arguments of the script besides ``--preset``, ``--data-dir`` and ``--out``. ``{published}``,
+            ``{networks}`` and ``{cache}`` stand for folders.
+        script: Name of the script, if it is not ``name``.
+    """
+
+    folder: str
+    name: str
+    options: tuple[str, ...]
+    script: str = ""
+
+    @property
+    def file(self) -> Path:
+        """The script."""
+        return EXAMPLES / self.folder / f"{self.script or self.name}.py"
+
+    def command(self, arguments: argparse.Namespace) -> list[str]:
+        """Return the command that runs the experiment."""
+        out = arguments.out
+        places = {"published": arguments.published, "networks": out / "networks", "cache": out / "cache"}
+        data = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
+        options = [option.format(**places) for option in self.options]
+        return [
+            sys.executable, str(self.file), "--preset", arguments.preset, *data, "--out", str(out / self.name), *options
+        ]  # fmt: skip
+
+
+MATCHING = ("--published", "{published}", "--networks", "{networks}")
+RELATIVE = ("--cache", "{cache}")
+EXPERIMENTS: tuple[Experiment, ...] = (
+    *(
+        Experiment("dr_frankenstein", name, MATCHING)
+        for name in (
+            "direct_matching", "matching", "widths", "training_variants", "similarity_in_training", "low_cka",
+            "initialisations", "mode_connectivity", "sparsity", "low_rank", "across_data_sets", "several_stitches",
+        )
+    ),
+)  # fmt: skip
+
+
+def imported(experiment: Experiment) -> ModuleType:
+    """Import the script of an experiment.
+
+    Scripts import the modules beside them, some of which have the same name in two folders: modules of all these
+    folders are forgotten first.
+    """
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent.parent == EXAMPLES:
+            del sys.modules[name]
+    sys.path.insert(0, str(experiment.file.parent))
+    try:
+        return importlib.import_module(experiment.file.stem)
+    finally:
+        sys.path.remove(str(experiment.file.parent))
+
+
+def record_of(experiment: Experiment, folder: Path = PAGES) -> dict[str, Any] | None:
+    """Read the record of an experiment, or return ``None`` if there is none."""
+    path = folder / f"{experiment.name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+
+
+def run(experiment: Experiment, arguments: argparse.Namespace) -> str:
+    """Run an experiment that is not done, and write its time.
+
+    Returns:
+        What happened: ``done before``, ``runs elsewhere``, ``failed`` or ``done``.
+    """
+    folder = arguments.out / experiment.name
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            done = folder / "done.json"
+            if done.is_file() and json.loads(done.read_text())["preset"] == arguments.preset:
+                return "done before"
+            began, used = time.time(), _processor_seconds()
+            with open(folder / "log.txt", "w") as log:
+                environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+                code = subprocess.run(
+                    experiment.command(arguments), stdout=log, stderr=log, env=environment, check=False
+                ).returncode
+            if code:
+                return f"failed; see {folder / 'log.txt'}"
+            times = {
+                "preset": arguments.preset,
+                "seconds": round(time.time() - began),
+                "processor_seconds": round(_processor_seconds() - used),
+            }
+            write_whole(done, lambda path: path.write_text(json.dumps(times) + "\n"))
+            return f"done in {times['seconds']:,} s"
+    except Timeout:
+        return "runs elsewhere"
+
+
+def _processor_seconds() -> float:
+    """Processor time of all processes that this one has run."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_all(arguments: argparse.Namespace) -> int:
+    """Run the experiments one after another; copy the records of those that are done and write all pages."""
+    console, failed = Console(), False
+    for number, experiment in enumerate(chosen(arguments.names), 1):
+        console.print(f"{number}. {experiment.name} …")
+        happened = run(experiment, arguments)
+        failed |= happened.startswith("failed")
+        console.print(f"   {happened}", markup=False)
+        if arguments.publish:
+            publish(arguments.out)
+    return int(failed)
+
+
+def chosen(names: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of some names, or all.
+
+    Raises:
+        SystemExit: If there is no experiment of a name.
+    """
+    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"there is no experiment {unknown[0]!r}; there are {', '.join(known)}")
+    return [known[name] for name in names] if names else list(EXPERIMENTS)
+
+
+def publish(out: Path) -> None:
+    """Copy the records and times of experiments that are done to the pages, and write the pages."""
+    times = _times()
+    for experiment in EXPERIMENTS:
+        folder = out / experiment.name
+        if (folder / "done.json").is_file() and (record := folder / f"{experiment.name}.json").is_file():
+            text = record.read_text()
+            write_whole(PAGES / record.name, lambda path, text=text: path.write_text(text))
+            times[experiment.name] = json.loads((folder / "done.json").read_text())
+    write_whole(PAGES / "times.json", lambda path: path.write_text(json.dumps(times, indent=1) + "\n"))
+    write_pages()
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def write_pages() -> None:
+    """Write every page that has a record, and the table of all experiments."""
+    for experiment in EXPERIMENTS:
+        if (record := record_of(experiment)) is not None:
+            text = imported(experiment).page(record)
+            write_whole(PAGES / f"{experiment.name}.md", lambda path, text=text: path.write_text(text))
+    write_whole(PAGES / "index.md", lambda path: path.write_text(index()))
+
+
+HEADER = ("place", "claim", "paper's figure", "ours", "n", "preset", "verdict", "page")
+INDEX = """# All experiments
+
+Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
+follows a rule that its page states and that was written before the figures were seen. *Stand-in*: networks or data
+differ in kind from the paper's. *In part*: at some layers, networks or settings only.
+
+{counts} Processor time of the experiments, without the training of the networks that the pages name: {hours:.1f} hours.
+
+{tables}
+
+The pages and this table are written from the records by `make results`, which runs what is not done.
+"""
+
+
+def index() -> str:
+    """Return the table of all experiments, by paper."""
+    times = _times()
+    rows = list(claims())
+    tables = []
+    for paper, title in PAPERS.items():
+        own = [row for row in rows if row["paper"] == paper]
+        lines = [
+            (r["place"], r["claim"], r["published"], r["ours"], r["n"], r["preset"], r["verdict"], r["page"])
+            for r in own
+        ]
+        tables.append(f"## {title}\n\n{_markdown(HEADER, lines)}")
+    counts = {word: sum(row["verdict"].removeprefix("stand-in ") == word for row in rows) for word in VERDICTS}
+    return INDEX.format(
+        hours=sum(each["processor_seconds"] for each in times.values()) / 3600,
+        counts=f"{len(rows)} rows: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".",
+        tables="\n\n".join(tables),
+    )
+
+
+def claims() -> Iterator[dict[str, str]]:
+    """Yield the rows of the table: those of every record, and those without a record.
+
+    Raises:
+        ValueError: If a verdict has another form than those of the table.
+    """
+    times = _times()
+    for experiment in EXPERIMENTS:
+        if (record := record_of(experiment)) is None:
+            continue
+        preset = times.get(experiment.name, {}).get("preset", "small")
+        page = f"[{experiment.name.replace('_', ' ')}]({experiment.name}.md)"
+        for row in imported(experiment).claims(record):
+            if row["verdict"].removeprefix("stand-in ") not in VERDICTS:
+                raise ValueError(f"{experiment.name}: there is no verdict {row['verdict']!r}")
+            yield {**row, "preset": preset, "page": page}
+    yield from other_claims()
+
+
+def _times() -> dict[str, dict[str, Any]]:
+    path = PAGES / "times.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Run experiments or write pages from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="run the experiments that are not done")
+    running.add_argument("names", nargs="*", help="experiments; default: all")
+    running.add_argument("--preset", choices=("small", "paper", "test"), default="small")
+    running.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
+    running.add_argument(
+        "--published", type=Path, required=True,
+        help="folder with the published networks in drfrankenstein_tiny10 and drfrankenstein_resnet20",
+    )  # fmt: skip
+    running.add_argument("--out", type=Path, required=True, help="folder of records, logs and trained networks")
+    running.add_argument("--publish", action="store_true", help="copy the records to docs/results and write the pages")
+    commands.add_parser("pages", help="write the pages and their table from the records in docs/results")
+    arguments = parser.parse_args()
+    if arguments.command == "pages":
+        write_pages()
+    else:
+        sys.exit(run_all(arguments))
+
+
+if __name__ == "__main__":
+    main()
