@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PLUGINS := $(wildcard plugins/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-oldest quality style docs dist bench clean
+.PHONY: help quickstart test test-oldest quality style docs dist bench results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,13 @@ dist: $(READY) ## build wheel and sdist, and try the wheel in a clean environmen
 
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+# It goes on after the terminal is closed, skips what is done and shares the work with other runs of the same folder.
+RESULTS ?= build/results
+results: $(READY) ## run all experiments in the background: make results DATA=folder NETWORKS=folder of published networks
+	mkdir -p $(RESULTS)
+	OMP_NUM_THREADS=1 nohup $(BIN)/python examples/results.py run --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
+	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."
 
 clean: ## remove the environment and everything cached
 	rm -rf .venv .venv-oldest build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

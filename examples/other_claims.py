@@ -10,7 +10,7 @@ ROWS = (
     ("1", "figure 2", "ResNet-20, ten pairs", "two networks are public", "out of reach", "matching"),
     ("1", "C.2", "ImageNet ↔ CelebA", "no such data; CIFAR-10 ↔ Fashion-MNIST stands in", "out of reach",
      "across_data_sets"),
-    ("1", "A.1 to A.9", "further plots of the appendix", "their figures are not in the text at hand", "out of reach", ""),
+    ("1", "A.1 to A.9", "further plots of the appendix", "their figures are not in the text", "out of reach", ""),
     ("2", "section 4, table 1", "word embeddings: FastText and Word2Vec", "planned as a plugin", "not yet", ""),
     ("2", "section 4, figure 4", "latent similarity as a proxy of performance, 1,920 models on Cora",
      "planned as a plugin", "not yet", ""),

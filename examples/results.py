@@ -29,7 +29,6 @@ from hf_stitch.storage.files import write_whole
 
 EXAMPLES = Path(__file__).resolve().parent
 PAGES = EXAMPLES.parent / "docs" / "results"
-FOLDERS = ("dr_frankenstein", "how_not_to_stitch", "relative_representations", "dynamics")
 PAPERS = {
     "1": "Similarity and matching (Csiszárik et al., NeurIPS 2021)",
     "2": "Relative representations (Moschella et al., ICLR 2023)",
@@ -88,20 +87,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 
 
 def imported(experiment: Experiment) -> ModuleType:
-    """Import the script of an experiment.
-
-    Scripts import the modules beside them, some of which have the same name in two folders: modules of all these
-    folders are forgotten first.
-    """
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and Path(file).parent.parent == EXAMPLES:
-            del sys.modules[name]
+    """Import the script of an experiment, beside which the modules that it imports are."""
+    forget()
     sys.path.insert(0, str(experiment.file.parent))
     try:
         return importlib.import_module(experiment.file.stem)
     finally:
         sys.path.remove(str(experiment.file.parent))
+
+
+def forget() -> None:
+    """Forget all modules of the folders of scripts: some have the same name in two folders."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent.parent == EXAMPLES:
+            del sys.modules[name]
 
 
 def record_of(experiment: Experiment, folder: Path = PAGES) -> dict[str, Any] | None:
