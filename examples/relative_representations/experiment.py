@@ -2,13 +2,15 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+
+from hf_stitch.storage.files import write_whole
 
 CHECK = "mechanism check, not a reproduction: the encoders are small and trained from scratch on the available data"
 
@@ -62,6 +64,16 @@ def with_encoders(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return made
 
 
+def with_published(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the folder of published image networks to a parser."""
+    made.add_argument(
+        "--published", type=Path,
+        help="folder that contains drfrankenstein_tiny10 and drfrankenstein_resnet20, published networks trained on "
+        "CIFAR-10; without it, small encoders are trained",
+    )  # fmt: skip
+    return made
+
+
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Format values as mean ± standard deviation."""
     series = pd.Series(values)
@@ -84,3 +96,39 @@ def leave(name: str, text: str, record: Mapping[str, Any], pictures: Mapping[str
     (out / f"{name}.json").write_text(json.dumps(record, indent=2, default=vars) + "\n")
     for picture, figure in pictures.items():
         figure.savefig(out / f"{picture}.png", dpi=120)
+
+
+def written(
+    name: str,
+    record: Mapping[str, Any],
+    page: Callable[[dict[str, Any]], str],
+    pictures: Mapping[str, Figure],
+    out: Path | None,
+) -> None:
+    """Print the page of a record, and write record, page and figures if an output folder is given.
+
+    Args:
+        name: Name of the files.
+        record: All figures of the experiment.
+        page: Function that writes the page from the record, as it is read from JSON.
+        pictures: Name -> figure.
+        out: The folder.
+    """
+    lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in record.items())
+    stored = f"{{\n{lines}\n}}\n"
+    if out is not None:
+        write_whole(out / f"{name}.json", lambda path: path.write_text(stored))
+    text = page(json.loads(stored))
+    print(text)
+    if out is None:
+        return
+    write_whole(out / f"{name}.md", lambda path: path.write_text(text))
+    for picture, figure in pictures.items():
+        write_whole(out / f"{picture}.png", lambda path, figure=figure: figure.savefig(path, dpi=120, format="png"))
+
+
+def _lines(value: Any) -> str:
+    """Write a value as JSON, with one line for each entry of a list of mappings."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n  " + ",\n  ".join(json.dumps(entry, default=vars) for entry in value) + "\n ]"
+    return json.dumps(value, default=vars)

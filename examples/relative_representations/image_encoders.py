@@ -1,6 +1,9 @@
-"""Image encoders, from the Hub through timm or trained here."""
+"""Image encoders: published networks, from the Hub through timm, or trained here."""
 
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache as remembered
 from pathlib import Path
 
 import images
@@ -15,6 +18,9 @@ from training import train
 
 import hf_stitch
 
+sys.path.append(str(Path(__file__).parents[1] / "dr_frankenstein"))
+import networks
+
 HUB = ("rexnet_100", "vit_base_patch16_224", "vit_base_resnet50_384", "vit_small_patch16_224")
 """Encoders of Moschella et al. 2023, section 5.2."""
 FAMILIES = ("resnet", "rexnet", "vit")
@@ -25,6 +31,14 @@ SHAPES = {
 }
 """Family -> timm architecture and arguments that reduce its size."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+FINAL = "final"
+"""The pooled features before the classifier."""
+PUBLISHED: Mapping[str, Mapping[str, str]] = {
+    "tiny10": {"bn5": "bn5", "bn6": "bn6", FINAL: "bn8"},
+    "resnet20": {"bn5": "layer2.2", "bn6": "layer3.0", FINAL: "layer3.2"},
+}
+"""Architecture -> cut -> layer. Both architectures have 32 features at ``bn5``, and 64 at the other cuts."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,104 @@ class Recipe:
     family: str
     epochs: int
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Published(Encoder):
+    """A published network, encoded at all cuts of its architecture in one pass.
+
+    Its vectors are the means over the positions of a layer; at the last cut, after the ReLU, they are the features of
+    the classifier.
+
+    Attributes:
+        cuts: Cut -> layer of the architecture.
+        cut: The cut whose vectors are wanted.
+    """
+
+    cuts: Mapping[str, str] | None = None
+    cut: str = FINAL
+
+    @torch.no_grad()
+    def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
+        """Encode samples as ``(n, width)`` float32, or read them from the cache."""
+        assert self.cuts is not None
+        weights = self.adapter.pinned.weights_hash
+        path = cache / "vectors" / f"{digest(weights, dict(self.cuts), samples.fingerprint)}.safetensors"
+        if not path.is_file():
+            parts = [self._cuts_of(networks.normalised(some)) for some in _squares(samples).split(250)]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({cut: torch.cat([part[cut] for part in parts]) for cut in self.cuts}, path)
+        return load_file(path)[self.cut]
+
+    def _cuts_of(self, inputs: Tensor) -> dict[str, Tensor]:
+        assert self.cuts is not None
+        network, found = self.adapter.model, {}
+
+        def keep(cut: str, values: Tensor) -> None:
+            found[cut] = (functional.relu(values) if cut == FINAL else values).mean((2, 3))
+
+        hooks = [
+            network.get_submodule(layer).register_forward_hook(lambda _, inputs, output, cut=cut: keep(cut, output))
+            for cut, layer in self.cuts.items()
+        ]
+        network(inputs)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+
+@remembered
+def _squares(samples: hf_stitch.Samples) -> Tensor:
+    return images.squares(samples)
+
+
+def published(folder: Path, architecture: str, count: int) -> list[Published]:
+    """Load networks of Csiszárik et al. 2021, trained on CIFAR-10, by the numbers in the names of their files.
+
+    Args:
+        folder: Folder that contains ``drfrankenstein_tiny10`` and ``drfrankenstein_resnet20``.
+        architecture: ``"tiny10"`` or ``"resnet20"``.
+        count: Maximum number of networks.
+    """
+    files = sorted((folder / f"drfrankenstein_{architecture}").glob("in*.safetensors"), key=_number)[:count]
+    if len(files) < min(count, 2):
+        raise FileNotFoundError(f"{folder} has too few networks in drfrankenstein_{architecture}")
+    return [
+        Published(
+            f"{architecture} {_number(file)}", networks.adapted(networks.read(file)[0]), None,
+            cuts=PUBLISHED[architecture],
+        )
+        for file in files
+    ]  # fmt: skip
+
+
+def _number(file: Path) -> int:
+    return int(file.stem.split("-")[0].removeprefix("in"))
+
+
+@torch.no_grad()
+def untrained(architecture: str, seed: int, samples: hf_stitch.Samples) -> Published:
+    """Create an untrained twin of a published architecture, with the statistics of images in BatchNorm.
+
+    Args:
+        architecture: ``"tiny10"`` or ``"resnet20"``.
+        seed: Seed of the weights.
+        samples: Images for the statistics. Without them, activations shrink from layer to layer.
+    """
+    torch.manual_seed(seed)
+    network = (networks.Tiny10 if architecture == "tiny10" else networks.ResNet20)()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the mean over all batches
+    network.train()
+    for some in _squares(samples).split(250):
+        network(networks.normalised(some))
+    return Published(f"untrained {architecture} {seed}", networks.adapted(network), None, cuts=PUBLISHED[architecture])
+
+
+def at(encoder: Encoder, cut: str) -> Encoder:
+    """Return the encoder at another cut; encoders trained here have the last one only."""
+    return replace(encoder, cut=cut) if isinstance(encoder, Published) else encoder
 
 
 def hub(name: str) -> Encoder:
@@ -97,4 +209,5 @@ def normalised(pixels: Tensor) -> Tensor:
 def _prepared(image: Image.Image) -> Tensor:
     from torchvision.transforms.functional import pil_to_tensor
 
-    return normalised(pil_to_tensor(image.convert("RGB")))
+    pixels = pil_to_tensor(image.convert("RGB"))
+    return normalised(functional.pad(pixels, [(32 - pixels.shape[-1]) // 2] * 4))

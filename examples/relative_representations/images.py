@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import hf_stitch
 from hf_stitch.data import read_data
@@ -20,6 +21,13 @@ def read(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.S
     source, label = DATA[name]
     samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
     return samples.take(min(count, len(samples)))
+
+
+def squares(samples: hf_stitch.Samples) -> Tensor:
+    """Return the images as RGB of 32 × 32 pixels ``(n, 3, 32, 32)`` uint8; smaller ones get a black frame."""
+    stacked = pixels(samples)
+    border = (32 - stacked.shape[-1]) // 2
+    return functional.pad(stacked, [border] * 4).expand(-1, 3, -1, -1).contiguous()
 
 
 def pixels(samples: hf_stitch.Samples) -> Tensor:

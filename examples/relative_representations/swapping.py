@@ -12,7 +12,6 @@ import torch
 from encoders import Encoder
 from experiment import Preset
 from matplotlib.figure import Figure
-from sklearn.metrics import f1_score
 from torch import Tensor
 
 import hf_stitch
@@ -152,8 +151,12 @@ def exchange(
 
 def scored(truth: Tensor, predictions: Tensor) -> dict[str, float]:
     """Return weighted F1 and accuracy in percent."""
-    f1 = f1_score(truth, predictions, average="weighted", zero_division=0)
-    return {"f1": 100 * float(f1), "accuracy": 100 * float((truth == predictions).double().mean())}
+    classes = int(max(truth.max(), predictions.max())) + 1
+    actual, predicted, right = (
+        torch.bincount(some, minlength=classes).double() for some in (truth, predictions, truth[truth == predictions])
+    )
+    f1 = 2 * right / (actual + predicted).clamp_min(1)  # 2 · precision · recall / (precision + recall)
+    return {"f1": 100 * float((f1 * actual).sum() / len(truth)), "accuracy": 100 * float(right.sum() / len(truth))}
 
 
 class _Heads:
