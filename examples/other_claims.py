@@ -23,7 +23,6 @@ ROWS = (
      "translated_labels"),
     ("2", "section 5.2", "other architecture, images: ViT and RexNet pretrained on ImageNet",
      "encoders not at hand; trained Tiny-10 and ResNet-20 stand in", "out of reach", "cross_architecture_images"),
-    ("2", "beyond", "which map swaps encoders with few anchors", "see the page", "confirmed", "swapping"),
     ("3", "all", "similarity of filter subspaces", "planned as a plugin", "not yet", ""),
     ("4", "table 1", "metrics identify layers: CKA does, PWCCA and Procrustes rarely do",
      "PWCCA rarely; Procrustes as well as CKA", "stand-in in part", "layer_identification"),

@@ -83,6 +83,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "initialisations", "mode_connectivity", "sparsity", "low_rank", "across_data_sets", "several_stitches",
         )
     ),
+    Experiment("dr_frankenstein", "swapping", MATCHING, script="swaps"),
 )  # fmt: skip
 
 

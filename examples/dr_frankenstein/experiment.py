@@ -175,12 +175,12 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def footer(name: str) -> str:
-    """Return the end of a page: the record and the command."""
+def footer(name: str, script: str = "") -> str:
+    """Return the end of a page: the record and the command of the script, which has the same name by default."""
     options = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT"
     return (
         f"This page and [its figures as JSON]({name}.json) are written by the command:\n\n```\n"
-        f"python examples/dr_frankenstein/{name}.py {options}\n```\n"
+        f"python examples/dr_frankenstein/{script or name}.py {options}\n```\n"
     )
 
 

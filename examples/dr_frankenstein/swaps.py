@@ -5,23 +5,22 @@ on CIFAR-10), up to their spatial mean (64 features). On the own task, the head 
 Fashion-MNIST, on which the encoders were not trained, it is a logistic regression. A map of the features of another
 network is fitted on the anchors alone, as in ``hf_stitch.swap``.
 
-    python examples/dr_frankenstein/swaps.py --networks NETWORKS --data-dir DATA --out OUT
-
-``NETWORKS`` contains the folders ``tiny10`` and ``resnet20`` with safetensors files.
+    python examples/dr_frankenstein/swaps.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
-import argparse
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
+import experiment
 import images
 import networks
 import pandas as pd
 import torch
+from experiment import CUTS, TITLES
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -33,6 +32,7 @@ from hf_stitch.workflows._swap import MATCHER, OPTIONS
 
 BATCH = 500
 OWN, OTHER = "cifar10", "fashion_mnist"
+NAMES = {OWN: "CIFAR-10, the own task", OTHER: "Fashion-MNIST, another task"}
 DEFAULT = f"{MATCHER} (default)"
 MAPS: Mapping[str, Callable[[], Matcher]] = {
     DEFAULT: lambda: registries.matchers.build(MATCHER, **OPTIONS),
@@ -47,6 +47,8 @@ MAPS: Mapping[str, Callable[[], Matcher]] = {
     "identity": lambda: registries.matchers.build("identity"),
 }
 """Name -> function that creates the matcher."""
+KEPT, FEW = 0.95, 100
+"""Share of the accuracy that counts as kept, and number of anchors that counts as few."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ PRESETS = {
 }
 
 
+BASE = experiment.Preset(0, 0, 0, (10_000, 6))
+"""Training of the networks, where no published ones are given."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """Features ``(n, 64)`` of one network and the logits of its head for one task."""
@@ -86,28 +92,26 @@ class Encoded:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--networks", type=Path, required=True)
-    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-    parser.add_argument("--out", type=Path, help="output folder for scores as JSON and figures as PNG")
-    arguments = parser.parse_args()
+    arguments = experiment.parser(__doc__).parse_args()
     preset = PRESETS[arguments.preset]
+    base = experiment.TEST if arguments.preset == "test" else BASE
     rows = []
     for task in (OWN, OTHER):
         pool, test = (
             images.read(task, split, n, arguments.data_dir)
             for split, n in (("train", preset.pool), ("test", preset.test))
         )
-        for architecture in ("tiny10", "resnet20"):
-            files = sorted((arguments.networks / architecture).glob("*.safetensors"))[: preset.networks]
-            sides = [encoded(networks.read(file)[0], task, pool, test[0]) for file in files]
+        for architecture in CUTS:
+            loaded = list(experiment.loaded(architecture, arguments, base).values())[: preset.networks]
+            sides = [encoded(copy.deepcopy(network.model), task, pool, test[0]) for network in loaded]
             found = swapped(sides, test[1], preset)
             rows += [{"task": task, "architecture": architecture, **row} for row in found]
     table = pd.DataFrame(rows)
-    text = "\n\n".join(_table(part, f"{architecture}, {task}") for (task, architecture), part in _parts(table))
-    pictures = {f"swaps_{architecture}_{task}": _curve(part) for (task, architecture), part in _parts(table)}
-    leave(text, {"preset": vars(preset), "scores": summary(table)}, pictures, arguments.out)
+    pictures = {
+        f"swapping_{architecture}_{task}": _curve(part)
+        for (task, architecture), part in table.groupby(["task", "architecture"], sort=False)
+    }
+    experiment.leave("swapping", {"preset": preset, "scores": summary(table)}, page, pictures, arguments.out)
 
 
 @torch.no_grad()
@@ -193,19 +197,80 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _parts(table: pd.DataFrame) -> Any:
-    return table.groupby(["task", "architecture"], sort=False)
+PAGE = """# Swapping encoders: which map, how many anchors?
+
+A head accepts another encoder through a map that is fitted on anchors alone (`hf_stitch.swap`). This page compares all
+closed-form maps on the networks of Csiszárik et al. 2021, trained on CIFAR-10 from different initialisations, up to
+their spatial mean (64 features): up to {networks} of each architecture. On CIFAR-10, the head is that of the network.
+On Fashion-MNIST, on which no encoder was trained, it is a logistic regression on {pool:,} training images. Anchors are
+training images of the same data set.
+
+Accuracy on {test:,} test images: mean ± standard deviation over all ordered pairs of networks and {draws} draws of
+anchors. Least squares needs more anchors than features (–). The default of `swap` is `procrustes` with `scale=True`.
+In the table of all experiments, few anchors are {few} or less, and accuracy is kept with {kept:.0%} of that of the own
+network: a rule that was written when these figures were known.
+
+{tables}
+
+{findings}
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    preset, tables, findings = record["preset"], [], []
+    table = pd.DataFrame(record["scores"])
+    for (task, architecture), part in table.groupby(["task", "architecture"], sort=False):
+        tables.append(_table(part, f"{TITLES[architecture]}, {NAMES[task]}"))
+        findings += _findings(part, f"{TITLES[architecture]}, {NAMES[task]}")
+    return PAGE.format(
+        few=FEW, kept=KEPT, **{key: preset[key] for key in ("networks", "pool", "test", "draws")}, tables="\n\n".join(tables),
+        findings="\n".join(findings), footer=experiment.footer("swapping", "swaps"),
+    )  # fmt: skip
 
 
 def _table(part: pd.DataFrame, title: str) -> str:
-    own = part.drop_duplicates("own").own
     numbers = list(dict.fromkeys(part.anchors))
-    lines = [["map", *(f"{number:,}" for number in numbers)], ["---"] * (len(numbers) + 1)]
+    rows = []
     for name in MAPS:
-        cells = [part[(part["map"] == name) & (part.anchors == number)].accuracy.dropna() for number in numbers]
-        lines.append([f"`{name}`", *(f"{c.mean():.3f} ± {c.std(ddof=1):.3f}" if len(c) > 1 else "–" for c in cells)])
-    rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"**{title}**; on its own network: {own.mean():.3f}\n\n{rows}"
+        cells = part[part["map"] == name].set_index("anchors")
+        texts = (
+            f"{cells.accuracy[number]:.3f} ± {cells['std'][number]:.3f}" if cells.n[number] > 1 else "–"
+            for number in numbers
+        )
+        rows.append([f"`{name}`", *texts])
+    lines = experiment.markdown(["map", *(f"{number:,}" for number in numbers)], rows)
+    return f"**{title}**; on its own network {part.own.mean():.3f}, {part.n.max()} values\n\n{lines}"
+
+
+def _findings(part: pd.DataFrame, title: str) -> list[str]:
+    """State the best map at every number of anchors, and whether R² chooses it."""
+    scored = part.dropna(subset="accuracy")
+    best = {number: own.loc[own.accuracy.idxmax()] for number, own in scored.groupby("anchors", sort=True)}
+    closest = {number: own.loc[own.r2.idxmax(), "map"] for number, own in scored.groupby("anchors", sort=True)}
+    chosen = ", ".join(f"{number:,}: `{row['map']}` ({row.accuracy:.3f})" for number, row in best.items())
+    agreed = sum(closest[number] == row["map"] for number, row in best.items())
+    return [
+        f"- **{title}**: the best map by number of anchors is {chosen}. The map with the highest R² on the test images "
+        f"is the best at {agreed} of {len(best)} numbers."
+    ]
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    table, rows = pd.DataFrame(record["scores"]), []
+    for task in (OWN, OTHER):
+        part = table[(table.task == task) & (table.architecture == "tiny10") & (table["map"] == DEFAULT)]
+        shares = part.accuracy / part.own
+        few = part.anchors.iloc[int((shares >= KEPT).argmax())] if (shares >= KEPT).any() else None
+        row = experiment.claim(
+            "beyond", f"Tiny-10, {NAMES[task]}: the default map keeps {KEPT:.0%} of the accuracy with few anchors", "–",
+            f"with {few:,} anchors" if few else f"{shares.max():.0%} with {part.anchors.max():,} anchors",
+            f"{part.n.max()} pairs and draws", "confirmed" if few and few <= FEW else "refuted",
+        )  # fmt: skip
+        rows.append({**row, "paper": "2"})
+    return rows
 
 
 def _curve(part: pd.DataFrame) -> Figure:
@@ -214,21 +279,11 @@ def _curve(part: pd.DataFrame) -> Figure:
         mean, std = cells.accuracy.mean(), cells.accuracy.std(ddof=1) if len(cells) > 1 else 0.0
         series.setdefault(name, {})[float(number)] = (mean, mean - std, mean + std)
     (task, architecture) = part.task.iloc[0], part.architecture.iloc[0]
-    figure = curves(series, axis="anchors", label="accuracy", title=f"Swapped heads: {architecture}, {task}")
+    figure = curves(
+        series, axis="anchors", label="accuracy", title=f"Swapped heads: {TITLES[architecture]}, {NAMES[task]}"
+    )
     figure.axes[0].set_xscale("log")
     return figure
-
-
-def leave(text: str, record: Mapping[str, Any], pictures: Mapping[str, Figure], out: Path | None) -> None:
-    """Print the tables, and write tables, record and figures if an output folder is given."""
-    print(text)
-    if out is None:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "swaps.md").write_text(text + "\n")
-    (out / "swaps.json").write_text(json.dumps(record, indent=1) + "\n")
-    for picture, figure in pictures.items():
-        figure.savefig(out / f"{picture}.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -34,11 +34,10 @@ class Variant:
 
 PUBLISHED = "Tiny-10, BatchNorm, SGD, 300 epochs"
 VARIANTS = {
-    "Tiny-10, BatchNorm, Adam": Variant("tiny10", 8, {"optimizer": "adam"}),
-    "Tiny-10, no BatchNorm, SGD": Variant("tiny10", 8, {"norm": False}),
-    "Tiny-10, no BatchNorm, Adam": Variant("tiny10", 8, {"norm": False, "optimizer": "adam"}),
+    "Tiny-10, BatchNorm, Adam": Variant("tiny10", 6, {"optimizer": "adam"}),
+    "Tiny-10, no BatchNorm, SGD": Variant("tiny10", 6, {"norm": False}),
     "ResNet-20 of width ¼, BatchNorm, SGD": Variant("resnet20", 12, {"width": 0.25}),
-    "ResNet-20 of width ¼, BatchNorm, Adam": Variant("resnet20", 8, {"width": 0.25, "optimizer": "adam"}),
+    "ResNet-20 of width ¼, BatchNorm, Adam": Variant("resnet20", 6, {"width": 0.25, "optimizer": "adam"}),
 }
 PRESETS = {
     "small": Preset(5_000, 3_000, 3, (50_000, 0), lr=3e-3, schedule="cosine"), "test": TEST, "paper": PAPER

@@ -40,7 +40,7 @@ EARLY, FULL = "1, stopped early", "1, trained to the end"
 PRESETS = {
     "small": Sizes(
         Preset(5_000, 3_000, 3, (50_000, 0), lr=3e-3, schedule="cosine"),
-        {"¼": (0.25, 12), "½": (0.5, 8), EARLY: (1, 3)},
+        {"¼": (0.25, 12), "½": (0.5, 6), EARLY: (1, 3)},
         (("¼", EARLY), ("¼", "½"), ("½", FULL)),
         ("conv1", "layer1.1", "layer2.1", "layer3.1"),
     ),
