@@ -15,7 +15,7 @@ from base_training import Base, adapted
 from experiment import TASK, TEST, Preset, scored
 
 PRESETS = {
-    "small": Preset(5_000, 3_000, 3, (20_000, 30), lr=3e-3, schedule="cosine"), "test": TEST,
+    "small": Preset(5_000, 3_000, 2, (20_000, 30), lr=3e-3, schedule="cosine", batch=64), "test": TEST,
     "paper": Preset(20_000, 10_000, 30, (20_000, 300), 4, True),
 }  # fmt: skip
 LAYERS = {"small": ("bn2", "bn4", "bn6", "bn8"), "test": ("bn8",), "paper": networks.Tiny10.cuts}

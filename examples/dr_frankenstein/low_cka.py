@@ -24,7 +24,7 @@ from hf_stitch.analysis import TrajectoryRecorder, score_curves
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 
 PRESETS = {
-    "small": Preset(3_000, 2_000, 10, (10_000, 6), **SHORT),
+    "small": Preset(3_000, 2_000, 5, (10_000, 6), batch=64, **SHORT),
     "test": TEST,
     "paper": Preset(50_000, 10_000, 30, (50_000, 300), 5, True),
 }
@@ -34,8 +34,10 @@ PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
     "paper": {"tiny10": (("bn2", "bn3", "bn5", "bn7"), 5), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
 }
 """Layers, and number of networks."""
-PENALTIES = {"small": (0.3, 0.5, 1.0), "test": (1.0,), "paper": (0.1, 0.3, 1.0, 3.0)}
+PENALTIES = {"small": (0.3, 1.0), "test": (1.0,), "paper": (0.1, 0.3, 1.0, 3.0)}
 ROTATIONS = 5
+BETWEEN = 3
+"""Number of pairs of Tiny-10 for the baseline."""
 PROBE = 1_000
 """Number of test images on which CKA is measured."""
 LOW, KEPT = 0.7, 0.99
@@ -59,7 +61,7 @@ def main() -> None:
                 layer: self_stitched(networks[name], layer, PENALTIES[arguments.preset], preset, train, test, probe)
                 for layer in layers
             }
-        pairs = experiment.disjoint(networks, 5) if len(networks) > 2 else frankenstein.ring(networks)
+        pairs = experiment.disjoint(networks, BETWEEN) if len(networks) > 2 else frankenstein.ring(networks)
         found["between"] = {
             layer: [
                 cka(stitching.direct(networks[a], networks[b], layer, ["lstsq"], train)[0], probe, networks[b])

@@ -18,7 +18,7 @@ from hf_stitch.analysis import rank_curve
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 
-PRESETS = {"small": Preset(3_000, 2_000, 4, (10_000, 6), **SHORT), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(3_000, 2_000, 2, (10_000, 6), batch=64, **SHORT), "test": TEST, "paper": PAPER}
 PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
     "small": {"tiny10": (("bn3", "bn5", "bn7"), 3), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
     "test": {"tiny10": (("bn8",), 1), "resnet20": (("layer3.2",), 1)},

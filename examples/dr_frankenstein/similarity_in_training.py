@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from hf_stitch.analysis import TrajectoryRecorder
 
 PRESETS = {
-    "small": Preset(10_000, 500, 13, (10_000, 6)),
+    "small": Preset(10_000, 500, 7, (10_000, 6), batch=64),
     "test": TEST,
     "paper": Preset(50_000, 2_000, 30, (50_000, 300), 5, True),
 }
-PLACES = {"tiny10": ("bn3", 5), "resnet20": ("layer2.0", 2)}
+PLACES = {"tiny10": ("bn3", 3), "resnet20": ("layer2.0", 2)}
 """Layer, and number of pairs."""
 EVERY = {"small": 100, "test": 1, "paper": 500}
 FIGURES = {

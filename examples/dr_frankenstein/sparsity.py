@@ -23,7 +23,7 @@ from hf_stitch.plots import curves, matrices
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer, as_linear
 
-PRESETS = {"small": Preset(4_000, 2_000, 4, (10_000, 6), batch=32, **SHORT), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(4_000, 2_000, 3, (10_000, 6), batch=32, **SHORT), "test": TEST, "paper": PAPER}
 PLACES = {
     "small": {"tiny10": ("bn3", 3), "resnet20": ("layer2.0", 2)},
     "test": {"tiny10": ("bn8", 1), "resnet20": ("layer3.2", 1)},

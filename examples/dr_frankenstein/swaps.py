@@ -224,9 +224,10 @@ def page(record: dict[str, Any]) -> str:
     for (task, architecture), part in table.groupby(["task", "architecture"], sort=False):
         tables.append(_table(part, f"{TITLES[architecture]}, {NAMES[task]}"))
         findings += _findings(part, f"{TITLES[architecture]}, {NAMES[task]}")
+    sizes = {key: preset[key] for key in ("networks", "pool", "test", "draws")}
     return PAGE.format(
-        few=FEW, kept=KEPT, **{key: preset[key] for key in ("networks", "pool", "test", "draws")}, tables="\n\n".join(tables),
-        findings="\n".join(findings), footer=experiment.footer("swapping", "swaps"),
+        few=FEW, kept=KEPT, **sizes, tables="\n\n".join(tables), findings="\n".join(findings),
+        footer=experiment.footer("swapping", "swaps"),
     )  # fmt: skip
 
 

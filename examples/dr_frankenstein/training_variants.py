@@ -37,10 +37,10 @@ VARIANTS = {
     "Tiny-10, BatchNorm, Adam": Variant("tiny10", 6, {"optimizer": "adam"}),
     "Tiny-10, no BatchNorm, SGD": Variant("tiny10", 6, {"norm": False}),
     "ResNet-20 of width ¼, BatchNorm, SGD": Variant("resnet20", 12, {"width": 0.25}),
-    "ResNet-20 of width ¼, BatchNorm, Adam": Variant("resnet20", 6, {"width": 0.25, "optimizer": "adam"}),
+    "ResNet-20 of width ¼, BatchNorm, Adam": Variant("resnet20", 4, {"width": 0.25, "optimizer": "adam"}),
 }
 PRESETS = {
-    "small": Preset(5_000, 3_000, 3, (50_000, 0), lr=3e-3, schedule="cosine"), "test": TEST, "paper": PAPER
+    "small": Preset(5_000, 3_000, 2, (50_000, 0), lr=3e-3, schedule="cosine", batch=64), "test": TEST, "paper": PAPER
 }  # fmt: skip
 LAYERS: dict[str, dict[str, tuple[str, ...]]] = {
     "small": {"tiny10": ("bn2", "bn4", "bn6", "bn8"), "resnet20": ("conv1", "layer1.1", "layer2.1", "layer3.1")},

@@ -39,7 +39,7 @@ class Sizes:
 EARLY, FULL = "1, stopped early", "1, trained to the end"
 PRESETS = {
     "small": Sizes(
-        Preset(5_000, 3_000, 3, (50_000, 0), lr=3e-3, schedule="cosine"),
+        Preset(5_000, 3_000, 2, (50_000, 0), lr=3e-3, schedule="cosine", batch=64),
         {"¼": (0.25, 12), "½": (0.5, 6), EARLY: (1, 3)},
         (("¼", EARLY), ("¼", "½"), ("½", FULL)),
         ("conv1", "layer1.1", "layer2.1", "layer3.1"),

@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = {
-    "bench": "how_not_to_stitch.bench",
-    "cause": "how_not_to_stitch.cause",
-    "layer_identification": "how_not_to_stitch.layer_identification",
-    "layer_grids": "how_not_to_stitch.layer_grids",
-    "low_rank_layers": "how_not_to_stitch.low_rank_layers",
-    "strange_activations": "how_not_to_stitch.strange_activations",
-    "text_audit": "how_not_to_stitch.text_audit",
-    "several_stitches": "dr_frankenstein.several_stitches",
-}
-"""Page in docs/results -> script that writes it."""
+RESULTS = ROOT / "docs" / "results"
+sys.path.insert(0, str(ROOT / "examples"))
+import results  # noqa: E402
+
+OTHERS = (
+    "bench",
+    "cause",
+    "layer_identification",
+    "layer_grids",
+    "low_rank_layers",
+    "strange_activations",
+    "text_audit",
+)
+"""Pages that scripts of how_not_to_stitch write by themselves."""
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_written_from_its_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, script = PAGES[name].split(".")
-    for path in (folder, "dr_frankenstein"):
-        monkeypatch.syspath_prepend(str(ROOT / "examples" / path))
-    page = importlib.import_module(script).page
-    results = ROOT / "docs" / "results"
-    assert page(json.loads((results / f"{name}.json").read_text())) == (results / f"{name}.md").read_text()
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the modules of the scripts: others have the same names."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    results.forget()
+    yield
+    results.forget()
+
+
+@pytest.mark.parametrize("experiment", results.EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_a_page_is_written_from_its_record(experiment: results.Experiment) -> None:
+    record = results.record_of(experiment)
+    assert record is not None
+    assert results.imported(experiment).page(record) == (RESULTS / f"{experiment.name}.md").read_text()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_page_on_how_not_to_stitch_is_written_from_its_record(name: str) -> None:
+    for folder in ("how_not_to_stitch", "dr_frankenstein"):
+        sys.path.insert(0, str(ROOT / "examples" / folder))
+    page = importlib.import_module(name).page
+    assert page(json.loads((RESULTS / f"{name}.json").read_text())) == (RESULTS / f"{name}.md").read_text()
+
+
+def test_the_table_of_all_experiments_is_that_of_the_records() -> None:
+    assert results.index() == (RESULTS / "index.md").read_text()
+    for row in results.claims():
+        assert row["page"] == "–" or (RESULTS / row["page"].rpartition("(")[2].rstrip(")")).is_file(), row
