@@ -33,7 +33,7 @@ PRESETS = {
     "test": Preset(150, 60, 80, 1, 32, 1e-3, 1, corpus=150, pretraining=1),
     "paper": Preset(50_000, 10_000, 768, 10, 32, 1e-4, 3, corpus=50_000, pretraining=100),
 }
-NETWORKS = {"small": 10, "test": 2, "paper": 10}
+NETWORKS = {"small": 6, "test": 2, "paper": 10}
 TWINS = {"small": 3, "test": 2, "paper": 10}
 """Number of untrained networks."""
 TASKS = {

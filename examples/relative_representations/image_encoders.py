@@ -78,7 +78,10 @@ class Published(Encoder):
         weights = self.adapter.pinned.weights_hash
         path = cache / "vectors" / f"{digest(weights, dict(self.cuts), samples.fingerprint)}.safetensors"
         if not path.is_file():
-            parts = [self._cuts_of(networks.normalised(some)) for some in _squares(samples).split(250)]
+            parts = [
+                self._cuts_of(networks.normalised(some).contiguous(memory_format=torch.channels_last))
+                for some in _squares(samples).split(250)
+            ]
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file({cut: torch.cat([part[cut] for part in parts]) for cut in self.cuts}, path)
         return load_file(path)[self.cut]
