@@ -65,7 +65,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(4, (10, 50, 200, 800), 100, 300, 30, (1, 5, 25, 10**6)),
+    "small": Preset(3, (10, 50, 200, 800), 100, 300, 30, (1, 25, 10**6)),
     "test": Preset(2, (5, 20), 10, 80, 40, (1, 10**6)),
     "paper": Preset(10, (10, 30, 100, 300, 768, 3000), 300, 300, 30, (1, 5, 25, 100, 10**6)),
 }
@@ -404,7 +404,7 @@ def page(record: dict[str, Any]) -> str:
 def _frequency_row(row: dict[str, Any]) -> str:
     f1 = np.array(row["f1"])
     other = f1[~np.eye(len(f1), dtype=bool)]
-    return f"| {row['setting']} | {spread(np.diag(f1))} | {spread(other)} | {row['seconds']:.1f} |"
+    return f"| {row['setting']} | {spread(np.diag(f1).tolist())} | {spread(other.tolist())} | {row['seconds']:.1f} |"
 
 
 def findings(study: Study) -> list[str]:

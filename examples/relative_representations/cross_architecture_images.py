@@ -28,7 +28,7 @@ from kept import Estimate, Pairs
 from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
 
 PRESETS = cross_seed.PRESETS
-NETWORKS = {"small": (4, 2), "test": (2, 2), "paper": (10, 2)}
+NETWORKS = {"small": (3, 2), "test": (2, 2), "paper": (10, 2)}
 """Numbers of networks of both architectures."""
 ENOUGH, LITTLE = 0.5, 0.2
 """In a cell (task and cut) the claim holds if the interval of the share above chance that relative representations keep

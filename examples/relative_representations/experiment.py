@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def written(
         return
     write_whole(out / f"{name}.md", lambda path: path.write_text(text))
     for picture, figure in pictures.items():
-        write_whole(out / f"{picture}.png", lambda path, figure=figure: figure.savefig(path, dpi=120, format="png"))
+        write_whole(out / f"{picture}.png", partial(figure.savefig, dpi=120, format="png"))
 
 
 def _lines(value: Any) -> str:

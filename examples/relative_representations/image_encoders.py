@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache as remembered
 from pathlib import Path
+from typing import Any
 
 import images
+import numpy as np
 import timm
 import torch
 from encoders import Encoder, digest
@@ -24,7 +26,7 @@ import networks
 HUB = ("rexnet_100", "vit_base_patch16_224", "vit_base_resnet50_384", "vit_small_patch16_224")
 """Encoders of Moschella et al. 2023, section 5.2."""
 FAMILIES = ("resnet", "rexnet", "vit")
-SHAPES = {
+SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "resnet": ("resnet18", {"layers": (1, 1, 1, 1), "channels": (16, 32, 64, 128)}),
     "rexnet": ("rexnet_100", {"width_mult": 0.35, "depth_mult": 0.5}),
     "vit": ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 3, "num_heads": 4}),
@@ -168,7 +170,7 @@ def local(recipe: Recipe, corpus: hf_stitch.Samples, cache: Path, name: str = ""
     path = cache / "encoders" / f"{recipe.family}-{digest(asdict(recipe), shape, corpus.fingerprint)}.safetensors"
     torch.manual_seed(recipe.seed)
     architecture, options = shape
-    network = timm.create_model(architecture, num_classes=corpus.num_classes, **options)
+    network: Any = timm.create_model(architecture, num_classes=corpus.num_classes, **options)
     if recipe.family == "resnet":
         network.maxpool = nn.Identity()  # keeps enough resolution for 32 × 32 images
     if not path.is_file():
@@ -210,7 +212,5 @@ def normalised(pixels: Tensor) -> Tensor:
 
 
 def _prepared(image: Image.Image) -> Tensor:
-    from torchvision.transforms.functional import pil_to_tensor
-
-    pixels = pil_to_tensor(image.convert("RGB"))
+    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     return normalised(functional.pad(pixels, [(32 - pixels.shape[-1]) // 2] * 4))

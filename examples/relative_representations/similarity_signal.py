@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import train
 
+from hf_stitch.artefacts import Head
 from hf_stitch.metrics import relative_cosine
 
 
@@ -51,7 +52,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(3, 2_500, 6),
+    "small": Preset(3, 2_000, 6),
     "test": Preset(2, 150, 1),
     "paper": Preset(10, 50_000, 30),
 }
@@ -76,7 +77,8 @@ class Student(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.network = image_encoders.networks.Tiny10()
-        self.classifier, self.network.fc = self.network.fc, nn.Identity()
+        self.classifier = self.network.fc
+        self.network.add_module("fc", nn.Identity())
         self._images = image_encoders.networks.normalised(pixels)
 
     def forward(self, places: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ def references_of(arguments: argparse.Namespace, preset: Preset, base: experimen
     return cross_seed.encoders_of(arguments, base)[0][: preset.references]
 
 
-def head_of(side: Encoded, places: Sequence[int], base: experiment.Preset) -> tuple[heads.Head, float, float]:
+def head_of(side: Encoded, places: Sequence[int], base: experiment.Preset) -> tuple[Head, float, float]:
     """Train a head on centred relative representations of a reference.
 
     Returns:
@@ -183,7 +185,8 @@ def head_of(side: Encoded, places: Sequence[int], base: experiment.Preset) -> tu
     frequency = torch.bincount(side.train_labels).double()
     generator = torch.Generator().manual_seed(0)
     guesses = frequency.multinomial(len(side.test_labels), replacement=True, generator=generator)
-    return head, *(round(swapping.scored(side.test_labels, some)["f1"], 1) for some in (answers, guesses))
+    own, chance = (round(swapping.scored(side.test_labels, some)["f1"], 1) for some in (answers, guesses))
+    return head, own, chance
 
 
 def figures(record: dict[str, Any], kind: str, name: str) -> Array:

