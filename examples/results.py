@@ -10,8 +10,8 @@ share the work. Pages and table contain only what the records do.
 import argparse
 import importlib
 import json
-import os
 import resource
+import runpy
 import subprocess
 import sys
 import time
@@ -62,15 +62,13 @@ class Experiment:
         """The script."""
         return EXAMPLES / self.folder / f"{self.script or self.name}.py"
 
-    def command(self, arguments: argparse.Namespace) -> list[str]:
-        """Return the command that runs the experiment."""
-        out = arguments.out
-        places = {"published": arguments.published, "networks": out / "networks", "cache": out / "cache"}
-        data = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
+    def arguments(self, shared: argparse.Namespace) -> list[str]:
+        """Return the arguments of the script."""
+        out = shared.out
+        places = {"published": shared.published, "networks": out / "networks", "cache": out / "cache"}
+        data = ["--data-dir", shared.data_dir] if shared.data_dir else []
         options = [option.format(**places) for option in self.options]
-        return [
-            sys.executable, str(self.file), "--preset", arguments.preset, *data, "--out", str(out / self.name), *options
-        ]  # fmt: skip
+        return ["--preset", shared.preset, *data, "--out", str(out / self.name), *options]
 
 
 MATCHING = ("--published", "{published}", "--networks", "{networks}")
@@ -114,42 +112,63 @@ def record_of(experiment: Experiment, folder: Path = PAGES) -> dict[str, Any] | 
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
-def run(experiment: Experiment, arguments: argparse.Namespace) -> str:
-    """Run an experiment that is not done, and write its time.
+RUNS_ELSEWHERE = 75
+"""Exit status of a process that finds its experiment running in another one."""
+
+
+def run(experiment: Experiment, shared: argparse.Namespace) -> str:
+    """Run an experiment in a process of its own, which goes on if this one ends.
 
     Returns:
         What happened: ``done before``, ``runs elsewhere``, ``failed`` or ``done``.
     """
-    folder = arguments.out / experiment.name
+    if times_of(experiment, shared) is not None:
+        return "done before"
+    data = ["--data-dir", shared.data_dir] if shared.data_dir else []
+    command = [
+        sys.executable, str(Path(__file__).resolve()), "one", experiment.name, "--preset", shared.preset, *data,
+        "--published", str(shared.published), "--out", str(shared.out),
+    ]  # fmt: skip
+    folder = shared.out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "log.txt", "a") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    if code == RUNS_ELSEWHERE:
+        return "runs elsewhere"
+    times = times_of(experiment, shared)
+    return f"failed; see {folder / 'log.txt'}" if code or times is None else f"done in {times['seconds']:,} s"
+
+
+def run_here(experiment: Experiment, shared: argparse.Namespace) -> None:
+    """Run an experiment in this process and write its time, unless it runs in another process.
+
+    Raises:
+        SystemExit: If it runs in another process.
+    """
+    folder = shared.out / experiment.name
     try:
         with FileLock(folder / ".lock", timeout=0):
-            done = folder / "done.json"
-            if done.is_file() and json.loads(done.read_text())["preset"] == arguments.preset:
-                return "done before"
-            began, used = time.time(), _processor_seconds()
-            with open(folder / "log.txt", "w") as log:
-                environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-                code = subprocess.run(
-                    experiment.command(arguments), stdout=log, stderr=log, env=environment, check=False
-                ).returncode
-            if code:
-                return f"failed; see {folder / 'log.txt'}"
+            if times_of(experiment, shared) is not None:
+                return
+            began = time.time()
+            sys.path[0], sys.argv = str(experiment.file.parent), [str(experiment.file), *experiment.arguments(shared)]
+            runpy.run_path(str(experiment.file), run_name="__main__")
+            used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
             times = {
-                "preset": arguments.preset,
+                "preset": shared.preset,
                 "seconds": round(time.time() - began),
-                "processor_seconds": round(_processor_seconds() - used),
+                "processor_seconds": round(sum(each.ru_utime + each.ru_stime for each in used)),
             }
-            write_whole(done, lambda path: path.write_text(json.dumps(times) + "\n"))
-            return f"done in {times['seconds']:,} s"
+            write_whole(folder / "done.json", lambda path: path.write_text(json.dumps(times) + "\n"))
     except Timeout:
-        return "runs elsewhere"
+        sys.exit(RUNS_ELSEWHERE)
 
 
-def _processor_seconds() -> float:
-    """Processor time of all processes that this one has run."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def times_of(experiment: Experiment, shared: argparse.Namespace) -> dict[str, Any] | None:
+    """Read the time of an experiment that is done with the preset, or return ``None``."""
+    path = shared.out / experiment.name / "done.json"
+    times = json.loads(path.read_text()) if path.is_file() else None
+    return times if times is not None and times["preset"] == shared.preset else None
 
 
 def run_all(arguments: argparse.Namespace) -> int:
@@ -272,6 +291,22 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="run the experiments that are not done")
     running.add_argument("names", nargs="*", help="experiments; default: all")
+    running.add_argument("--publish", action="store_true", help="copy the records to docs/results and write the pages")
+    one = commands.add_parser("one", help="run one experiment in this process")
+    one.add_argument("names", nargs=1)
+    for each in (running, one):
+        _add_options(each)
+    commands.add_parser("pages", help="write the pages and their table from the records in docs/results")
+    arguments = parser.parse_args()
+    if arguments.command == "pages":
+        write_pages()
+    elif arguments.command == "one":
+        run_here(*chosen(arguments.names), arguments)
+    else:
+        sys.exit(run_all(arguments))
+
+
+def _add_options(running: argparse.ArgumentParser) -> None:
     running.add_argument("--preset", choices=("small", "paper", "test"), default="small")
     running.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
     running.add_argument(
@@ -279,13 +314,6 @@ def main() -> None:
         help="folder with the published networks in drfrankenstein_tiny10 and drfrankenstein_resnet20",
     )  # fmt: skip
     running.add_argument("--out", type=Path, required=True, help="folder of records, logs and trained networks")
-    running.add_argument("--publish", action="store_true", help="copy the records to docs/results and write the pages")
-    commands.add_parser("pages", help="write the pages and their table from the records in docs/results")
-    arguments = parser.parse_args()
-    if arguments.command == "pages":
-        write_pages()
-    else:
-        sys.exit(run_all(arguments))
 
 
 if __name__ == "__main__":
