@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
+import cross_architecture_images
 import cross_seed
 import end_to_end
 import experiment
@@ -54,6 +55,7 @@ class Preset:
         similarities: Number of anchors for comparing similarities.
         neighbours: Neighbours of the geodesic similarity.
         every: Numbers of steps between embeddings of the anchors.
+        seeds: Networks for each of them.
     """
 
     networks: int
@@ -62,12 +64,13 @@ class Preset:
     similarities: int
     neighbours: int
     every: Sequence[int]
+    seeds: int
 
 
 PRESETS = {
-    "small": Preset(3, (10, 50, 200, 800), 100, 300, 30, (1, 25, 10**6)),
-    "test": Preset(2, (5, 20), 10, 80, 40, (1, 10**6)),
-    "paper": Preset(10, (10, 30, 100, 300, 768, 3000), 300, 300, 30, (1, 5, 25, 100, 10**6)),
+    "small": Preset(3, (10, 50, 200, 800), 100, 300, 30, (1, 25, 10**6), 2),
+    "test": Preset(2, (5, 20), 10, 80, 40, (1, 10**6), 2),
+    "paper": Preset(10, (10, 30, 100, 300, 768, 3000), 300, 300, 30, (1, 5, 25, 100, 10**6), 10),
 }
 KINDS = ("random", "stratified", "farthest_point", "kmeans")
 OUT_OF_DOMAIN = "random, of Fashion-MNIST"
@@ -95,7 +98,7 @@ def main() -> None:
     preset = PRESETS[arguments.preset]
     names, scores, chance = on_frozen(arguments, preset)
     record = {
-        "preset": arguments.preset, "sizes": cross_seed.PRESETS[arguments.preset], "settings": preset,
+        "preset": arguments.preset, "sizes": cross_architecture_images.PRESETS[arguments.preset], "settings": preset,
         "published": bool(arguments.published), "networks": names,
         "cuts": list(dict.fromkeys(row["cut"] for row in scores)), "chance": chance, "scores": scores,
         "frequency": in_training(arguments, preset),
@@ -110,7 +113,7 @@ def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str],
         Names of the networks; for each part of the study, cut and setting the F1 scores (rows of decoders by columns of
         encoders) and the seconds per head; and the F1 of chance.
     """
-    base = cross_seed.PRESETS[arguments.preset]
+    base = cross_architecture_images.PRESETS[arguments.preset]
     encoders = _encoders(arguments, preset, base)
     train, test = (
         images.read(TASK, split, n, arguments.data_dir) for split, n in (("train", base.train), ("test", base.test))
@@ -215,7 +218,7 @@ def in_training(arguments: argparse.Namespace, preset: Preset) -> list[dict[str,
     for every in (*preset.every, None):
         started = time.process_time()
         trained = [
-            end_to_end.fit(task, None if every is None else anchors, seed, every or 1) for seed in range(base.seeds)
+            end_to_end.fit(task, None if every is None else anchors, seed, every or 1) for seed in range(preset.seeds)
         ]
         seconds = (time.process_time() - started) / len(trained)
         f1 = np.zeros((len(trained), len(trained)))

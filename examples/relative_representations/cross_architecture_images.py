@@ -27,7 +27,10 @@ from experiment import Preset
 from kept import Estimate, Pairs
 from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
 
-PRESETS = cross_seed.PRESETS
+PRESETS = {
+    **cross_seed.PRESETS,
+    "small": Preset(2_000, 1_000, 300, 5, 128, 2e-3, 1, corpus=8_000, pretraining=6),
+}
 NETWORKS = {"small": (3, 2), "test": (2, 2), "paper": (10, 2)}
 """Numbers of networks of both architectures."""
 ENOUGH, LITTLE = 0.5, 0.2

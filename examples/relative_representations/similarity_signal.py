@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cross_architecture_images
 import cross_seed
 import experiment
 import heads
@@ -52,7 +53,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(3, 2_000, 6),
+    "small": Preset(3, 2_000, 5),
     "test": Preset(2, 150, 1),
     "paper": Preset(10, 50_000, 30),
 }
@@ -132,7 +133,7 @@ def encoded(student: Student, pixels: Tensor) -> Tensor:
 def main() -> None:
     """Run the experiment from the command line."""
     arguments = experiment.with_published(experiment.parser(__doc__)).parse_args()
-    preset, base = PRESETS[arguments.preset], cross_seed.PRESETS[arguments.preset]
+    preset, base = PRESETS[arguments.preset], cross_architecture_images.PRESETS[arguments.preset]
     references = references_of(arguments, preset, base)
     task, test = (
         images.read(TASK, split, n, arguments.data_dir) for split, n in (("train", base.train), ("test", base.test))
