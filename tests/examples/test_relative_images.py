@@ -149,7 +149,7 @@ def test_verdict_on_other_seeds(
 @pytest.mark.parametrize(
     ("cosine", "shuffled", "f1", "verdict"),
     [
-        (0.8, 0.1, 60.0, "confirmed"),
+        (0.8, 0.1, 52.0, "confirmed"),
         (0.8, 0.1, 30.0, "in part"),
         (0.2, 0.1, 60.0, "refuted"),
         (0.8, 0.9, 60.0, "refuted"),
@@ -162,7 +162,7 @@ def test_verdict_on_the_training_signal(
     students = {kind: {"relative_cosine": 0.1, "f1": 10.0} for kind in script.STUDENTS}
     students[script.SIGNAL] = {"relative_cosine": cosine, "f1": f1}
     students[script.SHUFFLED]["relative_cosine"] = shuffled
-    record = {"references": [{"ceiling": 90.0, "chance": 10.0, "students": students}] * 2}
+    record = {"references": [{"labelled": 60.0, "chance": 10.0, "students": students}] * 2}
     assert script.verdict(record) == verdict
 
 
