@@ -86,8 +86,8 @@ PAGE = """# Other training methods (Csiszárik et al., NeurIPS 2021, section 5.1
 
 Claim: networks with and without BatchNorm, trained with SGD and with Adam, can all be matched.
 
-Setting: two networks of each kind, trained on 50,000 images of CIFAR-10 with a learning rate that is divided by 10
-after each third of the training, at the end of which the loss hardly changes; {setting}; mean of both directions, 95%
+Setting: two networks of each kind, trained on 50,000 images of CIFAR-10 for the epochs stated, with a
+learning rate that is divided by 10 after each third of them; {setting}; mean of both directions, 95%
 intervals over images. ResNet-20 without BatchNorm was not trained: it needs another initialisation.
 
 Rule, written before these figures were seen: a kind can be matched if task loss reaches a relative accuracy of at least
