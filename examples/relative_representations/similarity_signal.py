@@ -53,7 +53,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(3, 2_000, 5),
+    "small": Preset(3, 2_000, 4),
     "test": Preset(2, 150, 1),
     "paper": Preset(10, 50_000, 30),
 }
