@@ -24,7 +24,7 @@ from encoders import Encoder
 from experiment import Preset
 from image_encoders import FINAL
 from kept import Estimate, Pairs
-from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
+from swapping import ABSOLUTE, CENTRED, CHANCE, INVERSE, RELATIVE, TRUNCATED
 
 import hf_stitch
 
@@ -280,6 +280,11 @@ def findings(found: dict[tuple[str, str], Cell]) -> list[str]:
             f"{name} changes the stitched score by {np.mean(gains):+.1f} points on average over the cells "
             f"({min(gains):+.1f} to {max(gains):+.1f})."
         )
+    gains = [cell.stitched(TRUNCATED).value - cell.stitched(INVERSE).value for cell in found.values()]
+    text.append(
+        "Truncating small directions changes the stitched score of the inverse relative projection by "
+        f"{np.mean(gains):+.1f} points on average ({min(gains):+.1f} to {max(gains):+.1f})."
+    )
     best = [max(METHODS, key=lambda method: cell.stitched(method).value) for cell in found.values()]
     text.append(
         "The highest stitched score is that of "
