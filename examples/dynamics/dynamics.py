@@ -109,7 +109,7 @@ def normalise(image: Image.Image) -> Tensor:
     return (values - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def flipped(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def flipped(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Collate a batch, and flip each image horizontally with probability 0.5."""
     images = torch.stack([row["pixel_values"] for row in rows])
     mirrored = torch.where(torch.rand(len(rows), 1, 1, 1) < 0.5, images.flip(3), images)
@@ -177,7 +177,7 @@ def loaded(trained: Trainer) -> hf_stitch.Adapter:
 def watched(
     seed: int,
     theirs: hf_stitch.Adapter,
-    rows: list[dict[str, Tensor]],
+    rows: list[dict[str, Any]],
     probe: hf_stitch.Samples,
     data: hf_stitch.Samples,
     preset: Preset,
@@ -217,7 +217,7 @@ def by_kind(callback: SimilarityCallback | StitchabilityCallback, place: int) ->
     return found
 
 
-def trainer(seed: int, rows: list[dict[str, Tensor]], epochs: int, folder: str) -> Trainer:
+def trainer(seed: int, rows: list[dict[str, Any]], epochs: int, folder: str) -> Trainer:
     """Create a trainer for a network with random weights."""
     options = TrainingArguments(
         folder, seed=seed, num_train_epochs=epochs, per_device_train_batch_size=64, learning_rate=3e-3,

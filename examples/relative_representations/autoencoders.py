@@ -29,6 +29,8 @@ class Recipe:
         epochs: Passes over the images.
         every: Number of steps between embeddings of the anchors.
         seed: Seed of weights, order and draws.
+        channels: Channels of an image: 1 or 3.
+        side: Height and width of an image: 28 or 32.
     """
 
     relative: bool
@@ -38,6 +40,8 @@ class Recipe:
     epochs: int
     every: int = 1
     seed: int = 0
+    channels: int = 1
+    side: int = 28
 
 
 class Autoencoder(nn.Module):
@@ -49,7 +53,7 @@ class Autoencoder(nn.Module):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        widths = [1, *(round(channels * recipe.width) for channels in CHANNELS)]
+        widths = [recipe.channels, *(round(channels * recipe.width) for channels in CHANNELS)]
         self.recipe, self.features = recipe, 4 * widths[-1]
         blocks: list[nn.Module] = []
         for before, after in pairwise(widths):
@@ -64,22 +68,22 @@ class Autoencoder(nn.Module):
         self.log_variance = nn.Linear(width, width) if recipe.variational else None
         self.enter = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, self.features), nn.GELU())
         back = list(reversed(widths[1:]))
-        # From 2 × 2 to 4 × 4, 7 × 7, 14 × 14 and 28 × 28.
+        # From 2 × 2 to 4 × 4, 7 × 7, 14 × 14 and 28 × 28, or to 4 × 4, 8 × 8, 16 × 16 and 32 × 32.
         blocks = []
-        for before, after, extra in zip(back, [*back[1:], back[-1]], (1, 0, 1, 1), strict=True):
+        for before, after, extra in zip(back, [*back[1:], back[-1]], (1, int(recipe.side == 32), 1, 1), strict=True):
             up = nn.ConvTranspose2d(before, after, 3, 2, 1, output_padding=extra)
             blocks += [up, nn.BatchNorm2d(after), nn.GELU()]
         self.decoder = nn.Sequential(
-            nn.Unflatten(1, (back[0], 2, 2)), *blocks, nn.Conv2d(back[-1], 1, 3, padding=1), nn.Sigmoid()
+            nn.Unflatten(1, (back[0], 2, 2)), *blocks, nn.Conv2d(back[-1], recipe.channels, 3, padding=1), nn.Sigmoid()
         )
         self.to(memory_format=torch.channels_last)  # faster on a CPU
 
     def codes(self, images: Tensor) -> Tensor:
-        """Encode images ``(n, 1, 28, 28)`` to codes ``(n, width)``."""
+        """Encode images ``(n, channels, side, side)`` to codes ``(n, width)``."""
         return self.encoder(images)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes ``(n, width)`` to images ``(n, 1, 28, 28)`` deterministically.
+        """Decode codes ``(n, width)`` to images ``(n, channels, side, side)`` deterministically.
 
         Codes of another encoder require that the projection contains its anchors.
         """
@@ -103,8 +107,8 @@ def trained(recipe: Recipe, images: Tensor, anchors: Tensor, cache: Path) -> Aut
 
     Args:
         recipe: Architecture and training.
-        images: Training images ``(n, 1, 28, 28)`` in [0, 1].
-        anchors: Anchors ``(k, 1, 28, 28)`` in [0, 1].
+        images: Training images ``(n, channels, side, side)`` in [0, 1].
+        anchors: Anchors ``(k, channels, side, side)`` in [0, 1].
         cache: Folder of trained networks.
 
     Returns:
