@@ -159,6 +159,14 @@ def test_the_claim_needs_one_task_as_published(labels: Any) -> None:
     assert labels.overall({published: "undecided", centred: "undecided"}) == "undecided"
 
 
+def test_the_page_is_written_from_its_record(labels: Any) -> None:
+    results = ROOT / "docs" / "results"
+    record = json.loads((results / "translated_labels.json").read_text())
+    assert labels.page(record) == (results / "translated_labels.md").read_text()
+    keys = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
+    assert all(set(row) == keys and all(row.values()) for row in labels.claims(record))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no ../shared/data")
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"the package {PACKAGE} is not installed")
