@@ -1,42 +1,40 @@
 """Why encoders can or cannot be swapped: the distribution of their vectors and their similarity."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import experiment
 import torch
 from swapping import Encoded
-from torch import Tensor
 
 from hf_stitch.metrics import relative_cosine
 
 ROWS = 800
 """Number of candidates for anchors that are compared."""
+FORMS = (".4f", ".2f", ".1f")
 
 
-def shapes(sides: Mapping[str, Encoded]) -> str:
+def shapes(sides: Mapping[str, Encoded]) -> list[dict[str, Any]]:
     """Describe the distribution of the vectors of each encoder.
 
     If the mean is nearly as long as the vectors, all cosines are close to 1 unless the vectors are centred. If one
     direction has most of the variance, cosines contain little else.
 
     Returns:
-        A Markdown table.
+        For each encoder: its name and width, the norm of the mean over the mean norm of a vector, the largest share of
+        variance in one direction, and the participation ratio.
     """
     rows = []
     for name, side in sides.items():
         vectors = side.pool.double()
-        centred = vectors - vectors.mean(0)
-        variances = torch.linalg.svdvals(centred).square()
+        variances = torch.linalg.svdvals(vectors - vectors.mean(0)).square()
         shares = variances / variances.sum()
-        length = vectors.mean(0).norm() / vectors.norm(dim=1).mean()
-        rows.append((name, vectors.shape[1], f"{length:.4f}", f"{shares[0]:.2f}", f"{1 / shares.square().sum():.1f}"))
-    header = (
-        "encoder", "width", "norm of the mean / of a vector", "largest share of variance", "participation ratio"
-    )  # fmt: skip
-    return experiment.markdown(rows, header)
+        figures = vectors.mean(0).norm() / vectors.norm(dim=1).mean(), shares[0], 1 / shares.square().sum()
+        rows.append({"encoder": name, "width": vectors.shape[1], "shape": [round(float(each), 4) for each in figures]})
+    return rows
 
 
-def likeness(sides: Mapping[str, Encoded], first: str | None = None) -> str:
+def likeness(sides: Mapping[str, Encoded], first: str | None = None) -> list[dict[str, Any]]:
     """Compare encoders on the same candidates for anchors by centred relative cosine.
 
     Args:
@@ -44,7 +42,7 @@ def likeness(sides: Mapping[str, Encoded], first: str | None = None) -> str:
         first: Restrict to pairs with this encoder. ``None``: all pairs.
 
     Returns:
-        A Markdown table with a baseline of shuffled candidates.
+        For each pair: the names, the similarity, and a baseline with shuffled candidates.
     """
     names = list(sides)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if first in (None, a)]
@@ -52,9 +50,24 @@ def likeness(sides: Mapping[str, Encoded], first: str | None = None) -> str:
     for a, b in pairs:
         x, y = sides[a].pool[:ROWS], sides[b].pool[:ROWS]
         shuffled = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
-        rows.append((a, b, *(f"{_similarity(x, other):.3f}" for other in (y, shuffled))))
-    return experiment.markdown(rows, ("encoder", "encoder", "relative cosine", "shuffled (chance)"))
+        found = [round(relative_cosine(x, other).item(), 3) for other in (y, shuffled)]
+        rows.append({"encoders": [a, b], "similarity": found[0], "shuffled": found[1]})
+    return rows
 
 
-def _similarity(x: Tensor, y: Tensor) -> float:
-    return relative_cosine(x, y).item()
+def tables(shapes: Sequence[Mapping[str, Any]], likeness: Sequence[Mapping[str, Any]]) -> str:
+    """Format shapes and similarities as two Markdown tables."""
+    formed = [
+        (row["encoder"], row["width"], *(f"{value:{form}}" for value, form in zip(row["shape"], FORMS, strict=True)))
+        for row in shapes
+    ]
+    header = (
+        "encoder", "width", "norm of the mean / of a vector", "largest share of variance", "participation ratio"
+    )  # fmt: skip
+    pairs = [(*row["encoders"], f"{row['similarity']:.3f}", f"{row['shuffled']:.3f}") for row in likeness]
+    return "\n\n".join(
+        [
+            experiment.markdown(formed, header),
+            experiment.markdown(pairs, ("encoder", "encoder", "centred relative cosine", "shuffled (chance)")),
+        ]
+    )

@@ -25,7 +25,6 @@ import hf_stitch
 
 HUB = ("bert-base-cased", "bert-base-uncased", "google/electra-base-discriminator", "roberta-base")
 """Encoders of Moschella et al. 2023, section 5.2."""
-FAMILIES = ("bert", "electra", "roberta")
 SHAPE = {
     "hidden_size": 128, "embedding_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 130,
@@ -47,6 +46,7 @@ class Recipe:
         seed: Seed of weights and order.
         vocabulary: Size of the vocabulary, learnt from the corpus: bytes (RoBERTa), lower-case words (BERT) or words
             (ELECTRA).
+        cased: Whether the words of BERT keep their case.
     """
 
     family: str
@@ -54,6 +54,16 @@ class Recipe:
     tuning: int = 0
     seed: int = 0
     vocabulary: int = 4000
+    cased: bool = False
+
+
+FAMILIES = {
+    "bert uncased": Recipe("bert", 0),
+    "bert cased": Recipe("bert", 0, seed=1, cased=True),  # an equal seed would give both the same initial weights
+    "electra": Recipe("electra", 0),
+    "roberta": Recipe("roberta", 0),
+}
+"""Name -> architecture of the local encoders, before training."""
 
 
 def hub(name: str) -> Encoder:
@@ -120,7 +130,7 @@ def trained_tokenizer(recipe: Recipe, corpus: Sequence[str]) -> PreTrainedTokeni
         kind, options = trainers.BpeTrainer, {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
     else:
         made = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
-        made.normalizer = normalizers.BertNormalizer(lowercase=recipe.family == "bert")
+        made.normalizer = normalizers.BertNormalizer(lowercase=recipe.family == "bert" and not recipe.cased)
         made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
         kind, options = trainers.WordPieceTrainer, {}
     special = list(SPECIAL.values())
