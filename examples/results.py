@@ -73,6 +73,7 @@ class Experiment:
 
 MATCHING = ("--published", "{published}", "--networks", "{networks}")
 RELATIVE = ("--cache", "{cache}")
+IMAGES = ("--published", "{published}", *RELATIVE)
 EXPERIMENTS: tuple[Experiment, ...] = (
     *(
         Experiment("dr_frankenstein", name, MATCHING)
@@ -81,7 +82,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "initialisations", "mode_connectivity", "sparsity", "low_rank", "across_data_sets", "several_stitches",
         )
     ),
+    *(
+        Experiment("relative_representations", name, IMAGES)
+        for name in ("cross_seed", "angles", "cross_architecture_images", "anchor_study", "similarity_signal")
+    ),
+    *(
+        Experiment("relative_representations", name, RELATIVE)
+        for name in ("pretrained", "translated_labels", "reconstruction", "end_to_end")
+    ),
+    *(
+        Experiment("relative_representations", name, (*RELATIVE, "--encoders", "local"))
+        for name in ("cross_architecture_text", "cross_language")
+    ),
     Experiment("dr_frankenstein", "swapping", MATCHING, script="swaps"),
+    Experiment("dynamics", "training_dynamics", (), script="dynamics"),
 )  # fmt: skip
 
 
@@ -233,6 +247,12 @@ differ in kind from the paper's. *In part*: at some layers, networks or settings
 {tables}
 
 The pages and this table are written from the records by `make results`, which runs what is not done.
+
+```{{toctree}}
+:hidden:
+
+{pages}
+```
 """
 
 
@@ -253,6 +273,7 @@ def index() -> str:
         hours=sum(each["processor_seconds"] for each in times.values()) / 3600,
         counts=f"{len(rows)} rows: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".",
         tables="\n\n".join(tables),
+        pages="\n".join(sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "index")),
     )
 
 
