@@ -21,8 +21,8 @@ from hf_stitch.registry import registries
 
 PRESETS = {
     "small": {
-        "tiny10": Preset(4_000, 2_000, 2, (10_000, 6), batch=32, **SHORT),
-        "resnet20": Preset(2_000, 1_000, 2, (10_000, 6), batch=32, **SHORT),
+        "tiny10": Preset(4_000, 1_000, 1, (10_000, 6), batch=16, **SHORT),
+        "resnet20": Preset(3_000, 1_000, 1, (10_000, 6), batch=16, **SHORT),
     },
     "test": {"tiny10": TEST, "resnet20": TEST},
     "paper": {"tiny10": PAPER, "resnet20": PAPER},
