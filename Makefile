@@ -50,8 +50,9 @@ bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 # It goes on after the terminal is closed, skips what is done and shares the work with other runs of the same folder.
-RESULTS ?= build/results
+RESULTS ?= results
 results: $(READY) ## run all experiments in the background: make results DATA=folder NETWORKS=folder of published networks
+	$(if $(NETWORKS),,$(error set NETWORKS to the folder of published networks))
 	mkdir -p $(RESULTS)
 	OMP_NUM_THREADS=1 nohup $(BIN)/python examples/results.py run --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
 	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."

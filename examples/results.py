@@ -4,7 +4,8 @@
     python examples/results.py pages
 
 An experiment that is done is not run again, so that an interrupted run goes on where it stopped; several runs at once
-share the work. Pages and table contain only what the records do.
+share the work. After a change of a script or of its presets, remove its folder in OUT. Pages and table contain only
+what the records do.
 """
 
 import argparse
@@ -160,22 +161,24 @@ def run_here(experiment: Experiment, shared: argparse.Namespace) -> None:
         SystemExit: If it runs in another process.
     """
     folder = shared.out / experiment.name
+    lock = FileLock(folder / ".lock")
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            if times_of(experiment, shared) is not None:
-                return
-            began = time.time()
-            sys.path[0], sys.argv = str(experiment.file.parent), [str(experiment.file), *experiment.arguments(shared)]
-            runpy.run_path(str(experiment.file), run_name="__main__")
-            used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            times = {
-                "preset": shared.preset,
-                "seconds": round(time.time() - began),
-                "processor_seconds": round(sum(each.ru_utime + each.ru_stime for each in used)),
-            }
-            write_whole(folder / "done.json", lambda path: path.write_text(json.dumps(times) + "\n"))
+        lock.acquire(timeout=0)
     except Timeout:
         sys.exit(RUNS_ELSEWHERE)
+    with lock:
+        if times_of(experiment, shared) is not None:
+            return
+        began = time.time()
+        sys.path[0], sys.argv = str(experiment.file.parent), [str(experiment.file), *experiment.arguments(shared)]
+        runpy.run_path(str(experiment.file), run_name="__main__")
+        used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        times = {
+            "preset": shared.preset,
+            "seconds": round(time.time() - began),
+            "processor_seconds": round(sum(each.ru_utime + each.ru_stime for each in used)),
+        }
+        write_whole(folder / "done.json", lambda path: path.write_text(json.dumps(times) + "\n"))
 
 
 def times_of(experiment: Experiment, shared: argparse.Namespace) -> dict[str, Any] | None:
@@ -239,10 +242,11 @@ HEADER = ("place", "claim", "paper's figure", "ours", "n", "preset", "verdict", 
 INDEX = """# All experiments
 
 Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
-follows a rule that its page states and that was written before the figures were seen. *Stand-in*: networks or data
+follows a rule that its page states, with a word on what was known when it was written. *Stand-in*: networks or data
 differ in kind from the paper's. *In part*: at some layers, networks or settings only.
 
-{counts} Processor time of the experiments, without the training of the networks that the pages name: {hours:.1f} hours.
+{counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
+there: {hours:.1f} hours.{pending}
 
 {tables}
 
@@ -269,7 +273,9 @@ def index() -> str:
         ]
         tables.append(f"## {title}\n\n{_markdown(HEADER, lines)}")
     counts = {word: sum(row["verdict"].removeprefix("stand-in ") == word for row in rows) for word in VERDICTS}
+    pending = [experiment.name.replace("_", " ") for experiment in EXPERIMENTS if record_of(experiment) is None]
     return INDEX.format(
+        pending=f" Without a record so far: {', '.join(pending)}." if pending else "",
         hours=sum(each["processor_seconds"] for each in times.values()) / 3600,
         counts=f"{len(rows)} rows: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".",
         tables="\n\n".join(tables),
@@ -323,6 +329,8 @@ def main() -> None:
         write_pages()
     elif arguments.command == "one":
         run_here(*chosen(arguments.names), arguments)
+    elif arguments.publish and arguments.preset == "test":
+        parser.error("the figures of --preset test mean nothing: leave out --publish")
     else:
         sys.exit(run_all(arguments))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import images
 import networks
 import torch
+from filelock import FileLock
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, get_cosine_schedule_with_warmup, set_seed
 
 import hf_stitch
+from hf_stitch.storage.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,13 @@ def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
     """Load a trained network in eval mode from the folder, after training and saving it if it is missing."""
     network = base.build()
     path = folder / f"{base.name}.safetensors"
-    if not path.is_file():
-        train(base, network, *images.read(base.data, "train", base.images, data_dir))
-        right = accuracy(network, *images.read(base.data, "test", 10_000, data_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(network.state_dict(), path, {"accuracy": f"{right:.4f}"})
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.is_file():
+            train(base, network, *images.read(base.data, "train", base.images, data_dir))
+            right = accuracy(network, *images.read(base.data, "test", 10_000, data_dir))
+            state, metadata = network.state_dict(), {"accuracy": f"{right:.4f}"}
+            write_whole(path, lambda whole: save_file(state, whole, metadata))
     network.load_state_dict(load_file(path))
     return network.eval()
 

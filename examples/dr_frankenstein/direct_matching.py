@@ -14,7 +14,6 @@ import experiment
 import frankenstein
 import numpy as np
 from experiment import CUTS, TITLES, Preset, scored
-from scipy.stats import wilcoxon
 
 import hf_stitch
 from hf_stitch.registry import registries
@@ -29,6 +28,8 @@ REFERENCE = (1.000, 0.921, 0.787, 0.907, 0.834, 0.945, 0.965, 0.986)
 """Relative accuracy of network 1 with the front of network 0, computed independently in float64 (± .003)."""
 COLLAPSED = 0.5
 """A layer has collapsed where least squares keeps less than this share of the accuracy."""
+MARGIN = 0.02
+"""Procrustes is as good as least squares if it is worse by less than this."""
 METHODS = (LEAST_SQUARES, PROCRUSTES, RECOLOURED, *frankenstein.BASELINES)
 
 
@@ -83,7 +84,8 @@ intervals over images and networks, and the standard deviation over pairs. With 
 images alone. *Recoloured*: least squares with the covariance of the target's activations. *Identity*: no map.
 
 Rules, written before these figures were seen: a layer has collapsed where least squares keeps less than {collapsed};
-Procrustes is as good where the upper end of its paired difference is above 0.
+Procrustes is as good where the lower end of its paired difference is above -{margin}. The cross-entropy without a map
+agrees with the paper's if it lies within the paper's deviation.
 
 {architectures}
 
@@ -95,7 +97,7 @@ def page(record: dict[str, Any]) -> str:
     return PAGE.format(
         footer=experiment.footer("direct_matching"),
         networks=record["networks"], train=record["preset"]["train"], test=record["preset"]["test"],
-        collapsed=COLLAPSED,
+        collapsed=COLLAPSED, margin=MARGIN,
         architectures="\n\n".join(_section(*each, record) for each in record["architectures"].items()),
     )  # fmt: skip
 
@@ -153,8 +155,7 @@ def _findings(architecture: str, found: dict[str, Any], record: dict[str, Any]) 
         gains = np.array(found["by_pair"][RECOLOURED]) - np.array(found["by_pair"][LEAST_SQUARES])
         better = int((gains.mean(0) > 0).sum())
         said[-1] += (
-            f" They are better than least squares in {better} of {gains.shape[1]} pairs, as the mean over layers "
-            f"(Wilcoxon p = {wilcoxon(gains.mean(0)).pvalue:.2g}; pairs share networks, so this is a description)."
+            f" They are better than least squares in {better} of {gains.shape[1]} pairs, as the mean over layers."
         )
     if _has_reference(architecture, found, record):
         apart = max(abs(each[0] - r) for each, r in zip(found["by_pair"][LEAST_SQUARES], REFERENCE, strict=True))
@@ -164,7 +165,9 @@ def _findings(architecture: str, found: dict[str, Any], record: dict[str, Any]) 
 
 def _as_good(found: dict[str, Any]) -> list[str]:
     return [
-        layer for layer, less in zip(found["layers"], found["procrustes_less"], strict=True) if scored(less).high > 0
+        layer
+        for layer, less in zip(found["layers"], found["procrustes_less"], strict=True)
+        if scored(less).low > -MARGIN
     ]
 
 

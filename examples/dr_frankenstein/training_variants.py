@@ -86,9 +86,9 @@ PAGE = """# Other training methods (Csiszárik et al., NeurIPS 2021, section 5.1
 
 Claim: networks with and without BatchNorm, trained with SGD and with Adam, can all be matched.
 
-Setting: two networks of each kind, trained on 50,000 images of CIFAR-10 for the epochs stated, with a
-learning rate that is divided by 10 after each third of them; {setting}; mean of both directions, 95%
-intervals over images. ResNet-20 without BatchNorm was not trained: it needs another initialisation.
+Setting: networks trained on {images:,} images of CIFAR-10 for the epochs stated, with a learning rate that is divided
+by 10 after each third of them; {setting}; mean of both directions, 95% intervals over images. ResNet-20 without
+BatchNorm was not trained: it needs another initialisation.
 
 Rule, written before these figures were seen: a kind can be matched if task loss reaches a relative accuracy of at least
 {matched} at every layer.
@@ -111,7 +111,7 @@ def page(record: dict[str, Any]) -> str:
     ]
     return PAGE.format(
         footer=experiment.footer("training_variants"),
-        setting=record["setting"], matched=MATCHED, findings="\n".join(findings),
+        setting=record["setting"], images=record["preset"]["base"][0], matched=MATCHED, findings="\n".join(findings),
         tables="\n\n".join(experiment.table_of_kinds(some, "networks") for some in record["architectures"].values()),
     )  # fmt: skip
 

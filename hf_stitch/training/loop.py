@@ -120,7 +120,7 @@ def train(
                         nn.utils.clip_grad_norm_(layer.parameters(), schedule.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
-                if not features:
+                if not features and not optimizer.step_was_skipped:
                     stitches.shrink(schedule.rate(step), run.active)
                 step += 1
                 run.note(found, step, first=step in (1, schedule.feature_steps + 1))

@@ -104,7 +104,7 @@ class Objective:
         return total
 
     def penalty(self, layer: StitchingLayer, rows: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Compute the weighted sum of the penalties.
+        """Compute the weighted sum of the penalties. ``proximal_l1`` counts in eval mode only: its step is apart.
 
         Args:
             layer: The stitching layer.
@@ -116,7 +116,7 @@ class Objective:
         total = next(layer.parameters()).new_zeros(())
         missing = {} if rows is None else self.missing_rows(*rows)
         for name, weight in self.penalties.items():
-            if name == "l1":
+            if name == "l1" or (name == "proximal_l1" and not layer.training):
                 total = total + weight * sum(_weights(layer), total)
             elif name not in L1 and name not in missing:
                 assert rows is not None

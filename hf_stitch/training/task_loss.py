@@ -155,7 +155,10 @@ class TaskLoss(TrainedMatcher):
         if self.orthogonal and getattr(initial, "rank", None) is not None:
             raise ValueError(f"an orthogonal map has full rank, but initial={initial} is a bottleneck")
         if self.orthogonal and (self.weight_decay or any(name in self.penalties for name in L1)):
-            raise ValueError("orthogonal maps have weights of fixed norm: remove weight_decay and the penalty 'l1'")
+            raise ValueError(
+                "orthogonal maps have weights of fixed norm: remove weight_decay and the penalties 'l1' and "
+                "'proximal_l1'"
+            )
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
