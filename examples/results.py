@@ -96,7 +96,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         for name in ("cross_architecture_text", "cross_language")
     ),
     Experiment("dr_frankenstein", "swapping", MATCHING, script="swaps"),
-    Experiment("dynamics", "training_dynamics", (), script="dynamics"),
+    Experiment("dynamics", "training_dynamics", RELATIVE, script="dynamics"),
 )  # fmt: skip
 
 
