@@ -154,14 +154,14 @@ def leave(
         out: Output folder, or ``None``.
     """
     written = json.dumps(_rounded(record), indent=1) + "\n"
+    if out is not None:  # the record first: a mistake in the page must not lose it
+        write_whole(out / f"{name}.json", lambda path: path.write_text(written))
+        for picture, figure in pictures.items():
+            write_whole(out / f"{picture}.png", lambda path, figure=figure: figure.savefig(path, dpi=150, format="png"))
     text = page(json.loads(written))
     Console(width=180).print(text, markup=False, highlight=False)
-    if out is None:
-        return
-    for picture, figure in pictures.items():
-        write_whole(out / f"{picture}.png", lambda path, figure=figure: figure.savefig(path, dpi=150, format="png"))
-    write_whole(out / f"{name}.md", lambda path: path.write_text(text))
-    write_whole(out / f"{name}.json", lambda path: path.write_text(written))
+    if out is not None:
+        write_whole(out / f"{name}.md", lambda path: path.write_text(text))
 
 
 def _rounded(value: Any) -> Any:
