@@ -363,7 +363,7 @@ where the name says so; geodesic: {neighbours} neighbours):
 {similarity}
 
 Frequency of embedding in end-to-end training (Fashion-MNIST, {seeds} seeds, as in
-[the end-to-end experiment](relative_representations.md); mean ± standard deviation over networks and over ordered pairs;
+[the end-to-end experiment](end_to_end.md); mean ± standard deviation over networks and over ordered pairs;
 seconds per network):
 
 | anchors embedded | own | stitched | seconds |
