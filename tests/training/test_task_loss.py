@@ -552,7 +552,7 @@ def test_non_finite_validation_loss_stops() -> None:
 def test_contradicting_options_raise() -> None:
     from hf_stitch.analysis import sparsify
 
-    with pytest.raises(ValueError, match="remove weight_decay and the penalty 'l1'"):
+    with pytest.raises(ValueError, match="remove weight_decay and the penalties 'l1'"):
         TaskLoss(orthogonal=True, penalties={"l1": 1.0})
     with pytest.raises(ValueError, match="differentiable metric of representations"):
         TaskLoss(penalties={"jensen_shannon": 1.0})
