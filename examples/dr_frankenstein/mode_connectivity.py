@@ -82,7 +82,8 @@ greatest loss of relative accuracy below the line between its ends. Starts of on
 
 Rule, written before these figures were seen: a layer is connected if at least half of its paths have a barrier whose
 95% interval over images ends below {barrier}; the claim is confirmed if none of the first three layers is connected
-and at least half of the others, and in part if the share of connected paths is at least lower on the first three.
+and at least half of the others, and in part if the share of connected paths is at least lower on the first three, or if
+a layer has no paths (the latter was added when bn2 to bn5 had none).
 
 {table}
 
@@ -111,9 +112,11 @@ def page(record: dict[str, Any]) -> str:
         ))  # fmt: skip
     header = ("layer", "paths", "ends", "middle", "greatest barrier", "connected paths", "connected networks")
     decided, early, late = _decided(record["pairs"])
+    missing = [layer for layer, found in _by_layer(record["pairs"]).items() if not found["paths"]]
     findings = (
         f"- **No connectivity on the first three layers, connectivity on most others: {decided}.** Connected are "
-        f"{early} of the first {FIRST} layers, and {late[0]} of the {late[1]} later ones with paths."
+        f"{early} of the first {FIRST} layers, and {late[0]} of the {late[1]} later ones with paths. Without paths, for "
+        f"lack of starts that reach {record['threshold']}: {', '.join(missing) if missing else 'none'}."
     )
     return PAGE.format(
         footer=experiment.footer("mode_connectivity"),
@@ -154,7 +157,7 @@ def _decided(pairs: Mapping[str, Mapping[str, Any]]) -> tuple[str, int, tuple[in
     if not first or not later:
         return "undecided", *counts
     if early == 0 and late >= len(later) / 2:
-        return "confirmed", *counts
+        return ("confirmed" if len(shares) == len(_by_layer(pairs)) else "in part"), *counts
     return ("in part" if np.mean(first) < np.mean(later) else "refuted"), *counts
 
 

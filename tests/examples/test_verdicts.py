@@ -79,3 +79,5 @@ def test_paths_are_connected_where_the_whole_interval_of_the_barrier_is_small() 
     assert connectivity._decided(pairs) == ("confirmed", 0, (2, 3))
     pairs["0 → 1"]["bn2"]["barriers"] = [score(0.01)]
     assert connectivity._decided(pairs)[0] == "in part"
+    pairs["0 → 1"]["bn2"] = {"paths": [], "barriers": []}  # no start reaches the threshold
+    assert connectivity._decided(pairs)[0] == "in part"
