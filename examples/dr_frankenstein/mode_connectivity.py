@@ -115,8 +115,8 @@ def page(record: dict[str, Any]) -> str:
     missing = [layer for layer, found in _by_layer(record["pairs"]).items() if not found["paths"]]
     findings = (
         f"- **No connectivity on the first three layers, connectivity on most others: {decided}.** Connected are "
-        f"{early} of the first {FIRST} layers, and {late[0]} of the {late[1]} later ones with paths. Without paths, for "
-        f"lack of starts that reach {record['threshold']}: {', '.join(missing) if missing else 'none'}."
+        f"{early} of the first {FIRST} layers, and {late[0]} of the {late[1]} later ones with paths. Without paths, "
+        f"for lack of starts that reach {record['threshold']}: {', '.join(missing) if missing else 'none'}."
     )
     return PAGE.format(
         footer=experiment.footer("mode_connectivity"),
