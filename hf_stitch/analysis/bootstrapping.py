@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_stitch.analysis.resampling import Array, Places, check_count, chosen_metric, rows_by_sample
 from hf_stitch.metrics._rows import Rows, paired
-from hf_stitch.metrics.base import Metric, MomentsMetric
+from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
 from hf_stitch.results import Result
 from hf_stitch.statistics import Moments
 
@@ -161,7 +161,7 @@ def bootstrap(
 
 
 def _restricted(
-    metric: Metric, x: Tensor, y: Tensor, groups: Sequence[Places], labels: Tensor | None
+    metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence[Places], labels: Tensor | None
 ) -> Callable[[Places], float]:
     """Return the metric as a function of the chosen samples, from per-sample moments where these are smaller."""
     if metric.statistic == "moments" and len(x) > len(groups) * (x.shape[1] + y.shape[1]):
@@ -195,7 +195,7 @@ def _from_blocks(metric: MomentsMetric, x: Tensor, y: Tensor, groups: Sequence[P
     return value
 
 
-def _scored(metric: Metric, score: Callable[[Places], float], halves: Iterator[Places]) -> Iterator[float]:
+def _scored(metric: ActivationMetric, score: Callable[[Places], float], halves: Iterator[Places]) -> Iterator[float]:
     for half in halves:
         try:
             yield score(half)

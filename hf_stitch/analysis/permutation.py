@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_stitch.analysis.resampling import Array, Places, check_count, chosen_metric, rows_by_sample
 from hf_stitch.metrics._rows import Rows, paired
-from hf_stitch.metrics.base import Metric, MomentsMetric
+from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
 from hf_stitch.results import Result
 from hf_stitch.statistics import DebiasedMoments, Moments
 
@@ -213,7 +213,7 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
     return order
 
 
-def pairing(metric: Metric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
+def pairing(metric: ActivationMetric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
     """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once.
 
     Args:

@@ -9,16 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.metrics.base import Metric
-from hf_stitch.registry import registries
+from hf_stitch.metrics.base import ActivationMetric, Metric, activation_metric
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 
-def chosen_metric(metric: str | Metric | type[Metric], options: Mapping[str, Any]) -> Metric:
+def chosen_metric(metric: str | Metric | type[Metric], options: Mapping[str, Any]) -> ActivationMetric:
     """Return a metric instance from a name, an instance or a class, with ``options`` applied."""
-    return metric(**options) if isinstance(metric, type) else registries.metrics.build(metric, **options)
+    return activation_metric(metric(**options)) if isinstance(metric, type) else activation_metric(metric, **options)
 
 
 def check_count(name: str, count: int) -> None:

@@ -15,8 +15,8 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
-from hf_stitch.metrics import Metric
-from hf_stitch.registry import registries
+from hf_stitch.metrics import ActivationMetric, Metric
+from hf_stitch.metrics.base import activation_metric
 from hf_stitch.representation import Representation
 from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
@@ -195,10 +195,10 @@ class TrajectoryRecorder:
         return Trajectory(tuple(self._steps), figures, self._n)
 
 
-def _by_label(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
+def _by_label(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
     """Return the metrics by label: the name with all non-default options."""
-    found: dict[str, Metric] = {}
-    for metric in map(registries.metrics.build, metrics):
+    found: dict[str, ActivationMetric] = {}
+    for metric in map(activation_metric, metrics):
         if metric.statistic == "outputs":
             raise ValueError(f"metric {metric.name} compares outputs, not activations; leave it out")
         found[metric.label] = metric

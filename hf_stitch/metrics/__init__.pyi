@@ -26,7 +26,10 @@ from ._rows import of_rows as of_rows
 from ._rsa import distance_correlation as distance_correlation
 from ._rsa import rsa as rsa
 from ._shape import shape_distance as shape_distance
+from .base import ActivationMetric as ActivationMetric
 from .base import FeaturesMetric as FeaturesMetric
 from .base import MeanMetric as MeanMetric
 from .base import Metric as Metric
 from .base import MomentsMetric as MomentsMetric
+from .base import NotComparable as NotComparable
+from .base import WeightMetric as WeightMetric

@@ -11,7 +11,7 @@ from hf_stitch.metrics._options import Positive, Within
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances, Metric, MomentsMetric, Operand
+from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, Invariances, MomentsMetric, Operand
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
 from hf_stitch.statistics import Cost, Grams, MinibatchGrams
 from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
@@ -112,7 +112,7 @@ class LinearCKA(MomentsMetric):
         return _u_centred(gram) if self.options["debiased"] else gram
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows, as in ``Metric``."""
+        """Add a batch of paired rows, as in ``ActivationMetric``."""
         if not self.options["debiased"]:
             return super().update(x_rows, y_rows)
         x, y = self._paired(x_rows, y_rows)
@@ -122,7 +122,7 @@ class LinearCKA(MomentsMetric):
         return self
 
     def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``Metric``."""
+        """Compute the value of all rows so far, as in ``ActivationMetric``."""
         return self.from_debiased(self._require(self._debiased)) if self.options["debiased"] else super().compute()
 
     def from_debiased(self, kept: DebiasedMoments) -> float:
@@ -176,7 +176,7 @@ def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)]
     return _cosine("minibatch_cka", sums + _batch(*rest))
 
 
-class MinibatchCKA(Metric):
+class MinibatchCKA(ActivationMetric):
     """Streaming ``minibatch_cka``; it keeps less than two batches of rows."""
 
     name = "minibatch_cka"
@@ -202,7 +202,7 @@ class MinibatchCKA(Metric):
         return _LEAST_UNBIASED
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows, as in ``Metric``."""
+        """Add a batch of paired rows, as in ``ActivationMetric``."""
         x, y = (side.detach() for side in self._paired(x_rows, y_rows))
         if self._grams is None:
             self._grams = MinibatchGrams(self.options["batch_size"], 1, 1, device=x.device)
@@ -210,7 +210,7 @@ class MinibatchCKA(Metric):
         return self
 
     def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``Metric``."""
+        """Compute the value of all rows so far, as in ``ActivationMetric``."""
         hsic = self._require(self._grams).hsic()
         return _cosine(self.name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
 

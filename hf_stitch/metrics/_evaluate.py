@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_stitch.metrics.base import Metric
-from hf_stitch.registry import registries
+from hf_stitch.metrics.base import Metric, activation_metric
 
 try:
     import evaluate
@@ -36,7 +35,7 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
     Raises:
         UnknownNameError: No metric has that name.
         TypeError: An option is unknown.
-        ValueError: The value of an option is invalid.
+        ValueError: The value of an option is invalid, or the metric compares weights.
 
     Example:
         >>> import numpy as np
@@ -49,7 +48,7 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
     """
 
     def __init__(self, name: str | Metric, **options: Any) -> None:
-        self.metric = registries.metrics.build(name, **options)
+        self.metric = activation_metric(name, **options)
         super().__init__(config_name=self.metric.name, keep_in_memory=True)
 
     def _info(self) -> evaluate.MetricInfo:

@@ -173,5 +173,5 @@ class AccuracyDifference(MeanMetric):
     labelled = True
 
     def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``Metric``."""
+        """Compute the value of all rows so far, as in ``ActivationMetric``."""
         return abs(super().compute())

@@ -1,27 +1,28 @@
-"""Base classes of metrics: what a metric declares, and how the four kinds of metrics stream."""
+"""Base classes of metrics: what a metric declares, and how metrics of activations and of weights are computed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_stitch.metrics._options import check_names, check_values, defaults
 from hf_stitch.metrics._routes import Route, from_moments, from_rows
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.papers import Paper
-from hf_stitch.statistics import Moments
+from hf_stitch.registry import registries
+from hf_stitch.statistics import Moments, Weights
 from hf_stitch.statistics.features import Features
 
-Statistic = Literal["moments", "debiased", "grams", "features", "outputs"]
+Statistic = Literal["moments", "debiased", "grams", "features", "outputs", "weights"]
 Operand = Literal["x", "y"]
 Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
 
 
 class Metric(ABC):
-    """Base class of metrics: a score of two representations of the same samples, updated batch by batch.
+    """Base class of metrics: a score of two networks, layer by layer, from activations or from weights.
 
     The class attributes hold for the default options. Where an option changes one, the instance has its own value.
 
@@ -29,16 +30,155 @@ class Metric(ABC):
         name: Name in the registry of metrics.
         title: Name in text, for example "linear CKA".
         papers: Papers that define the metric.
-        function: The pure function ``function(x, y, **options)`` of all rows at once. Its keyword-only parameters are
-            the options, and their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
-        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
-            ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (one row of logits or
-            probabilities per sample).
+        function: The pure function ``function(x, y, **options)``. Its keyword-only parameters are the options, and
+            their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
+        statistic: What the metric needs of each side; see the subclasses.
         higher_is_better: Whether a higher value means more similar. If false, the metric is a distance and 0 means
             equal.
         triangle_inequality: Whether the metric is a distance that satisfies the triangle inequality.
         range: Smallest and largest value. Values are not clamped; rounding may exceed the range by 1e-12.
         symmetric: Whether ``(x, y)`` and ``(y, x)`` have the same value.
+        options: All options of this instance, including defaults.
+
+    Args:
+        **options: Options of the function.
+
+    Raises:
+        TypeError: An option is unknown.
+        ValueError: The value of an option is invalid.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    papers: ClassVar[tuple[Paper, ...]] = ()
+    function: ClassVar[Callable[..., Any]]
+    statistic: Statistic
+    higher_is_better: bool = True
+    triangle_inequality: bool = False
+    range: tuple[float, float] = (0.0, 1.0)
+    symmetric: bool = True
+
+    def __init__(self, **options: Any) -> None:
+        check_names(self.name, self.function, options)
+        check_values(self.name, self.function, options)
+        self.options: dict[str, Any] = {**defaults(self.function), **options}
+
+    @property
+    def label(self) -> str:
+        """The name with all options that differ from their defaults: ``linear_cka(debiased=True)``."""
+        usual = defaults(self.function)
+        changed = [f"{key}={value}" for key, value in self.options.items() if value is not usual[key]]
+        return self.name + (f"({', '.join(changed)})" if changed else "")
+
+    def __repr__(self) -> str:
+        """The class and its options."""
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
+
+
+class NotComparable(ValueError):
+    """Raised by a metric of weights for two layers that it cannot compare.
+
+    Args:
+        layer: Name of the layer.
+        why: Which property differs, and what makes the layers comparable.
+
+    Example:
+        >>> print(NotComparable("conv1", "the coefficients differ; share them first"))
+        layer 'conv1': the coefficients differ; share them first
+    """
+
+    def __init__(self, layer: str, why: str) -> None:
+        super().__init__(f"layer {layer!r}: {why}")
+        self.layer, self.why = layer, why
+
+
+class WeightMetric(Metric):
+    """Base class of metrics that compare layers by their weights alone, without data.
+
+    A metric reads a network once (:meth:`read`), which is little compared to its weights for most metrics, and compares
+    what it has read (:meth:`value`). Readings can be saved, and compared long after the network is gone.
+
+    ``function(x, y, **options)`` takes the :class:`~hf_stitch.statistics.Weights` of two layers and returns a float. It
+    raises :class:`NotComparable` if they have no value.
+
+    Args:
+        **options: Options of the function.
+
+    Example:
+        >>> import torch
+        >>> class NormRatio(WeightMetric):
+        ...     name, title = "norm_ratio", "ratio of the norms of two layers"
+        ...     function = staticmethod(lambda x, y: min(x.tensors["norm"] / y.tensors["norm"],
+        ...                                              y.tensors["norm"] / x.tensors["norm"]).item())
+        ...
+        ...     def read(self, model):
+        ...         layers = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        ...         return {name: Weights(name, {"norm": m.weight.detach().norm()}) for name, m in layers.items()}
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> metric = NormRatio()
+        >>> read = metric.read(net)
+        >>> metric.value(read["0"], read["0"])
+        1.0
+    """
+
+    statistic: Statistic = "weights"
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse another statistic."""
+        super().__init_subclass__(**arguments)
+        if cls.statistic != "weights":
+            raise TypeError(
+                f"{cls.__name__} is a metric of weights, so its statistic is 'weights', not {cls.statistic!r}"
+            )
+
+    @abstractmethod
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read from a network what the metric compares.
+
+        Args:
+            model: The network. It is not modified.
+
+        Returns:
+            Layer -> what was read of it, in the order of the modules.
+
+        Raises:
+            ValueError: The network has no layer that the metric reads.
+        """
+
+    def value(self, a: Weights, b: Weights) -> float:
+        """Compare two layers.
+
+        Args:
+            a: What :meth:`read` returned for a layer.
+            b: The same for a layer of the other network.
+
+        Returns:
+            The value of the metric.
+
+        Raises:
+            NotComparable: The layers have no value: other shapes, or other parts that must be shared.
+        """
+        return float(type(self).function(a, b, **self.options))
+
+    def combine(self, by_layer: Mapping[str, float]) -> float:
+        """Compute the value of whole networks from those of their layers.
+
+        Args:
+            by_layer: Layer -> value. At least one.
+
+        Returns:
+            The mean, unless a metric combines values in another way.
+        """
+        return sum(by_layer.values()) / len(by_layer)
+
+
+class ActivationMetric(Metric):
+    """Base class of metrics that compare two representations of the same samples, updated batch by batch.
+
+    Attributes:
+        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
+            ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (one row of logits or
+            probabilities per sample).
         invariances: Transformations of either side that do not change the value: ``"orthogonal"`` and ``"invertible"``
             maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features, ``"translation"`` by a vector.
             Invariances that follow from another are listed too.
@@ -48,14 +188,11 @@ class Metric(ABC):
         minibatched: Whether the value is estimated from minibatches, and so depends on the order of the samples and on
             the number of processes.
         labelled: Whether ``function`` and ``update`` also take the true ``labels``.
-        options: All options of this instance, including defaults.
+
+    ``function(x, y, **options)`` takes all rows at once.
 
     Args:
         **options: Options of the function.
-
-    Raises:
-        TypeError: An option is unknown.
-        ValueError: The value of an option is invalid.
 
     Example:
         >>> import torch
@@ -68,15 +205,6 @@ class Metric(ABC):
         1.0
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    papers: ClassVar[tuple[Paper, ...]] = ()
-    function: ClassVar[Callable[..., Any]]
-    statistic: Statistic
-    higher_is_better: bool = True
-    triangle_inequality: bool = False
-    range: tuple[float, float] = (0.0, 1.0)
-    symmetric: bool = True
     invariances: Invariances = ()
     differentiable: bool = False
     equal_widths: bool = False
@@ -85,10 +213,11 @@ class Metric(ABC):
     labelled: bool = False
     _widths: tuple[int, int] | None = None
 
-    def __init__(self, **options: Any) -> None:
-        check_names(self.name, self.function, options)
-        check_values(self.name, self.function, options)
-        self.options: dict[str, Any] = {**defaults(self.function), **options}
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse the statistic of weights, which has no rows."""
+        super().__init_subclass__(**arguments)
+        if getattr(cls, "statistic", None) == "weights":
+            raise TypeError(f"{cls.__name__} compares weights, which have no rows: derive it from WeightMetric")
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -147,17 +276,6 @@ class Metric(ABC):
             ValueError: The value is undefined for these rows; the message contains the reason.
         """
 
-    @property
-    def label(self) -> str:
-        """The name with all options that differ from their defaults: ``linear_cka(debiased=True)``."""
-        usual = defaults(self.function)
-        changed = [f"{key}={value}" for key, value in self.options.items() if value is not usual[key]]
-        return self.name + (f"({', '.join(changed)})" if changed else "")
-
-    def __repr__(self) -> str:
-        """The class and its options."""
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
-
     def _value(self, x: Tensor, y: Tensor) -> Tensor:
         return type(self).function(x, y, **self.options)
 
@@ -176,7 +294,7 @@ class Metric(ABC):
         return statistic
 
 
-class MomentsMetric(Metric):
+class MomentsMetric(ActivationMetric):
     """Base class of metrics that are computed from ``Moments``: counts, means and co-moments.
 
     Attributes:
@@ -206,7 +324,7 @@ class MomentsMetric(Metric):
         return (from_moments(self.from_moments, self.symmetric), rows)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows, as in ``Metric``; moments stay on the device of the first rows."""
+        """Add a batch of paired rows, as in ``ActivationMetric``; moments stay on the device of the first rows."""
         x, y = self._paired(x_rows, y_rows)
         if self._moments is None:
             self._moments = Moments(x.shape[1], y.shape[1], x.device)
@@ -214,7 +332,7 @@ class MomentsMetric(Metric):
         return self
 
     def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``Metric``."""
+        """Compute the value of all rows so far, as in ``ActivationMetric``."""
         return self.from_moments(self._require(self._moments))
 
     def from_moments(self, moments: Moments) -> float:
@@ -232,7 +350,7 @@ class MomentsMetric(Metric):
         return type(self).formula(moments, **self.options).item()
 
 
-class FeaturesMetric(Metric):
+class FeaturesMetric(ActivationMetric):
     """Base class of metrics that need all rows at once.
 
     ``update`` keeps every row. To bound the memory, collect ``Features`` with a limit and call ``from_features``.
@@ -259,13 +377,13 @@ class FeaturesMetric(Metric):
         return (from_rows(self._value, self.symmetric, compares_samples=True),)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows, as in ``Metric``; the rows are kept in float64."""
+        """Add a batch of paired rows, as in ``ActivationMetric``; the rows are kept in float64."""
         self._features = self._features or Features()
         self._features.update(*self._paired(x_rows, y_rows))
         return self
 
     def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``Metric``."""
+        """Compute the value of all rows so far, as in ``ActivationMetric``."""
         return self.from_features(self._require(self._features))
 
     def from_features(self, features: Features) -> float:
@@ -283,7 +401,7 @@ class FeaturesMetric(Metric):
         return type(self).function(features.x, features.y, **self.options).item()
 
 
-class MeanMetric(Metric):
+class MeanMetric(ActivationMetric):
     """Base class of metrics that are a mean over rows; only the sum is kept.
 
     Attributes:
@@ -310,15 +428,39 @@ class MeanMetric(Metric):
         return () if self.statistic == "outputs" else (from_rows(self._value, self.symmetric, compares_samples=False),)
 
     def update(self, x_rows: Rows, y_rows: Rows, **labels: Any) -> Self:
-        """Add a batch of paired rows, as in ``Metric``; a labelled metric also takes ``labels``."""
+        """Add a batch of paired rows, as in ``ActivationMetric``; a labelled metric also takes ``labels``."""
         values = type(self).values(*self._paired(x_rows, y_rows), **self.options, **labels).detach()
         self._sum = values.sum() if self._sum is None else self._sum + values.sum()
         self._n += len(values)
         return self
 
     def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``Metric``."""
+        """Compute the value of all rows so far, as in ``ActivationMetric``."""
         total = self._require(self._sum)
         if self._n < 2:
             raise ValueError(f"{self.name} takes at least 2 rows, got {self._n}; give more rows")
         return (total / self._n).item()
+
+
+def activation_metric(metric: str | Mapping[str, Any] | Metric, **options: Any) -> ActivationMetric:
+    """Build a metric of activations or outputs.
+
+    Args:
+        metric: A name, a name with options, a record, or a metric.
+        **options: Options of the metric, if given by name.
+
+    Returns:
+        The metric.
+
+    Raises:
+        UnknownNameError: If no metric has that name.
+        TypeError: If an option is unknown.
+        ValueError: If the value of an option is invalid, or the metric compares weights.
+    """
+    built = registries.metrics.build(metric, **options)
+    if not isinstance(built, ActivationMetric):
+        raise ValueError(
+            f"metric {built.label} compares {built.statistic}, not activations; call hf_stitch.compare or "
+            "hf_stitch.compare_all with it, or its read and value"
+        )
+    return built

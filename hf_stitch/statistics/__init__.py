@@ -11,6 +11,7 @@ from hf_stitch.statistics.layer_rows import LayerRows
 from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.statistics.moments import Moments
+from hf_stitch.statistics.weights import Weights, load_weights, save_weights
 
 __all__ = [
     "HSIC",
@@ -26,5 +27,8 @@ __all__ = [
     "MinibatchGrams",
     "Moments",
     "Statistic",
+    "Weights",
     "Workload",
+    "load_weights",
+    "save_weights",
 ]

@@ -6,5 +6,14 @@ from hf_stitch.testing.matchers import check_matcher
 from hf_stitch.testing.metrics import check_metric
 from hf_stitch.testing.similarities import check_similarity
 from hf_stitch.testing.stitches import check_stitch
+from hf_stitch.testing.weight_metrics import check_weight_metric
 
-__all__ = ["check_adapter", "check_detector", "check_matcher", "check_metric", "check_similarity", "check_stitch"]
+__all__ = [
+    "check_adapter",
+    "check_detector",
+    "check_matcher",
+    "check_metric",
+    "check_similarity",
+    "check_stitch",
+    "check_weight_metric",
+]

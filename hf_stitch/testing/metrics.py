@@ -1,4 +1,4 @@
-"""Conformance check for metrics."""
+"""Conformance check for metrics of activations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics.base import Metric, MomentsMetric
-from hf_stitch.registry import registries
+from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric, activation_metric
 from hf_stitch.statistics import Moments
 from hf_stitch.testing._moved import moved
 from hf_stitch.testing._require import require, require_error
@@ -20,7 +19,7 @@ _INVARIANCES = ("orthogonal", "scaling", "invertible", "permutation", "translati
 
 
 def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
-    """Check that a metric satisfies the contract of ``Metric``.
+    """Check that a metric of activations satisfies the contract of ``ActivationMetric``.
 
     The metric has all declarations. Arrays give a float and tensors (including bfloat16) a 0-d float64 tensor, within
     its range. It draws no random numbers and does not modify the rows. Streamed in any batches, and from ``Moments`` if
@@ -40,7 +39,7 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
         >>> from hf_stitch.metrics._procrustes import Procrustes
         >>> check_metric(Procrustes, unit_norm=False)
     """
-    built = metric(**options) if isinstance(metric, type) else registries.metrics.build(metric, **options)
+    built = activation_metric(metric(**options)) if isinstance(metric, type) else activation_metric(metric, **options)
     _check_declared(built)
     for dx, dy in ((5, 5),) if built.equal_widths else ((5, 5), (6, 4), (4, 6)):
         x, y = _rows(built, dx, 1), _rows(built, dy, 2)
@@ -55,7 +54,7 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> None:
         _check_gradient(built, x[:24], y[:24])
 
 
-def _rows(metric: Metric, width: int, seed: int) -> Tensor:
+def _rows(metric: ActivationMetric, width: int, seed: int) -> Tensor:
     """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
 
     A metric of outputs gets probabilities, which are also valid logits.
@@ -70,21 +69,20 @@ def _rows(metric: Metric, width: int, seed: int) -> Tensor:
     return (rows / 5).softmax(1) if metric.statistic == "outputs" else rows
 
 
-def _labels(metric: Metric, rows: int) -> dict[str, Tensor]:
+def _labels(metric: ActivationMetric, rows: int) -> dict[str, Tensor]:
     return {"labels": torch.arange(rows) % 4} if metric.labelled else {}
 
 
-def _value(metric: Metric, x: Tensor, y: Tensor) -> Tensor:
+def _value(metric: ActivationMetric, x: Tensor, y: Tensor) -> Tensor:
     value: Tensor = type(metric).function(x, y, **metric.options, **_labels(metric, len(x)))
     return value
 
 
-def _twin(metric: Metric) -> Metric:
+def _twin(metric: ActivationMetric) -> ActivationMetric:
     return type(metric)(**metric.options)
 
 
-def _check_declared(metric: Metric) -> None:
-    require(isinstance(metric, Metric), f"{metric!r} must be a Metric")
+def _check_declared(metric: ActivationMetric) -> None:
     require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
     require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
     low, high = metric.range
@@ -98,7 +96,7 @@ def _check_declared(metric: Metric) -> None:
     require_error(TypeError, lambda: type(metric)(no_such_option=1), "an unknown option")
 
 
-def _check_value(metric: Metric, x: Tensor, y: Tensor) -> float:
+def _check_value(metric: ActivationMetric, x: Tensor, y: Tensor) -> float:
     random_state, before = torch.get_rng_state(), (x.clone(), y.clone())
     value = _value(metric, x, y)
     require(torch.equal(torch.get_rng_state(), random_state), "a metric must draw no random numbers")
@@ -124,7 +122,7 @@ def _check_value(metric: Metric, x: Tensor, y: Tensor) -> float:
     return value.item()
 
 
-def _check_streamed(metric: Metric, x: Tensor, y: Tensor, value: float) -> None:
+def _check_streamed(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
     labels = _labels(metric, len(x))
     for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
         streamed = _twin(metric)
@@ -138,7 +136,7 @@ def _check_streamed(metric: Metric, x: Tensor, y: Tensor, value: float) -> None:
         _require_close(from_moments, value, 1e-8, "from Moments")
 
 
-def _check_unchanged(metric: Metric, x: Tensor, y: Tensor, value: float) -> None:
+def _check_unchanged(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
     for invariance in metric.invariances:
         for seed in range(2):
             _require_close(
@@ -149,7 +147,7 @@ def _check_unchanged(metric: Metric, x: Tensor, y: Tensor, value: float) -> None
             )
 
 
-def _check_degenerate(metric: Metric, x: Tensor, y: Tensor) -> None:
+def _check_degenerate(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
     with_nan = x.clone()
     with_nan[3, 1] = math.nan
     cases = {
@@ -172,7 +170,7 @@ def _check_degenerate(metric: Metric, x: Tensor, y: Tensor) -> None:
     require(metric.name in message, f"the error on too few rows must name {metric.name}: {message}")
 
 
-def _check_distance(metric: Metric, x: Tensor, y: Tensor, z: Tensor) -> None:
+def _check_distance(metric: ActivationMetric, x: Tensor, y: Tensor, z: Tensor) -> None:
     xx, xy, yz, xz = (_value(metric, *pair).item() for pair in ((x, x), (x, y), (y, z), (x, z)))
     require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
     if metric.triangle_inequality:
@@ -180,7 +178,7 @@ def _check_distance(metric: Metric, x: Tensor, y: Tensor, z: Tensor) -> None:
         require(holds, f"the triangle inequality must hold, got distances {xy}, {yz} and {xz}")
 
 
-def _check_gradient(metric: Metric, x: Tensor, y: Tensor) -> None:
+def _check_gradient(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
     for side in (0, 1):
         pair = [x.clone(), y.clone()]
         pair[side].requires_grad_()

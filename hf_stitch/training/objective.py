@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import ActivationMetric
+from hf_stitch.metrics.base import activation_metric
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 
@@ -65,7 +66,7 @@ class Objective:
                 raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
             if name in L1:
                 continue
-            metric = registries.metrics.build(name)
+            metric = activation_metric(name)
             if not metric.differentiable or metric.statistic == "outputs":
                 raise ValueError(
                     f"penalty {name!r} must be 'l1', 'proximal_l1' or a differentiable metric of representations, but "
@@ -73,9 +74,9 @@ class Objective:
                 )
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, ActivationMetric]:
         """The penalties that are metrics, by name."""
-        return {name: registries.metrics.build(name) for name in self.penalties if name not in L1}
+        return {name: activation_metric(name) for name in self.penalties if name not in L1}
 
     def loss(self, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
         """Compute the weighted cross-entropies, summed over samples, or over tokens for language models.

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader, all_finite
 from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
 from hf_stitch.analysis.comparison.routes import workload
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError, PairError, Route
 from hf_stitch.processes import Processes
 from hf_stitch.statistics import Gram, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams
@@ -88,7 +88,7 @@ class Collector:
         self,
         group: Group,
         reader: LayerReader,
-        metrics: Mapping[str, Metric],
+        metrics: Mapping[str, ActivationMetric],
         taken: Mapping[str, str],
         folder: Path,
         n: int,

@@ -28,10 +28,10 @@ from hf_stitch.analysis.comparison.routes import (
     taken_routes,
 )
 from hf_stitch.analysis.comparison.sides import Side
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import ActivationMetric, Metric
+from hf_stitch.metrics.base import activation_metric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.storage.checkpoint import Checkpoint
 
@@ -187,7 +187,7 @@ class Comparison:
         return recipe
 
 
-def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
+def labelled(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
     """Return the metrics by label: the name with all non-default options.
 
     Args:
@@ -199,8 +199,8 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
     """
     if isinstance(metrics, (str, Metric)):
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
-    scores: dict[str, Metric] = {}
-    for metric in map(registries.metrics.build, metrics):
+    scores: dict[str, ActivationMetric] = {}
+    for metric in map(activation_metric, metrics):
         label = metric.label
         if label in scores:
             raise ValueError(f"metric {label} is requested twice; name it once")
@@ -212,7 +212,7 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, Metric]:
     return scores
 
 
-def _check(scores: Mapping[str, Metric], reader: LayerReader, processes: Processes) -> None:
+def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
     """Raise the errors that can be detected before the data are read."""
     start, stop = processes.part(reader.n)
     for label, metric in scores.items():
@@ -245,7 +245,7 @@ def _check_widths(label: str, reader: LayerReader) -> None:
         )
 
 
-def _check_count(label: str, metric: Metric, reader: LayerReader) -> None:
+def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> None:
     """Raise an error if all layers of a side are too wide for this number of samples, so that no pair is defined."""
     least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if reader.n < least:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.analysis.permutation import pairing
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import ActivationMetric
 
 Array = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class MaximumTest:
 
 
 def maximum_test(
-    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], *, defined: NDArray[np.bool_] | None = None,
+    metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], *, defined: NDArray[np.bool_] | None = None,
     permutations: int, seed: int, memory: int,
 ) -> MaximumTest:  # fmt: skip
     """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs.
@@ -145,7 +145,7 @@ def _p_values(observed: Array, null: Array) -> Array:
 
 
 def _by_matrices(
-    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], memory: int
+    metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], memory: int
 ) -> Array | None:
     """Compute all values as inner products of matrices of samples; None if the metric has none, or they are too big."""
     n = len(x[0])
@@ -164,7 +164,7 @@ def _by_matrices(
     return values
 
 
-def _unit(metric: Metric, rows: Tensor) -> Tensor:
+def _unit(metric: ActivationMetric, rows: Tensor) -> Tensor:
     """The matrix of samples of a layer as one vector of length 1, (n²,)."""
     matrix = metric.sample_matrix(rows.double())
     assert matrix is not None
@@ -174,7 +174,11 @@ def _unit(metric: Metric, rows: Tensor) -> Tensor:
 
 
 def _by_pairs(
-    metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], defined: NDArray[np.bool_]
+    metric: ActivationMetric,
+    x: Sequence[Tensor],
+    y: Sequence[Tensor],
+    orders: Sequence[Tensor],
+    defined: NDArray[np.bool_],
 ) -> Array:
     """Compute the metric of every pair for which it is defined under every order."""
     values = np.full((len(orders), len(x), len(y)), np.nan)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected
 from hf_stitch.metrics._routes import Route as MetricRoute
 from hf_stitch.results import Result
@@ -123,7 +123,7 @@ def workload(group: Group, reader: LayerReader) -> Workload:
     return Workload(reader.count(group), x, y, group.same, distinct, reader.probe[group.x[0]].element_size())
 
 
-def routes_of(scores: Mapping[str, Metric], reader: LayerReader, available: int) -> tuple[Route, ...]:
+def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, available: int) -> tuple[Route, ...]:
     """Return all routes of all metrics, and choose for each metric the route with the fewest operations.
 
     Only routes that fit into memory are chosen. Metrics with a single route are processed first, because the statistics
@@ -158,7 +158,7 @@ def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bo
     return Route(label, way.name, total.flops, total.memory, int(total.disk))
 
 
-def flops_of_permutation(scores: Mapping[str, Metric], routes: Sequence[Route], reader: LayerReader) -> float:
+def flops_of_permutation(scores: Mapping[str, ActivationMetric], routes: Sequence[Route], reader: LayerReader) -> float:
     """Return the operations of one permutation of a test of all metrics, roughly.
 
     Args:
@@ -170,7 +170,7 @@ def flops_of_permutation(scores: Mapping[str, Metric], routes: Sequence[Route], 
     x, y = len(group.x), len(group.y)
     total = 0.0
     for label, metric in scores.items():
-        if type(metric).sample_matrix is Metric.sample_matrix:
+        if type(metric).sample_matrix is ActivationMetric.sample_matrix:
             total += min(route.flops for route in routes if route.metric == label)
         else:  # each matrix of y is permuted, which takes as long as some products, and multiplied with those of x
             total += reader.n**2 * y * (_GATHERING + 2 * x)

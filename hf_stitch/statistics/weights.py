@@ -1,0 +1,85 @@
+"""What metrics of weights read of the layers of a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hf_stitch.storage.files import write_whole
+
+SEPARATOR = "\n"
+"""Separates a layer from a tensor in the names of a file; names of modules contain no line break."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What a metric of weights reads of a layer.
+
+    Attributes:
+        layer: Name of the layer.
+        tensors: Name -> tensor on the CPU, floating point, without gradients. For most metrics a few kilobytes.
+        shared: Hash of what two layers must have in common to be comparable; empty if there is nothing.
+
+    Example:
+        >>> import torch
+        >>> Weights("conv1", {"atoms": torch.ones(9, 3, 3)}, shared="3f2a").size
+        324
+    """
+
+    layer: str
+    tensors: Mapping[str, Tensor]
+    shared: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def save_weights(weights: Mapping[str, Weights], path: Path) -> None:
+    """Save what was read of a network to a safetensors file.
+
+    Args:
+        weights: Layer -> what was read.
+        path: The file, which is written whole or not at all.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {
+        f"{layer}{SEPARATOR}{name}": tensor.contiguous()
+        for layer, each in weights.items()
+        for name, tensor in each.tensors.items()
+    }
+    metadata = {"shared": json.dumps({layer: each.shared for layer, each in weights.items()})}
+    write_whole(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+
+
+def load_weights(path: Path) -> dict[str, Weights]:
+    """Load what :func:`save_weights` saved.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Layer -> what was read of it, in the order in which it was saved.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file was written by something else.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+        if "shared" not in metadata:
+            raise ValueError(f"{path} contains no weights that a metric has read")
+        shared: dict[str, str] = json.loads(metadata["shared"])
+        tensors: dict[str, dict[str, Tensor]] = {layer: {} for layer in shared}
+        for key in file.keys():  # noqa: SIM118
+            layer, _, name = key.partition(SEPARATOR)
+            tensors[layer][name] = file.get_tensor(key)
+    return {layer: Weights(layer, tensors[layer], shared[layer]) for layer in shared}
