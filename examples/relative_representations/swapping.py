@@ -35,6 +35,9 @@ TRANSLATIONS = {
 The truncated method ignores directions of the target's anchors with less than a tenth of the largest singular value.
 """
 CHANCE = "chance"
+SAME, BLOCK = 1e-10, 1000
+"""One minus the cosine of vectors that are equal up to rounding; and vectors that are compared with all others at once.
+"""
 OWN, OTHER = "non-stitched", "stitched"
 
 
@@ -77,8 +80,8 @@ def choices(
     """Select anchors for each seed.
 
     Args:
-        pool: Candidates. Only the first of several candidates with identical vectors (for example a question in upper
-            and lower case) is considered.
+        pool: Candidates. Only the first of several candidates with the same vector up to rounding (for example a question
+            in upper and lower case) is considered.
         sides: Vectors of all encoders.
         selection: Name in the registry of anchor selections.
         preset: Number of anchors and seeds.
@@ -89,8 +92,10 @@ def choices(
     """
     kept = set(range(len(pool)))
     for side in sides:
-        _, kinds = side.pool.unique(dim=0, return_inverse=True)
-        kept &= set(np.unique(kinds.numpy(), return_index=True)[1].tolist())
+        unit = torch.nn.functional.normalize(side.pool.double())
+        for start in range(0, len(unit), BLOCK):  # equal up to rounding, which depends on the batch
+            alike = (unit[start : start + BLOCK] @ unit.T > 1 - SAME).tril(start - 1)
+            kept -= set((start + alike.any(1).nonzero().flatten()).tolist())
     places = sorted(kept)
     candidates = pool.select(places)
     place_of = dict(zip(candidates.ids, places, strict=True))
