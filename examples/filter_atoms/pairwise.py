@@ -1,0 +1,122 @@
+"""Statistics of similarities of all pairs of models. Pairs that share a model are not independent: models are drawn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+Array = NDArray[np.float64]
+Vectors = Mapping[str, Array]
+Statistic = Callable[[Vectors], float]
+"""Maps the similarities of some pairs, one vector per name, to a number."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A statistic with its 95% bootstrap interval over models.
+
+    Attributes:
+        value: The statistic of all models, averaged over the groups.
+        low: 2.5% quantile.
+        high: 97.5% quantile.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def shown(interval: Mapping[str, Any] | None) -> str:
+    """Format an interval as it is read from JSON; ``–`` if the statistic is undefined."""
+    if interval is None or None in interval.values():
+        return "–"
+    return str(Interval(**interval))
+
+
+def pearson(x: Array, y: Array) -> float:
+    """Return Pearson's correlation, NaN if a side is constant."""
+    a, b = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    constant = min(np.abs(a).max() / max(np.abs(x).max(), 1e-300), np.abs(b).max() / max(np.abs(y).max(), 1e-300))
+    return float(a @ b) / scale if constant > 1e-9 else float("nan")
+
+
+def spearman(x: Array, y: Array) -> float:
+    """Return Spearman's rank correlation, NaN if a side is constant."""
+    return pearson(rankdata(x), rankdata(y))
+
+
+def correlations(x: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
+    """Return the statistic that correlates two similarities."""
+    return lambda vectors: of(vectors[x], vectors[y])
+
+
+def difference(x: str, other: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
+    """Return by how much one similarity correlates better with a third than another does."""
+    return lambda vectors: of(vectors[x], vectors[y]) - of(vectors[other], vectors[y])
+
+
+def bootstrap(
+    groups: Sequence[Mapping[str, Array]], statistic: Statistic, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """Compute a statistic of all pairs, and its bootstrap interval over models.
+
+    Each resample draws the models of each group with replacement, and keeps the pairs of two distinct models.
+
+    Args:
+        groups: Groups of models: name -> symmetric matrix ``(models, models)``. Pairs are within groups.
+        statistic: The statistic of the pairs of a group. The result is its mean over groups.
+        resamples: Number of resamples.
+        seed: Seed of the resamples.
+    """
+    draw = np.random.default_rng(seed)
+    found = []
+    for number in range(resamples + 1):
+        values = []
+        for group in groups:
+            k = len(next(iter(group.values())))
+            models = np.arange(k) if number == 0 else draw.integers(0, k, k)
+            while len(set(models.tolist())) < min(4, k):  # a correlation of fewer models is none
+                models = draw.integers(0, k, k)
+            i, j = (models[places] for places in np.triu_indices(k, 1))
+            i, j = i[i != j], j[i != j]
+            values.append(statistic({name: matrix[i, j] for name, matrix in group.items()}))
+        found.append(float(np.mean(values)))
+    drawn = np.array(found[1:])
+    if not np.isfinite(found[0]) or not np.isfinite(drawn).any():
+        return Interval(float("nan"), float("nan"), float("nan"))
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    return Interval(found[0], float(low), float(high))
+
+
+def additive(matrix: Array) -> Array:
+    """Return the least-squares fit ``c + aᵢ + aⱼ`` of the similarities of distinct models: what single models explain.
+
+    Args:
+        matrix: Symmetric ``(k, k)``, k ≥ 3. The diagonal is not used.
+    """
+    k = len(matrix)
+    own = np.nansum(np.where(np.eye(k, dtype=bool), 0.0, matrix), axis=1) / (k - 1)
+    mean = own.mean()
+    effect = (k - 1) / (k - 2) * (own - mean)
+    return mean + effect[:, None] + effect[None, :]
+
+
+def symmetric(count: int, value: Callable[[int, int], float]) -> Array:
+    """Return the matrix ``(count, count)`` of a symmetric function of two models, with NaN on the diagonal."""
+    matrix = np.full((count, count), np.nan)
+    for i in range(count):
+        for j in range(i):
+            matrix[i, j] = matrix[j, i] = value(i, j)
+    return matrix
+
+
+def upper(matrix: Array) -> Array:
+    """Return the values of all pairs ``i < j``."""
+    return matrix[np.triu_indices(len(matrix), 1)]
