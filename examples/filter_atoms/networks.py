@@ -147,6 +147,7 @@ def kept(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn
 SOURCES = {
     "cifar10": ("uoft-cs/cifar10", "label"),
     "cifar100": ("uoft-cs/cifar100", "fine_label"),
+    "cifar100_coarse": ("uoft-cs/cifar100", "coarse_label"),
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "label"),
     "mnist": ("ylecun/mnist", "label"),
 }
@@ -203,7 +204,7 @@ def read(name: str, split: str, data_dir: str | None, count: int | None = None) 
     """Read images of a data set as RGB of 32×32 pixels; smaller ones get a black frame.
 
     Args:
-        name: ``cifar10``, ``cifar100`` (with its 100 fine classes), ``fashion_mnist`` or ``mnist``.
+        name: A key of ``SOURCES``. Labels of ``cifar100`` are its 100 classes, of ``cifar100_coarse`` its 20.
         split: ``train`` or ``test``.
         data_dir: Local folder of the data sets. ``None``: the Hub.
         count: Number of images, from the first on. ``None``: all.
