@@ -1,0 +1,183 @@
+"""From plain convolutions to atoms and back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from hf_stitch_filter_atoms.convolution import AtomConv2d, check_count, compose, give_atoms, take_atoms
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """What the weights of a network lost.
+
+    Attributes:
+        by_layer: Layer -> relative Frobenius error of its weight. With as many atoms as a kernel has entries, this is
+            rounding only. NaN on the meta device.
+    """
+
+    by_layer: Mapping[str, float]
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error."""
+        return max(self.by_layer.values())
+
+
+def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | None = None) -> Truncation:
+    """Decompose the convolutions of a network into atoms and coefficients, in place.
+
+    Each ``nn.Conv2d``, also of a subclass, becomes an :class:`AtomConv2d`, with orthonormal atoms. Dtype, device,
+    ``requires_grad``, training mode, hooks and names of the modules stay. A module that is used at two places is
+    decomposed once. The number of atoms and all shapes depend on the arguments and the shapes of the network only.
+
+    Optimizers of the network must be made anew, because its parameters are others.
+
+    Args:
+        model: The network.
+        atoms: Number of atoms of each layer. A layer whose kernel has fewer entries gets as many as its kernel has
+            entries. By default, all layers get as many as their kernel has entries, which is exact to rounding.
+        layers: Names of the convolutions to decompose; all by default.
+
+    Returns:
+        The relative error of the weight of each layer.
+
+    Raises:
+        ValueError: If the number of atoms is less than 1, a layer is unknown, no convolution or already atomized, or
+            its weight is shared with another module, parametrized, not initialized or not finite. The network is then
+            not modified.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 5))
+        >>> atomize(net).worst < 1e-6
+        True
+        >>> [tuple(net[i].atoms.shape) for i in (0, 2)]
+        [(9, 3, 3), (25, 5, 5)]
+    """
+    check_count(atoms)
+    chosen = _chosen(model, layers)
+    _check_weights(model, chosen)
+    errors = {}
+    for name, conv in chosen.items():
+        weight, entries = conv.weight.detach(), conv.kernel_size[0] * conv.kernel_size[1]
+        made = give_atoms(conv, min(atoms or entries, entries))
+        errors[name] = relative_error(weight, made)
+    return Truncation(errors)
+
+
+def deatomize(model: nn.Module) -> None:
+    """Turn all convolutions with atoms into plain ones of the class that they had before, in place.
+
+    Args:
+        model: The network.
+
+    Raises:
+        ValueError: If the network has no convolution with atoms.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3))
+        >>> _ = atomize(net)
+        >>> deatomize(net)
+        >>> net
+        Sequential(
+          (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+        )
+    """
+    for conv in atomized(model).values():
+        take_atoms(conv)
+
+
+def atomized(model: nn.Module) -> dict[str, AtomConv2d]:
+    """Find the convolutions with atoms of a network.
+
+    Args:
+        model: The network.
+
+    Returns:
+        Name -> convolution, in the order of the modules.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    found = {name: module for name, module in model.named_modules() if isinstance(module, AtomConv2d)}
+    if not found:
+        raise ValueError("the network has no convolution with atoms; call hf_stitch_filter_atoms.atomize first")
+    return found
+
+
+def relative_error(weight: torch.Tensor, conv: AtomConv2d) -> float:
+    """Compute the relative Frobenius error of a convolution with atoms.
+
+    Args:
+        weight: The weight that it should have.
+        conv: The convolution.
+
+    Returns:
+        ``‖weight − coefficients × atoms‖ / ‖weight‖``; 0 if both are 0, NaN on the meta device.
+    """
+    if weight.is_meta:
+        return float("nan")
+    wanted = weight.detach().cpu().double()
+    got = compose(conv.coefficients.detach().cpu().double(), conv.atoms.detach().cpu().double())
+    error = (got - wanted).norm().item()
+    return error / wanted.norm().item() if error else 0.0
+
+
+def _chosen(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Conv2d]:
+    if isinstance(layers, str):
+        raise ValueError(f"layers must be names of convolutions in a list, got the string {layers!r}")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if layers is None:
+        unique = model.named_modules()
+        chosen = {name: module for name, module in unique if isinstance(module, nn.Conv2d)}
+        if not chosen:
+            raise ValueError(f"{type(model).__name__} has no convolution (nn.Conv2d), so there is nothing to atomize")
+    else:
+        chosen, seen = {}, set()
+        for name in layers:
+            module = modules.get(name)
+            if module is None:
+                known = ", ".join(repr(n) for n, m in modules.items() if isinstance(m, nn.Conv2d)) or "none"
+                raise ValueError(f"there is no layer {name!r}; the convolutions of the network: {known}")
+            if not isinstance(module, nn.Conv2d):
+                raise ValueError(f"layer {name!r} is a {type(module).__name__}, not an nn.Conv2d")
+            if module not in seen:
+                seen.add(module)
+                chosen[name] = module
+        if not chosen:
+            raise ValueError("layers is empty, so there is nothing to atomize")
+    for name, module in chosen.items():
+        if isinstance(module, AtomConv2d):
+            raise ValueError(f"layer {name!r} is already atomized; call deatomize first")
+    return chosen
+
+
+def _check_weights(model: nn.Module, chosen: Mapping[str, nn.Conv2d]) -> None:
+    owners: dict[int, set[str]] = defaultdict(set)
+    for module_name, module in model.named_modules():
+        for parameter_name, parameter in module._parameters.items():
+            owners[id(parameter)].add(f"{module_name}.{parameter_name}".lstrip("."))
+    for name, conv in chosen.items():
+        weight = conv._parameters.get("weight")
+        if weight is None:
+            raise ValueError(f"the weight of layer {name!r} is computed by a parametrization; remove that first")
+        if is_lazy(weight):
+            raise ValueError(f"the weight of layer {name!r} is not initialized; run the network once first")
+        taken = [part for part in ("atoms", "coefficients") if hasattr(conv, part)]
+        if taken:
+            raise ValueError(f"layer {name!r} ({type(conv).__name__}) already has an attribute {taken[0]!r}")
+        if len(owners[id(weight)]) > 1:
+            raise ValueError(
+                f"{' and '.join(sorted(owners[id(weight)]))} are one parameter; atomizing would separate them. Give "
+                "them weights of their own, or name other layers"
+            )
+        if not weight.is_floating_point():
+            raise ValueError(f"the weight of layer {name!r} is {weight.dtype}, not floating point")
+        if not weight.is_meta and not weight.isfinite().all():
+            raise ValueError(f"the weight of layer {name!r} contains values that are not finite")

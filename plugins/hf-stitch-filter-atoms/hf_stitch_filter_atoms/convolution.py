@@ -1,0 +1,223 @@
+"""Convolutions whose weight is a product of coefficients and filter atoms."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+
+class AtomConv2d(nn.Conv2d):
+    """A convolution with ``weight = coefficients × atoms``, the decomposition of Chen, Miao and Qiu (2023).
+
+    The weight is computed in each forward. Everything else is that of the base class: for another base than
+    ``nn.Conv2d``, such as timm's ``Conv2dSame`` or ``StdConv2d``, :func:`atom_class` returns the class, which runs the
+    forward of that base.
+
+    Write to ``atoms`` and ``coefficients``, not to ``weight``, which is no parameter.
+
+    Attributes:
+        atoms: Filter atoms, ``(m, kh, kw)``.
+        coefficients: Atom coefficients, ``(out, in / groups, m)``.
+        bias: Bias, ``(out,)``, or None.
+
+    Args:
+        *args: Arguments of the base class: channels, size of the kernel, and so on.
+        atoms: Number of atoms m, at most ``kh·kw``, which is the default. The initial weight is that of the base class,
+            approximated by this number of atoms.
+        **kwargs: More arguments of the base class.
+
+    Raises:
+        ValueError: If there is no atom, or more than the kernel has entries.
+
+    Example:
+        >>> conv = AtomConv2d(3, 8, 3, atoms=6)
+        >>> [(name, tuple(p.shape)) for name, p in conv.named_parameters()]
+        [('atoms', (6, 3, 3)), ('coefficients', (8, 3, 6)), ('bias', (8,))]
+        >>> conv(torch.zeros(1, 3, 5, 5)).shape
+        torch.Size([1, 8, 3, 3])
+    """
+
+    atoms: nn.Parameter
+    coefficients: nn.Parameter
+
+    def __init__(self, *args: Any, atoms: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        entries = self.kernel_size[0] * self.kernel_size[1]
+        check_count(atoms)
+        if atoms is not None and atoms > entries:
+            raise ValueError(f"atoms must be at most {entries}, the entries of a kernel, got {atoms}")
+        _split(self, atoms or entries)
+
+    # Torch looks into _parameters if this raises an AttributeError, which it does as long as the base class constructs.
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight of the convolution, ``(out, in / groups, kh, kw)``, computed from coefficients and atoms."""
+        return compose(self.coefficients, self.atoms)
+
+    def reset_parameters(self) -> None:
+        """Initialize as the base class does, and decompose the new weight."""
+        if "coefficients" not in self._parameters:  # called by the constructor of the base class
+            super().reset_parameters()
+            return
+        count = len(self.atoms)
+        _join(self)
+        super().reset_parameters()
+        _split(self, count)
+
+    def extra_repr(self) -> str:
+        """Settings of the convolution and number of atoms."""
+        return f"{super().extra_repr()}, atoms={len(self.atoms)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle by the base class, because classes of other bases are made when they are needed."""
+        return _empty, (base_class(self),), self.__getstate__()
+
+
+_classes: dict[type[nn.Conv2d], type[AtomConv2d]] = {nn.Conv2d: AtomConv2d}
+
+
+def compose(coefficients: Tensor, atoms: Tensor) -> Tensor:
+    """Multiply coefficients and atoms.
+
+    Args:
+        coefficients: Coefficients, ``(out, in / groups, m)``.
+        atoms: Atoms, ``(m, kh, kw)``.
+
+    Returns:
+        The weight, ``(out, in / groups, kh, kw)``.
+    """
+    product = coefficients.flatten(0, 1) @ atoms.flatten(1)
+    return product.view(*coefficients.shape[:2], *atoms.shape[1:])
+
+
+def decompose(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Decompose a weight into orthonormal atoms and coefficients, with the least squared error.
+
+    The atoms are eigenvectors of the ``kh·kw × kh·kw`` Gram matrix of the spatial filters, computed in float64; the
+    entry of largest magnitude of each is positive. They are ordered by how much of the weight they contain.
+
+    Args:
+        weight: Weight, ``(out, in / groups, kh, kw)``. On the meta device, only the shapes are computed.
+        count: Number of atoms m, at most ``kh·kw``.
+
+    Returns:
+        Coefficients, ``(out, in / groups, m)``, and atoms, ``(m, kh, kw)``, of the dtype and device of the weight.
+
+    Raises:
+        ValueError: If the weight is not finite.
+    """
+    if weight.is_meta:
+        return weight.new_empty(*weight.shape[:2], count), weight.new_empty(count, *weight.shape[2:])
+    filters = weight.detach().cpu().double().flatten(2).flatten(0, 1)
+    if not filters.isfinite().all():
+        raise ValueError("the weight contains values that are not finite")
+    atoms = torch.linalg.eigh(filters.T @ filters).eigenvectors.flip(1)[:, :count].T
+    peaks = atoms.gather(1, atoms.abs().argmax(1, keepdim=True))
+    atoms = (atoms * peaks.sign()).contiguous()
+    coefficients = (filters @ atoms.T).view(*weight.shape[:2], count)
+    return coefficients.to(weight), atoms.view(count, *weight.shape[2:]).to(weight)
+
+
+def check_count(atoms: int | None) -> None:
+    """Raise a ``ValueError`` if this is no number of atoms.
+
+    Args:
+        atoms: Number of atoms, or None for as many as a kernel has entries.
+    """
+    if atoms is not None and (isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1):
+        raise ValueError(f"atoms must be an integer of at least 1, or None for all entries of a kernel, got {atoms!r}")
+
+
+def atom_class(base: type[nn.Conv2d]) -> type[AtomConv2d]:
+    """Return the class of convolutions with atoms that runs the forward of a base class.
+
+    Args:
+        base: ``nn.Conv2d`` or a subclass, without atoms.
+
+    Returns:
+        The class; the same for each call.
+
+    Example:
+        >>> from timm.layers import StdConv2d
+        >>> atom_class(StdConv2d)(3, 8, 3)
+        AtomStdConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False, atoms=9)
+    """
+    if base not in _classes:
+        made = type(f"Atom{base.__name__}", (AtomConv2d, base), {"__module__": base.__module__})
+        _classes[base] = cast("type[AtomConv2d]", made)
+    return _classes[base]
+
+
+def base_class(conv: AtomConv2d) -> type[nn.Conv2d]:
+    """Return the class that a convolution had before it got atoms.
+
+    Args:
+        conv: A convolution with atoms.
+
+    Returns:
+        ``nn.Conv2d`` or a subclass.
+    """
+    above = type(conv).__mro__
+    return cast("type[nn.Conv2d]", above[above.index(AtomConv2d) + 1])
+
+
+def give_atoms(conv: nn.Conv2d, count: int) -> AtomConv2d:
+    """Turn a convolution into one with atoms, in place: hooks, buffers and other attributes stay.
+
+    Args:
+        conv: A convolution without atoms.
+        count: Number of atoms, at most the number of entries of a kernel.
+
+    Returns:
+        The same module.
+    """
+    _split(conv, count)
+    conv.__class__ = atom_class(type(conv))
+    return cast("AtomConv2d", conv)
+
+
+def take_atoms(conv: AtomConv2d) -> nn.Conv2d:
+    """Turn a convolution with atoms into a plain one, in place.
+
+    Args:
+        conv: A convolution with atoms.
+
+    Returns:
+        The same module, of the class that it had before.
+    """
+    base = base_class(conv)
+    _join(conv)
+    plain: nn.Conv2d = conv
+    plain.__class__ = base
+    return plain
+
+
+def _split(conv: nn.Conv2d, count: int) -> None:
+    """Exchange the parameter ``weight`` for ``atoms`` and ``coefficients``."""
+    weight = cast("nn.Parameter", conv._parameters["weight"])
+    coefficients, atoms = decompose(weight, count)
+    parts = {"atoms": atoms, "coefficients": coefficients}
+    _exchange(conv, "weight", {k: nn.Parameter(v, requires_grad=weight.requires_grad) for k, v in parts.items()})
+
+
+def _join(conv: AtomConv2d) -> None:
+    """Exchange the parameters ``atoms`` and ``coefficients`` for ``weight``."""
+    learns = conv.atoms.requires_grad or conv.coefficients.requires_grad
+    with torch.no_grad():
+        product = compose(conv.coefficients.double(), conv.atoms.double()).to(conv.atoms)
+    del conv._parameters["atoms"]
+    _exchange(conv, "coefficients", {"weight": nn.Parameter(product, requires_grad=learns)})
+
+
+def _exchange(conv: nn.Conv2d, old: str, new: dict[str, nn.Parameter]) -> None:
+    """Exchange a parameter for others, which come first: then the order of the parameters is that of ``nn.Conv2d``."""
+    kept = {name: parameter for name, parameter in conv._parameters.items() if name != old}
+    conv._parameters.clear()
+    conv._parameters.update({**new, **kept})
+
+
+def _empty(base: type[nn.Conv2d]) -> AtomConv2d:
+    made = atom_class(base)
+    return made.__new__(made)
