@@ -186,7 +186,7 @@ def watched(
     """Train a network with all callbacks, and return its figures by layer."""
     training = trainer(seed, rows, preset.epochs, folder)
     ours = loaded(training)
-    recorder = DynamicsRecorder(probe, Path(folder, f"recordings {seed}")).attach(training, ours)
+    recorder = DynamicsRecorder(Path(folder, f"recordings {seed}"), probe).attach(training, ours)
     start, other = (SimilarityCallback(to, probe).attach(training, ours) for to in ("start", theirs))
     stitched = StitchabilityCallback(theirs, data).attach(training, ours)
     training.train()

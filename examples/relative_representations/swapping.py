@@ -80,8 +80,8 @@ def choices(
     """Select anchors for each seed.
 
     Args:
-        pool: Candidates. Only the first of several candidates with the same vector up to rounding (for example a question
-            in upper and lower case) is considered.
+        pool: Candidates. Only the first of several candidates with the same vector up to rounding (for example a
+            question in upper and lower case) is considered.
         sides: Vectors of all encoders.
         selection: Name in the registry of anchor selections.
         preset: Number of anchors and seeds.

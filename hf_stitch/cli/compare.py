@@ -12,7 +12,6 @@ from hf_stitch.cli.options import (
     AsJson,
     CheckpointDir,
     Count,
-    Data,
     DataDir,
     Inputs,
     Seed,
@@ -34,7 +33,13 @@ if TYPE_CHECKING:
 def compare(
     a: Annotated[str, typer.Argument(help="First network: a Hub id, timm/…, timm:name, or a local folder.")],
     b: Annotated[str, typer.Argument(help="Second network. Pass the same name to compare a network with itself.")],
-    data: Data,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or "
+            "sklearn:digits. Leave it out if all metrics compare weights."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Output folder for values, recipe and figures. Existing files are overwritten.")
     ] = None,
@@ -66,9 +71,11 @@ def compare(
     task: Task = None,
     json: AsJson = False,
 ) -> None:
-    """Compare every layer of one network with every layer of another, in one pass over the data."""
+    """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone."""
     output = Output(json)
     metrics = [_metric(text) for text in metric or ["linear_cka"]]
+    if data is None and (run := [each.label for each in metrics if each.statistic != "weights"]):
+        raise typer.BadParameter(f"{run[0]} compares activations of samples: name a data set", param_hint="--data")
     check_pooling(pooling)
     _check_align(align, pooling)
     if permutations and pooling == "none":
@@ -82,7 +89,7 @@ def compare(
 
     first = inputs.load(a, task)
     second = first if b == a else inputs.load(b, task)
-    read = inputs.read(data, data_dir, split, samples, seed)
+    read = None if data is None else inputs.read(data, data_dir, split, samples, seed)
     options: dict[str, Any] = {
         "metrics": metrics,
         "pooling": pooling,
@@ -129,7 +136,7 @@ def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
     Returns:
         The path of the atlas (key ``atlas``) and of the figure of each metric (key: the metric).
     """
-    figures = {metric: f"{number}-{metric.partition('(')[0]}.png" for number, metric in enumerate(atlas.values, 1)}
+    figures = {metric: f"{number}-{metric.partition('(')[0]}.png" for number, metric in enumerate(atlas.metrics, 1)}
     with replacing(folder) as fresh:
         atlas.save(fresh / "atlas.json")
         for metric, name in figures.items():
@@ -145,8 +152,10 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
         "pooling": atlas.pooling,
         "routes": dict(atlas.routes),
         "values": {metric: values.tolist() for metric, values in atlas.values.items()},
+        "whole": dict(atlas.whole),
+        "weights": None if atlas.weights is None else _record(atlas.weights, {}),
         "undefined": dict(atlas.undefined),
-        "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.values},
+        "best_matches": {metric: atlas.best_matches(metric) for metric in atlas.metrics},
         "p_values": {metric: test.p_values.tolist() for metric, test in atlas.tests.items()},
         "match_p_values": {metric: atlas.match_p_values(metric) for metric in atlas.tests},
         "recipe": dict(atlas.recipe),

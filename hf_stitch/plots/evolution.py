@@ -29,6 +29,7 @@ def evolution(
     low: float | None = None,
     high: float | None = None,
     title: str = "",
+    marked: Mapping[str, Sequence[float]] | None = None,
 ) -> Figure:
     """Draw a heat map of moments by moments for each name, and below one line per name with its last column.
 
@@ -43,6 +44,7 @@ def evolution(
         low: Value of the darkest colour; ``None`` (default) for the smallest of the values.
         high: Value of the brightest colour; ``None`` (default) for the largest of the values.
         title: Title of the figure (default: none).
+        marked: Name -> moments that white lines mark (default: none).
 
     Returns:
         The figure, with one axes per name, then that of the lines, then that of the colour bar.
@@ -82,6 +84,10 @@ def evolution(
     for place, (axes, (name, matrix)) in enumerate(zip(grid, values.items(), strict=False)):
         image = axes.imshow(matrix, cmap=COLOURS, vmin=low, vmax=high)
         axes.set_title(name, fontsize="medium")
+        for moment in (marked or {}).get(name, ()):
+            at = float(np.interp(moment, times, range(len(times))))
+            axes.axvline(at, color="white", linewidth=1)
+            axes.axhline(at, color="white", linewidth=1)
         axes.set_xticks(shown, [f"{times[i]:g}" for i in shown])
         axes.set_yticks(shown, [f"{times[i]:g}" for i in shown] if place % across == 0 else [])
         axes.tick_params(length=0)

@@ -40,12 +40,13 @@ class Weights:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def save_weights(weights: Mapping[str, Weights], path: Path) -> None:
-    """Save what was read of a network to a safetensors file.
+def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> None:
+    """Save what a metric has read of a network to a safetensors file.
 
     Args:
         weights: Layer -> what was read.
         path: The file, which is written whole or not at all.
+        metric: Name of the metric.
     """
     from safetensors.torch import save_file
 
@@ -54,29 +55,31 @@ def save_weights(weights: Mapping[str, Weights], path: Path) -> None:
         for layer, each in weights.items()
         for name, tensor in each.tensors.items()
     }
-    metadata = {"shared": json.dumps({layer: each.shared for layer, each in weights.items()})}
+    metadata = {"metric": metric, "shared": json.dumps({layer: each.shared for layer, each in weights.items()})}
     write_whole(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 
-def load_weights(path: Path) -> dict[str, Weights]:
+def load_weights(path: Path, metric: str) -> dict[str, Weights]:
     """Load what :func:`save_weights` saved.
 
     Args:
         path: The file.
+        metric: Name of the metric.
 
     Returns:
         Layer -> what was read of it, in the order in which it was saved.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file was written by something else.
+        ValueError: If the file does not contain what the metric has read.
     """
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-        if "shared" not in metadata:
-            raise ValueError(f"{path} contains no weights that a metric has read")
+        if metadata.get("metric") != metric:
+            found = f"what {metadata['metric']} has read" if "metric" in metadata else "no weights read by a metric"
+            raise ValueError(f"{path} contains {found}, not the weights that {metric} reads")
         shared: dict[str, str] = json.loads(metadata["shared"])
         tensors: dict[str, dict[str, Tensor]] = {layer: {} for layer in shared}
         for key in file.keys():  # noqa: SIM118

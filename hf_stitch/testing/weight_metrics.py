@@ -92,8 +92,8 @@ def _check_values(metric: WeightMetric, a: Mapping[str, Weights], b: Mapping[str
     """Check all pairs of layers, and return the number of layers that are comparable with those of the same name."""
     low, high = metric.range
     with TemporaryDirectory() as folder:
-        save_weights(a, Path(folder) / "a.safetensors")
-        loaded = load_weights(Path(folder) / "a.safetensors")
+        save_weights(a, Path(folder) / "a.safetensors", metric.name)
+        loaded = load_weights(Path(folder) / "a.safetensors", metric.name)
     require(list(loaded) == list(a), "layers must keep their order when readings are saved")
     compared: dict[str, float] = {}
     for layer, x in a.items():

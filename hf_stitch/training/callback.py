@@ -91,17 +91,23 @@ class ProbingCallback(TrainerCallback, ABC):
         self.name, self.every = name, every
         self.history: list[Measurement] = []
         self._trainer: Trainer | None = None
+        self._network: nn.Module | None = None
         self._adapter: Adapter | None = None
         self._logged: Any = None
 
     # -- implemented by subclasses ----------------------------------------------------------------------------------
     @abstractmethod
-    def _prepare(self, adapter: Adapter, processes: Processes) -> None:
+    def _prepare(self, processes: Processes) -> None:
         """Validate the arguments against the network, and compute everything that stays constant during training."""
 
     @abstractmethod
-    def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
+    def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
         """Measure the network now; return values by name, without the name of the callback."""
+
+    @property
+    def _runs(self) -> bool:
+        """Whether the callback runs the network, which needs an adapter, or reads its weights only."""
+        return True
 
     def _begin(self) -> None:
         """Reset the state of an earlier training run."""
@@ -142,9 +148,9 @@ class ProbingCallback(TrainerCallback, ABC):
             raise ValueError(f"step must be the number of optimizer steps, an integer >= 0, got {step!r}")
         processes = Processes.of(accelerator)
         module = model.model if isinstance(model, Adapter) else unwrap(model)
-        if self._adapter is None:
+        if self._network is None:
             self._watch(model, processes)
-        elif self._adapter.model is not module:
+        elif self._network is not module:
             raise ValueError(f"{self.name} already measures another network: make a new {type(self).__name__}")
         return self._measure(step, epoch, processes)
 
@@ -235,7 +241,7 @@ class ProbingCallback(TrainerCallback, ABC):
         try:
             self._watch(_network(trainer) if adapter is None else adapter, Processes(trainer.accelerator))
         except BaseException:
-            self._trainer = self._adapter = None
+            self._trainer = None
             raise
         trainer.add_callback(self)
         return self
@@ -252,8 +258,7 @@ class ProbingCallback(TrainerCallback, ABC):
     ) -> None:
         """Measure before the first step, or resume from a checkpoint."""
         trainer = self._attached
-        assert self._adapter is not None
-        if self._adapter.model is not unwrap(_network(trainer)):  # model_init made a new one
+        if self._network is not unwrap(_network(trainer)):  # model_init made a new one
             self._watch(_network(trainer), Processes(trainer.accelerator))
         self.history, self._logged = [], None
         self._begin()
@@ -305,10 +310,21 @@ class ProbingCallback(TrainerCallback, ABC):
         return self._trainer
 
     @property
+    def _model(self) -> nn.Module:
+        """The network in training, unwrapped."""
+        assert self._network is not None, "_watch has not been called"
+        return self._network
+
+    @property
+    def _loaded(self) -> Adapter:
+        """The adapter of the network in training."""
+        assert self._adapter is not None, "_watch has not been called, or the callback does not run the network"
+        return self._adapter
+
+    @property
     def _now(self) -> tuple[Any, ...]:
         """Identifier of the current step and weights; it changes if a weight changes or a step is taken."""
-        assert self._adapter is not None
-        tensors = [*self._adapter.model.parameters(), *self._adapter.model.buffers()]
+        tensors = [*self._model.parameters(), *self._model.buffers()]
         return (self._attached.state.global_step, *((t.data_ptr(), t._version) for t in tensors))
 
     def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:
@@ -316,15 +332,20 @@ class ProbingCallback(TrainerCallback, ABC):
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         check_whole(module)
         processor = None if self._trainer is None else self._trainer.processing_class
-        with unnoticed(module, processes):
-            adapter = model if isinstance(model, Adapter) else load(module, processor=processor)
-            self._prepare(adapter, processes)
-        self._adapter = adapter
+        before = self._network, self._adapter
+        self._network = module
+        try:
+            with unnoticed(module, processes):
+                if self._runs:
+                    self._adapter = model if isinstance(model, Adapter) else load(module, processor=processor)
+                self._prepare(processes)
+        except BaseException:
+            self._network, self._adapter = before
+            raise
 
     def _measure(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        assert self._adapter is not None
-        with unnoticed(self._adapter.model, processes):
-            found = self._figures(self._adapter, step, epoch, processes)
+        with unnoticed(self._model, processes):
+            found = self._figures(step, epoch, processes)
         figures = {f"{self.name}/{figure}": value for figure, value in found.items()}
         self.history.append(Measurement(step, epoch, figures))
         return figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
+from hf_stitch.analysis.comparison.weights import same_layers, selected
 from hf_stitch.data import check_same_order
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.processes import Processes
+from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.statistics import load_weights, save_weights
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
-from hf_stitch.training.probe import Probe
+from hf_stitch.training.probe import needed_probe
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +43,7 @@ THRESHOLDS = (0.8, 0.9, 0.95)
 class Dynamics(Result):
     """Similarity of each layer of a network with itself between all pairs of moments of training.
 
-    A moment is a point in training at which activations were recorded.
+    A moment is a point in training at which activations, or the weights that a metric compares, were recorded.
 
     Attributes:
         values: Metric values by layer, each ``(moments, moments)`` float64.
@@ -49,9 +51,10 @@ class Dynamics(Result):
         epochs: Number of epochs completed at each moment, as floats; ``None`` if unknown.
         metric: Name of the metric.
         higher_is_better: Whether a higher value means more similar.
-        n: Number of samples.
-        pooling: Pooling of the activations.
+        n: Number of samples; ``None`` for a metric of weights.
+        pooling: Pooling of the activations; ``None`` for a metric of weights.
         range: Smallest and largest value that the metric can have; ``None`` if unknown.
+        whole: For a metric of weights, ``(moments, moments)`` float64 of the whole network; otherwise ``None``.
 
     Raises:
         ValueError: If the shapes of the values do not fit the number of moments.
@@ -70,9 +73,10 @@ class Dynamics(Result):
     epochs: tuple[float | None, ...]
     metric: str
     higher_is_better: bool
-    n: int
+    n: int | None
     pooling: Pooling | None
     range: tuple[float, float] | None = None
+    whole: Array | None = None
 
     def __post_init__(self) -> None:
         """Raise an error if the shapes of the values do not fit the number of moments."""
@@ -92,21 +96,22 @@ class Dynamics(Result):
 
         Args:
             folder: Folder with the recordings.
-            metric: A metric, or its name in ``hf_stitch.registries.metrics``.
+            metric: A metric, or its name in ``hf_stitch.registries.metrics``. If the recorder's metric compares
+                weights, this metric, with the same or other options.
 
         Returns:
             The values of the metric for all layers and pairs of moments.
 
         Raises:
             FileNotFoundError: If the folder contains no recordings.
-            ValueError: If there is only one recording, or the values of a layer are undefined; the message names the
-                layer.
+            ValueError: If there is only one recording, the values of a layer are undefined (the message names the
+                layer), or the recordings are not those of such a metric.
 
         Example:
             >>> import tempfile, torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
             >>> adapter, folder = hf_stitch.load(net, example_inputs=torch.randn(2, 4)), tempfile.mkdtemp()
-            >>> recorder = DynamicsRecorder(torch.randn(50, 4), folder, layers=["0"])
+            >>> recorder = DynamicsRecorder(folder, torch.randn(50, 4), layers=["0"])
             >>> for step in range(3):
             ...     _ = recorder.measure(adapter, step=step)
             >>> Dynamics.of(folder, "procrustes").steps
@@ -115,8 +120,12 @@ class Dynamics(Result):
         index = _Index.read(Path(folder))
         if len(index.epochs) < 2:
             raise ValueError(f"{folder} contains {len(index.epochs)} recordings, but dynamics need at least 2")
-        ((label, score),) = labelled([metric]).items()
         steps = sorted(index.epochs)
+        epochs = tuple(index.epochs[step] for step in steps)
+        score = registries.metrics.build(metric)
+        if isinstance(score, WeightMetric):
+            return cls._of_weights(index, score, tuple(steps), epochs)
+        ((label, score),) = labelled([score]).items()
         kept = {str(step): Activations.load(index.path(step)) for step in steps}
         first = kept[str(steps[0])]
         values = {}
@@ -128,9 +137,26 @@ class Dynamics(Result):
                 values[layer] = Comparison([moments], [score], pooling=first.pooling or "mean").run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
-        epochs = tuple(index.epochs[step] for step in steps)
         better, n = score.higher_is_better, len(first.ids)
         return cls(values, tuple(steps), epochs, label, better, n, first.pooling, score.range)
+
+    @classmethod
+    def _of_weights(
+        cls, index: _Index, metric: WeightMetric, steps: tuple[int, ...], epochs: tuple[float | None, ...]
+    ) -> Dynamics:
+        read = [load_weights(index.path(step), metric.name) for step in steps]
+        values = {layer: np.empty((len(steps), len(steps))) for layer in read[0]}
+        whole = np.empty((len(steps), len(steps)))
+        for i, j in np.ndindex(whole.shape):
+            try:
+                by_layer = same_layers(read[i], read[j], metric)
+            except ValueError as error:
+                raise ValueError(f"dynamics between steps {steps[i]} and {steps[j]}: {error}") from error
+            whole[i, j] = metric.combine(by_layer)
+            for layer, value in by_layer.items():
+                values[layer][i, j] = value
+        better = metric.higher_is_better
+        return cls(values, steps, epochs, metric.label, better, None, None, metric.range, whole)
 
     # -- derived values ---------------------------------------------------------------------------------------------
     @property
@@ -199,12 +225,14 @@ class Dynamics(Result):
             ]
         )  # fmt: skip
 
-    def plot(self, *, scale: Literal["fixed", "data"] = "fixed") -> Figure:
+    def plot(self, *, scale: Literal["fixed", "data"] = "fixed", thresholds: Sequence[float] = ()) -> Figure:
         """Plot a heat map of all pairs of moments for each layer, and below it the curve of :meth:`to_final`.
 
         Args:
             scale: ``"fixed"`` for colours from the smallest to the largest value that the metric can have, so that
                 figures can be compared; ``"data"`` for the smallest and largest of these values.
+            thresholds: Values of the metric. White lines mark the moments at which a layer settles at each of them
+                (:meth:`settled`).
 
         Returns:
             The figure.
@@ -226,7 +254,8 @@ class Dynamics(Result):
             note=f"{'higher' if self.higher_is_better else 'lower'} = more alike",
             low=low,
             high=high,
-            title=f"{self.n} samples, pooling: {self.pooling}",
+            title="from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}",
+            marked={layer: [self.settled(each)[layer] for each in thresholds] for layer in self.values},
         )
 
     def __rich__(self) -> Table:
@@ -248,18 +277,21 @@ class Dynamics(Result):
 
 
 class DynamicsRecorder(ProbingCallback):
-    """Callback that records activations during training, to analyse afterwards how the layers develop.
+    """Callback that records activations or weights during training, to analyse afterwards how the layers develop.
 
     It logs nothing. :meth:`result` compares each recorded moment with every other, layer by layer.
 
     Recordings are files in a folder, one for each moment (layers × samples × width numbers in the dtype of the
-    network). If training resumes from a checkpoint, later recordings are deleted. A new training run needs an empty
+    network). For a metric of weights they contain what the metric reads of the network, often kilobytes, and no probe
+    is needed. If training resumes from a checkpoint, later recordings are deleted. A new training run needs an empty
     folder.
 
     Args:
-        probe: Raw samples to measure on, in a form that :meth:`hf_stitch.Samples.of` accepts; at least 2.
         folder: Folder for the recordings, a separate one for each training run.
-        layers: Names of modules of the network in training. Default: its cuts.
+        probe: Raw samples to measure on, in a form that :meth:`hf_stitch.Samples.of` accepts; at least 2. ``None`` if
+            the metric compares weights.
+        layers: Names of modules of the network in training. Default: its cuts; for a metric of weights, all layers that
+            it reads.
         metric: Metric that :meth:`result` uses, as a name in ``hf_stitch.registries.metrics`` or a metric.
         every: When to record in addition to the start: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of
             optimizer steps.
@@ -269,14 +301,14 @@ class DynamicsRecorder(ProbingCallback):
 
     Raises:
         TypeError: If ``layers`` is a string.
-        ValueError: If the probe is too small, the metric is unknown or compares outputs, or ``every`` is none of the
-            three.
+        ValueError: If the probe is too small, missing, or not needed, the metric is unknown or compares outputs, or
+            ``every`` is none of the three.
 
     Example:
         >>> import tempfile, torch, hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-        >>> recorder = DynamicsRecorder(torch.randn(50, 4), tempfile.mkdtemp(), layers=["0"])
+        >>> recorder = DynamicsRecorder(tempfile.mkdtemp(), torch.randn(50, 4), layers=["0"])
         >>> for step in range(3):
         ...     _ = recorder.measure(adapter, step=step)
         >>> recorder.result().values["0"].shape
@@ -285,8 +317,8 @@ class DynamicsRecorder(ProbingCallback):
 
     def __init__(
         self,
-        probe: Any,
         folder: str | Path,
+        probe: Any = None,
         layers: Iterable[str] | None = None,
         metric: str | Metric = "linear_cka",
         *,
@@ -298,8 +330,10 @@ class DynamicsRecorder(ProbingCallback):
         super().__init__(name, every)
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
-        self.probe, self.folder = Probe(probe, pooling, batch_size), Path(folder)
-        (self._metric,) = labelled([metric]).values()
+        self._metric = registries.metrics.build(metric)
+        if self._runs:
+            labelled([self._metric])
+        self.probe, self.folder = needed_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()
 
@@ -315,20 +349,32 @@ class DynamicsRecorder(ProbingCallback):
         """
         return Dynamics.of(self.folder, self._metric)
 
-    def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        self._watched = adapter.candidates if self._layers is None else self._layers
+    @property
+    def _runs(self) -> bool:
+        return not isinstance(self._metric, WeightMetric)
+
+    def _prepare(self, processes: Processes) -> None:
+        if isinstance(self._metric, WeightMetric):
+            self._watched = tuple(selected(self._metric.read(self._model), self._layers))
+        else:
+            self._watched = self._loaded.candidates if self._layers is None else self._layers
         if not self._watched:
             raise ValueError("there are no layers to record: pass at least one name in layers=")
-        self.probe.rehearse(adapter, self._watched)
+        if self.probe is not None:
+            self.probe.rehearse(self._loaded, self._watched)
         if self._trainer is None:  # a Trainer may resume from a checkpoint, which is known only when training starts
             self._refuse_old()
 
-    def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        activations = self.probe.activations(adapter, self._watched, processes)
+    def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
+        activations = None if self.probe is None else self.probe.activations(self._loaded, self._watched, processes)
         if processes.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             index = _Index.read_or_new(self.folder)
-            activations.save(index.path(step))
+            if activations is not None:
+                activations.save(index.path(step))
+            elif isinstance(self._metric, WeightMetric):
+                read = selected(self._metric.read(self._model), self._layers)
+                save_weights(read, index.path(step), self._metric.name)
             index.epochs[step] = epoch
             index.write()
         return {}
@@ -351,16 +397,24 @@ class DynamicsRecorder(ProbingCallback):
                 "%s: %s contains no recordings up to step %d; recording starts here", self.name, self.folder, step
             )
             return
-        last = Activations.load(index.path(kept[-1]))
-        check_same_order(self.probe.samples.ids, last.ids)
-        if tuple(last.layers) != self._watched or last.pooling != self.probe.pooling:
+        layers, pooling = self._recorded(index.path(kept[-1]))
+        own = None if self.probe is None else self.probe.pooling
+        if layers != self._watched or pooling != own:
             raise ValueError(
-                f"{self.folder} contains recordings of the layers {', '.join(last.layers)} with "
-                f"pooling={last.pooling!r}, but the callback records {', '.join(self._watched)} with "
-                f"pooling={self.probe.pooling!r}; to resume, use the same layers and pooling"
+                f"{self.folder} contains recordings of the layers {', '.join(layers)} with pooling={pooling!r}, but "
+                f"the callback records {', '.join(self._watched)} with pooling={own!r}; to resume, use the same layers "
+                "and pooling"
             )
         if self._attached.is_world_process_zero():
             index.drop_after(step)
+
+    def _recorded(self, path: Path) -> tuple[tuple[str, ...], Pooling | None]:
+        """Return the layers and the pooling of a recording."""
+        if self.probe is None:
+            return tuple(load_weights(path, self._metric.name)), None
+        last = Activations.load(path)
+        check_same_order(self.probe.samples.ids, last.ids)
+        return tuple(last.layers), last.pooling
 
 
 class _Index:

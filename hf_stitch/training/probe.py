@@ -83,6 +83,25 @@ class Probe:
                 raise ValueError(f"layer {name!r}: {error}") from error
 
 
+def needed_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
+    """Return the probe of a callback, if it computes activations.
+
+    Args:
+        data: As for :class:`Probe`; ``None`` if there are no samples.
+        pooling: Pooling of the activations.
+        batch_size: Number of samples per forward pass.
+        runs: Whether the callback runs the network.
+
+    Raises:
+        ValueError: If samples are missing, or given although no metric needs them.
+    """
+    if runs and data is None:
+        raise ValueError("metrics of activations are measured on samples: pass probe=")
+    if not runs and data is not None:
+        raise ValueError("metrics of weights take no samples: leave probe out")
+    return Probe(data, pooling, batch_size) if runs else None
+
+
 @torch.no_grad()
 def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> dict[str, Representation]:
     """Compute activations of a batch at layers that need not be cuts.

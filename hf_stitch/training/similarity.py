@@ -12,17 +12,25 @@ from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
+from hf_stitch.analysis.comparison.weights import same_layers, selected, sorted_metrics
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
+from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
-from hf_stitch.training.probe import Probe
+from hf_stitch.training.probe import needed_probe
 
 logger = logging.getLogger(__name__)
 
 OWN = ("start", "previous")
 """References that are earlier states of the network itself."""
+
+WHOLE = "whole"
+"""Last part of the name of the value of a whole network under a metric of weights."""
+
+Readings = Mapping[str, Mapping[str, Weights]]
+"""What metrics of weights have read of a network: label of the metric -> layer -> what was read of it."""
 
 
 class SimilarityCallback(ProbingCallback):
@@ -33,11 +41,14 @@ class SimilarityCallback(ProbingCallback):
     logged once, and :attr:`matches` contains the pairs. The activations of a reference network are recorded once, and
     the network is released afterwards.
 
+    Metrics of weights need no probe. They compare the layers that they read with those of the same names, and have a
+    value of the whole network as well, named ``<name>/<metric>/whole``.
+
     Values are named ``<name>/<metric>/<layer>``.
 
     Attributes:
-        matches: By metric and layer, the layer of the reference at the last measurement.
-        probe: The samples.
+        matches: By metric of activations and layer, the layer of the reference at the last measurement.
+        probe: The samples; None without metrics of activations.
 
     Args:
         reference: A frozen network (an adapter, a module, or a name for :func:`hf_stitch.load`); ``"start"`` for the
@@ -45,7 +56,9 @@ class SimilarityCallback(ProbingCallback):
             (the first measurement then has no values); or :class:`hf_stitch.Activations` of another run on the same
             samples.
         probe: Raw samples to measure on, a hundred or more, in a form that :meth:`hf_stitch.Samples.of` accepts.
-        layers: Names of modules of the network in training. Default: its cuts.
+            Required for metrics of activations.
+        layers: Names of modules of the network in training. Default: its cuts. Metrics of weights take these modules
+            and the modules in them; by default, all that they read.
         metrics: Metrics, or their names in ``hf_stitch.registries.metrics``; metrics of outputs are not allowed.
         every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
         pooling: Pooling of the activations (:meth:`hf_stitch.Representation.rows`).
@@ -54,9 +67,11 @@ class SimilarityCallback(ProbingCallback):
             ``similarity_to_reference``.
 
     Raises:
-        TypeError: If ``layers`` is a string, or ``metrics`` is a single metric.
-        ValueError: If the probe is too small, a metric is unknown or compares outputs, ``every`` is none of the three,
-            or the activations have other samples, another order of the samples or another pooling.
+        TypeError: If ``layers`` is a string, ``metrics`` is a single metric, or the reference is activations and a
+            metric compares weights.
+        ValueError: If the probe is too small, missing, or not needed, a metric is unknown or compares outputs,
+            ``every`` is none of the three, or the activations have other samples, another order of the samples or
+            another pooling.
 
     Example:
         >>> import torch, hf_stitch
@@ -70,7 +85,7 @@ class SimilarityCallback(ProbingCallback):
     def __init__(
         self,
         reference: str | nn.Module | Adapter | Activations,
-        probe: object,
+        probe: object = None,
         layers: Iterable[str] | None = None,
         metrics: Iterable[str | Metric] = ("linear_cka",),
         *,
@@ -81,59 +96,118 @@ class SimilarityCallback(ProbingCallback):
     ) -> None:
         own = reference if isinstance(reference, str) and reference in OWN else None
         super().__init__(name or f"similarity_to_{own or 'reference'}", every)
-        self.probe = Probe(probe, pooling, batch_size)
+        activations, self._weight_metrics = sorted_metrics(metrics)
+        self._metrics = labelled(activations) if activations or not self._weight_metrics else {}
+        self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
-        self._metrics = labelled(metrics)
         if isinstance(reference, Activations):
+            if self._weight_metrics:
+                raise TypeError(
+                    f"{next(iter(self._weight_metrics))} compares weights, which activations do not contain; pass the "
+                    "network itself as the reference"
+                )
+            assert self.probe is not None
             check_same_order(self.probe.samples.ids, reference.ids)
             if reference.pooling not in (None, pooling):
                 raise ValueError(f"the reference activations have pooling={reference.pooling!r}, not {pooling!r}")
         self.matches: dict[str, dict[str, str]] = {}
         self._own = own
-        self._given = reference
+        self._given: str | nn.Module | Adapter | Activations | None = reference
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()
         self._reference: Activations | None = None
+        self._reference_weights: Readings | None = None
 
-    def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        self._watched = adapter.candidates if self._layers is None else self._layers
-        if not self._watched:
-            raise ValueError("there are no layers to measure: pass at least one name in layers=")
-        self.probe.rehearse(adapter, self._watched)
-        if self._own or self._reference is not None:
+    @property
+    def _runs(self) -> bool:
+        return bool(self._metrics)
+
+    def _prepare(self, processes: Processes) -> None:
+        if self._metrics:
+            assert self.probe is not None
+            self._watched = self._loaded.candidates if self._layers is None else self._layers
+            if not self._watched:
+                raise ValueError("there are no layers to measure: pass at least one name in layers=")
+            self.probe.rehearse(self._loaded, self._watched)
+        if self._weight_metrics:
+            self._read(self._model)
+        if self._own or self._given is None:
             return
         given = self._given
         assert not isinstance(given, str) or given not in OWN
-        if not isinstance(given, Activations):
-            other = load_on(given, processes.device)
-            if other.model is adapter.model:
-                raise ValueError("the reference is the network in training itself: use reference='start'")
-            check_meet(adapter, other, self.probe.pooling)
-            modules = dict(other.model.named_modules())
-            layers = self._watched if modules.keys() >= set(self._watched) else other.layers
-            given = self.probe.activations(other, layers, processes)
-        self._reference = self._given = given
-        if not self._by_name:
+        if isinstance(given, Activations):
+            self._reference = given
+        else:
+            self._read_reference(given, processes)
+        self._given = None
+        if self._metrics and not self._by_name:
             logger.warning(
                 "%s: the layers of the reference have other names; each layer is compared with the currently most "
                 "similar layer of the reference (see .matches)",
                 self.name,
             )
 
+    def _read_reference(self, given: str | nn.Module | Adapter, processes: Processes) -> None:
+        """Record the activations and weights of a reference network that the metrics need."""
+        if not self._metrics and isinstance(given, nn.Module):
+            model = given
+        else:
+            other = load_on(given, processes.device)
+            model = other.model
+        if model is self._model:
+            raise ValueError("the reference is the network in training itself: use reference='start'")
+        if self._weight_metrics:
+            self._reference_weights = self._read(model)
+            self._by_weights(self._read(self._model))  # errors occur before training
+        if self._metrics:
+            assert self.probe is not None
+            check_meet(self._loaded, other, self.probe.pooling)
+            modules = dict(model.named_modules())
+            layers = self._watched if modules.keys() >= set(self._watched) else other.layers
+            self._reference = self.probe.activations(other, layers, processes)
+
+    def _read(self, model: nn.Module) -> Readings:
+        return {label: selected(metric.read(model), self._layers) for label, metric in self._weight_metrics.items()}
+
     @property
     def _by_name(self) -> bool:
         return self._reference is not None and self._reference.values.keys() >= set(self._watched)
 
-    def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        current = self.probe.activations(adapter, self._watched, processes)
-        first = self._reference is None
-        if first:
+    def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
+        first = self._reference is None and self._reference_weights is None
+        figures = self._figures_of_activations(processes) if self._metrics else {}
+        if self._weight_metrics:
+            current = self._read(self._model)
+            if self._reference_weights is None:
+                self._reference_weights = current
+            figures |= self._by_weights(current)
+            if self._own == "previous":
+                self._reference_weights = current
+        return {} if first and self._own == "previous" else figures
+
+    def _figures_of_activations(self, processes: Processes) -> dict[str, float]:
+        assert self.probe is not None
+        current = self.probe.activations(self._loaded, self._watched, processes)
+        if self._reference is None:
             self._reference = current
         figures = self._by_equal_name(current, processes) if self._by_name else self._by_similarity(current, processes)
         if self._own == "previous":
             self._reference = current
-            return {} if first else figures
+        return figures
+
+    def _by_weights(self, current: Readings) -> dict[str, float]:
+        assert self._reference_weights is not None
+        figures: dict[str, float] = {}
+        for label, metric in self._weight_metrics.items():
+            try:
+                by_layer = same_layers(current[label], self._reference_weights[label], metric)
+                whole = metric.combine(by_layer)
+            except ValueError as error:
+                undefined = self._undefined(label, error)
+                by_layer, whole = dict.fromkeys(current[label], undefined), undefined
+            figures |= {f"{label}/{layer}": value for layer, value in by_layer.items()}
+            figures[f"{label}/{WHOLE}"] = whole
         return figures
 
     def _by_equal_name(self, current: Activations, processes: Processes) -> dict[str, float]:
@@ -155,7 +229,7 @@ class SimilarityCallback(ProbingCallback):
     ) -> Mapping[str, Mapping[str, tuple[str, float]]]:
         """Find the most similar layer of the reference and its value, by metric and layer."""
         layers, others = list(layers), list(others)
-        assert self._reference is not None
+        assert self._reference is not None and self.probe is not None
         try:
             for layer in layers:  # all processes have all activations, so either all raise here or none
                 if not bool(current.values[layer].isfinite().all()):
@@ -185,30 +259,46 @@ class SimilarityCallback(ProbingCallback):
 
     def _begin(self) -> None:
         if self._own:
-            self._reference = None
+            self._reference = self._reference_weights = None
 
     def _save(self, folder: Path) -> None:
-        if self._own and self._reference is not None:
+        if not self._own:
+            return
+        if self._reference is not None:
             self._reference.save(folder / self._file)
+        for label, read in (self._reference_weights or {}).items():
+            save_weights(read, self._weights_file(folder, label), self._weight_metrics[label].name)
 
     def _resume(self, folder: Path, step: int) -> None:
         if not self._own:
             return
-        path = folder / self._file
-        if not path.is_file():
+        files = [folder / self._file] * bool(self._metrics)
+        files += [self._weights_file(folder, label) for label in self._weight_metrics]
+        if missing := [path for path in files if not path.is_file()]:
             raise ValueError(
-                f"{self.name}: training resumes from step {step}, but the activations of the {self._own} are not in "
-                f"the checkpoint (expected {path}). Was the callback attached when the checkpoint was saved? If the "
+                f"{self.name}: training resumes from step {step}, but the state of the {self._own} is not in the "
+                f"checkpoint (expected {missing[0]}). Was the callback attached when the checkpoint was saved? If the "
                 "checkpoint is in another folder, also set TrainingArguments(resume_from_checkpoint=…)"
             )
-        saved = Activations.load(path)
-        check_same_order(self.probe.samples.ids, saved.ids)
-        if missing := [layer for layer in self._watched if layer not in saved.values]:
-            raise ValueError(
-                f"{path} lacks layer {missing[0]!r}; to resume, use layers among {', '.join(saved.layers)}"
-            )
-        self._reference = saved
+        if self._metrics:
+            assert self.probe is not None
+            saved = Activations.load(folder / self._file)
+            check_same_order(self.probe.samples.ids, saved.ids)
+            if absent := [layer for layer in self._watched if layer not in saved.values]:
+                raise ValueError(
+                    f"{folder / self._file} lacks layer {absent[0]!r}; to resume, use layers among "
+                    f"{', '.join(saved.layers)}"
+                )
+            self._reference = saved
+        if self._weight_metrics:
+            self._reference_weights = {
+                label: load_weights(self._weights_file(folder, label), metric.name)
+                for label, metric in self._weight_metrics.items()
+            }
 
     @property
     def _file(self) -> str:
         return f"{self.name}.safetensors"
+
+    def _weights_file(self, folder: Path, label: str) -> Path:
+        return folder / f"{self.name}-weights-{list(self._weight_metrics).index(label)}.safetensors"

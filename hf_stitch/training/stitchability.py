@@ -130,8 +130,8 @@ class StitchabilityCallback(ProbingCallback):
         self._constant: dict[Place, float] = {}
 
     # -- preparation ------------------------------------------------------------------------------------------------
-    def _prepare(self, adapter: Adapter, processes: Processes) -> None:
-        reference = load_on(self._given, processes.device)
+    def _prepare(self, processes: Processes) -> None:
+        adapter, reference = self._loaded, load_on(self._given, processes.device)
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
@@ -184,8 +184,8 @@ class StitchabilityCallback(ProbingCallback):
         return samples.select(range(*processes.part(len(samples)))).batches(self._probe.batch_size)
 
     # -- measurement ------------------------------------------------------------------------------------------------
-    def _figures(self, adapter: Adapter, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        found = self._measured(adapter, processes, "relative_accuracy", "identity", "mean_only")
+    def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
+        found = self._measured(self._loaded, processes, "relative_accuracy", "identity", "mean_only")
         self._constant |= {place: value for place, value in found.items() if place[0] == "mean_only"}
         return {
             f"{kind}/{source if source == target else f'{source}->{target}'}": value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,9 +17,11 @@ from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
+from hf_stitch.analysis.comparison.weights import WeightSide, compare_weights, sorted_metrics
 from hf_stitch.data import Samples, check_same_order
-from hf_stitch.metrics import Metric
+from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.processes import Processes
+from hf_stitch.reference import weights_hash
 from hf_stitch.representation import POOLINGS, Pooling
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def compare(
     plan: bool = False, checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> SimilarityAtlas | ComparisonPlan:  # fmt: skip
-    """Compare every layer of one network with every layer of another, in one pass over the data.
+    """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone.
 
     Each network runs once per batch. If both sides are the same model, it runs once for both. If a metric can be
     computed in several ways (from co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is
@@ -66,13 +69,17 @@ def compare(
     without any change to the call. Only ``minibatch_cka`` depends on the order of the samples and on the number of
     processes.
 
+    Metrics of weights (:class:`hf_stitch.metrics.WeightMetric`) need no data, and have layers of their own: those whose
+    weights they read. With metrics of both kinds, ``atlas.weights`` contains those of weights.
+
     Args:
         a: The first network (an adapter, a module, or a name for :func:`hf_stitch.load`) or saved :class:`Activations`.
         b: The second network, or its saved activations.
         data: Raw samples for the networks, in any form that :meth:`hf_stitch.Samples.of` accepts. ``None`` if both
-            sides are saved activations.
+            sides are saved activations, or all metrics compare weights.
         layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all
-            candidates of a (:attr:`hf_stitch.Adapter.candidates`).
+            candidates of a (:attr:`hf_stitch.Adapter.candidates`). Metrics of weights take these modules and the
+            modules in them; by default, all that they read.
         layers_b: Layers of b. Default: all candidates of b.
         metrics: Names in ``hf_stitch.registries.metrics``, with options if needed (``"linear_cka:debiased=True"``), or
             metric objects (``registries.metrics.build("linear_cka", debiased=True)``).
@@ -136,17 +143,56 @@ def compare(
             "pooling='mean', 'cls', 'last' or 'flatten'. For the positions of two layers, use "
             "hf_stitch.analysis.permutation_test(…, samples=…)"
         )
+    activations, weights = sorted_metrics(metrics)
+    if weights and (plan or permutations):
+        raise ValueError(f"{next(iter(weights))} compares weights: it has no plan and no permutations of samples")
     processes = Processes.of(accelerator)
+    by_weights = _by_weights(a, b, weights, layers_a, layers_b, processes) if weights else None
+    if by_weights is not None and not activations:
+        if data is not None or paired_data is not None:
+            raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
+        return by_weights
     sides = _sides(a, b, data, paired_data, pooling, align, processes)
     if align == "offsets":
         sides = aligned(sides)
-    comparison = Comparison(sides, metrics, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes)
+    comparison = Comparison(
+        sides, activations, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes
+    )
     if plan:
         return comparison.plan(permutations)
-    return comparison.run(
+    atlas = comparison.run(
         batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, permutations=permutations, seed=seed,
         progress=progress,
     )  # fmt: skip
+    return replace(atlas, weights=by_weights)
+
+
+def _by_weights(
+    a: Comparable, b: Comparable, metrics: Mapping[str, WeightMetric], layers_a: Iterable[str] | None,
+    layers_b: Iterable[str] | None, processes: Processes,
+) -> SimilarityAtlas:  # fmt: skip
+    sides = [weight_side(name, each, processes) for name, each in (("a", a), ("b", b))]
+    return compare_weights(sides, metrics, layers_a, layers_b)
+
+
+def weight_side(name: str, network: Comparable, processes: Processes) -> WeightSide:
+    """Return a network whose weights are compared. A module needs no example inputs.
+
+    Args:
+        name: Its name in error messages.
+        network: The network.
+        processes: The processes, which give the device of a network that is loaded by name.
+
+    Raises:
+        TypeError: If it is saved activations.
+    """
+    if isinstance(network, Activations):
+        raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
+    if isinstance(network, nn.Module):
+        return WeightSide(network, {"class": type(network).__name__, "weights": weights_hash(network)})
+    adapter = load_on(network, processes.device)
+    described = {"reference": adapter.pinned.to_dict(), "class": type(adapter.model).__name__}
+    return WeightSide(adapter.model, described)
 
 
 def _sides(

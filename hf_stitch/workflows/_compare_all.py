@@ -15,11 +15,12 @@ from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.analysis.comparison.jackknife import Array, Places, differences_from_best, groups_of
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.comparison.sides import Network, Networks, Reader, Side
+from hf_stitch.analysis.comparison.weights import compare_all_weights, sorted_metrics
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import POOLINGS, Pooling
-from hf_stitch.workflows._compare import Comparable, side_of
+from hf_stitch.workflows._compare import Comparable, side_of, weight_side
 from hf_stitch.workflows._networks import named_layers, named_networks
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def compare_all(
     Args:
         networks: Name -> network (an adapter, a module, or a name for :func:`hf_stitch.load`) or saved
             :class:`~hf_stitch.analysis.Activations`. A list names them ``0``, ``1``, ….
-        data: Raw samples, as in :func:`hf_stitch.compare`. ``None`` if all are saved activations.
+        data: Raw samples, as in :func:`hf_stitch.compare`. ``None`` if all are saved activations, or the metrics
+            compare weights.
         layers: Layers of all networks, or name -> layers. Default: all candidates of each.
-        metrics: As in :func:`hf_stitch.compare`.
+        metrics: As in :func:`hf_stitch.compare`; either metrics of activations or metrics of weights.
         pooling: As in :func:`hf_stitch.compare`.
         batch_size: Number of samples per forward pass.
         resamples: Number of random groups of samples, each of which is left out once (a jackknife), to test whether
@@ -87,10 +89,20 @@ def compare_all(
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     chosen = named_layers(named, layers)
     processes = Processes.of(accelerator)
+    activations, weights = sorted_metrics(metrics)
+    if weights:
+        if activations or data is not None or resamples:
+            raise ValueError(
+                f"{', '.join(weights)} compares weights: leave out data and resamples, and compare activations in a "
+                "call of its own"
+            )
+        weighed = {name: weight_side(name, each, processes) for name, each in named.items()}
+        atlas, by_network, whole = compare_all_weights(weighed, weights, chosen)
+        return NetworkAtlas(atlas, by_network, whole=whole)
     reader = None if data is None else Reader(Samples.of(data))
     sides = {name: side_of(name, each, reader, pooling, processes) for name, each in named.items()}
     _check_meet(sides, pooling)
-    several, scores = Networks(sides, chosen), labelled(metrics)
+    several, scores = Networks(sides, chosen), labelled(activations)
     if resamples:
         _check_resamples(resamples, pooling, several)
     comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)

@@ -62,7 +62,7 @@ def test_training_with_callbacks_gives_identical_weights(tmp_path: Path, referen
     own = adapter(watched.model)
     SimilarityCallback("start", PROBE, every=1).attach(watched, own)
     StitchabilityCallback(reference, data, every="epoch").attach(watched, own)
-    DynamicsRecorder(PROBE, tmp_path / "recordings", every="eval").attach(watched, own)
+    DynamicsRecorder(tmp_path / "recordings", PROBE, every="eval").attach(watched, own)
     watched.train()
     assert same(plain.model, watched.model)
     losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (plain, watched)]
@@ -394,7 +394,7 @@ def test_resuming_restores_the_checkpoint(tmp_path: Path, kind: str) -> None:
         made = trainer(tmp_path, net(), **options)
         own = adapter(made.model)
         callback = SimilarityCallback(kind, PROBE, every=3).attach(made, own)
-        return made, callback, DynamicsRecorder(PROBE, tmp_path / "recordings", every=3).attach(made, own)
+        return made, callback, DynamicsRecorder(tmp_path / "recordings", PROBE, every=3).attach(made, own)
 
     whole, _, recorder = run()
     whole.train()
@@ -411,10 +411,10 @@ def test_resuming_restores_the_checkpoint(tmp_path: Path, kind: str) -> None:
 
 def test_recordings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     first = trainer(tmp_path, save_strategy="steps", save_steps=4)
-    DynamicsRecorder(PROBE, tmp_path / "recordings", every=1).attach(first, adapter(first.model))
+    DynamicsRecorder(tmp_path / "recordings", PROBE, every=1).attach(first, adapter(first.model))
     first.train()
     second = trainer(tmp_path, net(), num_train_epochs=2)
-    recorder = DynamicsRecorder(PROBE, tmp_path / "recordings", every=4).attach(second, adapter(second.model))
+    recorder = DynamicsRecorder(tmp_path / "recordings", PROBE, every=4).attach(second, adapter(second.model))
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert recorder.result().steps == (0, 1, 2, 3, 4, 8)
     assert len(list((tmp_path / "recordings").glob("*.safetensors"))) == 6
@@ -425,18 +425,18 @@ def test_checkpoint_without_start_activations_raises(tmp_path: Path) -> None:
     first.train()
     second = trainer(tmp_path)
     SimilarityCallback("start", PROBE).attach(second, adapter(second.model))
-    with pytest.raises(ValueError, match=r"step 4.*start are not in the checkpoint"):
+    with pytest.raises(ValueError, match=r"step 4.*start is not in the checkpoint"):
         second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_folder_of_another_training_run_raises(tmp_path: Path) -> None:
     run = trainer(tmp_path, num_train_epochs=1)
-    recorder = DynamicsRecorder(PROBE, tmp_path / "recordings").attach(run, adapter(run.model))
+    recorder = DynamicsRecorder(tmp_path / "recordings", PROBE).attach(run, adapter(run.model))
     run.train()
     with pytest.raises(ValueError, match="another training run"):
         run.train()
     with pytest.raises(ValueError, match="another training run"):
-        DynamicsRecorder(PROBE, recorder.folder).measure(adapter(net()), step=0)
+        DynamicsRecorder(recorder.folder, PROBE).measure(adapter(net()), step=0)
 
 
 def test_second_training_run_starts_again(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_second_training_run_starts_again(tmp_path: Path) -> None:
 
 # -- dynamics ----------------------------------------------------------------------------------------------------------
 def test_dynamics_agree_with_compare_for_each_pair(tmp_path: Path) -> None:
-    recorder = DynamicsRecorder(PROBE, tmp_path, pooling="none", metric="procrustes")
+    recorder = DynamicsRecorder(tmp_path, PROBE, pooling="none", metric="procrustes")
     adapters = [adapter(net(seed)) for seed in range(3)]
     model = net()
     own = adapter(model)

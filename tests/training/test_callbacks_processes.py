@@ -42,7 +42,7 @@ def train(folder: Path, batch: int) -> dict[str, Any]:
     for kind in ("start", "previous", reference):
         SimilarityCallback(kind, PROBE, every=1, batch_size=8).attach(run, own)
     StitchabilityCallback(reference, data, every=1, batch_size=8, matcher="ridge", ridge=1e-3).attach(run, own)
-    recorder = DynamicsRecorder(PROBE, folder / "recordings", every=1, batch_size=8).attach(run, own)
+    recorder = DynamicsRecorder(folder / "recordings", PROBE, every=1, batch_size=8).attach(run, own)
     run.train()
     kept = [{k: v for k, v in e.items() if "/" in k or k == "step"} for e in run.state.log_history]
     return {"log": [e for e in kept if len(e) > 1], "dynamics": recorder.result().to_dict()["values"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from hf_stitch.results import Result
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from rich.console import Group
     from rich.table import Table
 
 
@@ -33,9 +34,10 @@ class SimilarityAtlas(Result):
         values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.
         layers_a: Names of the layers of a, the rows.
         layers_b: Names of the layers of b, the columns.
-        n: Number of samples.
-        pooling: The pooling.
-        routes: Metric -> statistic it was computed from: ``moments``, ``grams``, ``features`` or ``minibatches``.
+        n: Number of samples; None for metrics of weights, which need none.
+        pooling: The pooling; None for metrics of weights.
+        routes: Metric -> statistic it was computed from: ``moments``, ``grams``, ``features``, ``minibatches`` or
+            ``weights``.
         distances: The metrics for which a lower value means more similar.
         recipe: Record for reproducing the comparison: both sides with hashes, data, metrics with options, batch size
             and versions.
@@ -44,6 +46,10 @@ class SimilarityAtlas(Result):
             ``compare(…, permutations=…)`` ran none.
         undefined: Pair (``"metric: layer of a -> layer of b"``) -> why the metric is undefined for it: too few samples,
             a constant layer, other widths. Such pairs take no part in any ranking.
+        whole: Metric of weights -> value of both networks as a whole, from all layers of the same name. Metrics that
+            are undefined for one of them are left out.
+        weights: The metrics of weights of a comparison that also has metrics of activations: they have layers of their
+            own. All methods find their values too.
 
     Raises:
         ValueError: If values do not have one row and one column for each layer.
@@ -61,14 +67,16 @@ class SimilarityAtlas(Result):
     values: Mapping[str, Array]
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
-    n: int
-    pooling: Pooling
+    n: int | None
+    pooling: Pooling | None
     routes: Mapping[str, str]
     distances: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     tests: Mapping[str, MaximumTest] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, float] = field(default_factory=dict)
+    weights: SimilarityAtlas | None = None
 
     def __post_init__(self) -> None:
         """Check the shapes of the values."""
@@ -88,7 +96,13 @@ class SimilarityAtlas(Result):
         Raises:
             KeyError: If the atlas does not contain the metric, or contains it with several options.
         """
-        return self.values[self.label(metric)]
+        atlas, label = self._of(metric)
+        return atlas.values[label]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The labels of all metrics."""
+        return (*self.values, *(self.weights.values if self.weights else ()))
 
     def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
@@ -110,8 +124,9 @@ class SimilarityAtlas(Result):
             >>> atlas.best_matches()
             {'a0': 'b0', 'a1': 'b1'}
         """
-        own, other = self._sides(axis)
-        return {own[layer]: other[place] for layer, place in self._best(self.label(metric), axis).items()}
+        atlas, label = self._of(metric)
+        own, other = atlas._sides(axis)
+        return {own[layer]: other[place] for layer, place in atlas._best(label, axis).items()}
 
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
@@ -167,13 +182,13 @@ class SimilarityAtlas(Result):
             >>> SimilarityAtlas({"cka": values}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"}).best_pair()
             ('a1', 'b0')
         """
-        name = self.label(metric)
-        best = self._best(name, "a")
+        atlas, name = self._of(metric)
+        best = atlas._best(name, "a")
         if not best:
             raise ValueError(f"{name} is undefined for all pairs of layers; atlas.undefined has the reasons")
-        choose = min if name in self.distances else max
-        a = choose(best, key=lambda layer: self[name][layer, best[layer]])
-        return self.layers_a[a], self.layers_b[best[a]]
+        choose = min if name in atlas.distances else max
+        a = choose(best, key=lambda layer: atlas.values[name][layer, best[layer]])
+        return atlas.layers_a[a], atlas.layers_b[best[a]]
 
     def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
         """Return why a metric is undefined for a pair of layers.
@@ -189,7 +204,8 @@ class SimilarityAtlas(Result):
         Raises:
             KeyError: If the atlas does not contain the metric.
         """
-        return self.undefined.get(pair_name(self.label(metric), layer_a, layer_b))
+        atlas, label = self._of(metric)
+        return atlas.undefined.get(pair_name(label, layer_a, layer_b))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the values in long format.
@@ -201,6 +217,8 @@ class SimilarityAtlas(Result):
         """
         import pandas
 
+        if self.weights is not None:
+            return pandas.concat([replace(self, weights=None).to_pandas(), self.weights.to_pandas()], ignore_index=True)
         tested = {metric: test.p_values for metric, test in self.tests.items()}
         return pandas.DataFrame(
             [
@@ -241,7 +259,9 @@ class SimilarityAtlas(Result):
 
         if scale not in ("fixed", "data"):
             raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
-        name = self.label(metric)
+        atlas, name = self._of(metric)
+        if atlas is not self:
+            return atlas.plot(name, scale=scale)
         values, test = self.values[name], self.tests.get(name)
         marked = np.zeros(values.shape, bool)
         best = self._best(name, "a")
@@ -254,7 +274,7 @@ class SimilarityAtlas(Result):
             self.layers_b,
             row_title=title_a,
             column_title=title_b,
-            title=f"{self.n} samples, pooling: {self.pooling}",
+            title=self.basis,
             label=f"{name}\n{'lower' if name in self.distances else 'higher'} = more alike",
             low=low if scale == "fixed" else None,
             high=high if scale == "fixed" else None,
@@ -264,8 +284,14 @@ class SimilarityAtlas(Result):
             stars=f"p ≤ {max_p:g}, adjusted for the search",
         )
 
-    def __rich__(self) -> Table:
+    @property
+    def basis(self) -> str:
+        """What the values were computed from: the samples and the pooling, or the weights."""
+        return "from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}"
+
+    def __rich__(self) -> Table | Group:
         """Return the table that ``rich`` prints: the best match of each layer of a under each metric."""
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
@@ -273,12 +299,13 @@ class SimilarityAtlas(Result):
         if len(self.layers_b) == 1:
             title = "Match with the one layer of b"
         table = Table("layer of a", title=title, title_justify="left")
-        caption = f"{self.n} samples, pooling: {self.pooling}"
+        caption = self.basis
         if self.distances:
             caption += "; ↓ lower = more alike"
         if self.tests:
             count = len(next(iter(self.tests.values())).maxima)
             caption += f"; p-values of the best match, adjusted for the search in b, from {count} permutations"
+        caption += "".join(f"; {metric} of the whole networks: {value:.3f}" for metric, value in self.whole.items())
         table.caption = Text("; ".join([caption, *self._gaps()]))
         for metric in self.values:
             direction = " ↓" if metric in self.distances else ""
@@ -286,7 +313,7 @@ class SimilarityAtlas(Result):
         columns = [self._cells(metric) for metric in self.values]
         for layer, *cells in zip(self.layers_a, *columns, strict=True):
             table.add_row(Text(layer), *map(Text, cells))
-        return table
+        return table if self.weights is None else Group(table, self.weights)
 
     def _gaps(self) -> Iterator[str]:
         """Describe for how many pairs each metric is undefined, with the first of the reasons."""
@@ -327,19 +354,24 @@ class SimilarityAtlas(Result):
         """
         if metric is None:
             return next(iter(self.values))
-        if metric in self.values:
+        if metric in self.metrics:
             return metric
         name, options = options_in(metric)
         wanted = {f"{key}={value}" for key, value in options.items()}
         found = []
-        for label in self.values:
+        for label in self.metrics:
             own, _, chosen = label.rstrip(")").partition("(")
             if own == name and wanted <= set(chosen.split(", ")):
                 found.append(label)
         if len(found) == 1:
             return found[0]
         why = f"has several metrics {metric!r}" if found else f"has no metric {metric!r}"
-        raise KeyError(f"the atlas {why}; it has {', '.join(self.values)}")
+        raise KeyError(f"the atlas {why}; it has {', '.join(self.metrics)}")
+
+    def _of(self, metric: str | None) -> tuple[SimilarityAtlas, str]:
+        """Return the atlas that contains a metric, this one or that of weights, and the label of the metric."""
+        label = self.label(metric)
+        return (self, label) if label in self.values or self.weights is None else (self.weights, label)
 
     def _test(self, label: str) -> MaximumTest:
         if label not in self.tests:

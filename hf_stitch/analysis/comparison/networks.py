@@ -34,6 +34,8 @@ class NetworkAtlas(Result):
             the differences from the most similar layer, by a jackknife over samples. First, of each layer of b from the
             best one for the same layer of a; second, with a and b exchanged. NaN for layers whose corresponding layer
             is the best. Empty without ``compare_all(…, resamples=…)``.
+        whole: Metric of weights -> (networks, networks) float64, the values of the networks as a whole; NaN for
+            networks that are not comparable in all layers.
 
     Raises:
         ValueError: If the layers are not those of the atlas.
@@ -53,6 +55,7 @@ class NetworkAtlas(Result):
     atlas: SimilarityAtlas
     layers: Mapping[str, tuple[str, ...]]
     p_values: Mapping[str, Array] = field(default_factory=dict)
+    whole: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the names of the layers."""
@@ -92,13 +95,19 @@ class NetworkAtlas(Result):
             layers_b=self.layers[b],
             recipe=recipe,
             undefined=undefined,
+            whole={
+                metric: float(values[self.networks.index(a), self.networks.index(b)])
+                for metric, values in self.whole.items()
+                if not np.isnan(values[self.networks.index(a), self.networks.index(b)])
+            },
         )
 
     def similarities(self, metric: str | None = None) -> Array:
         """Compute the similarity of each pair of networks.
 
         It is the mean over the layers of one network of the value of the most similar layer of the other, averaged over
-        both directions. Undefined pairs of layers, and layers that have no other, are left out.
+        both directions. Undefined pairs of layers, and layers that have no other, are left out. A metric of weights has
+        its own values of whole networks (:attr:`whole`).
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
@@ -110,7 +119,10 @@ class NetworkAtlas(Result):
         Raises:
             KeyError: If the atlas does not contain the metric.
         """
-        values = self.atlas.values[self.atlas.label(metric)]
+        label = self.atlas.label(metric)
+        if label in self.whole:
+            return self.whole[label].copy()
+        values = self.atlas.values[label]
         places = [self._place(name) for name in self.networks]
         found = np.array([[self._best(values[a, b], metric) for b in places] for a in places])
         return (found + found.T) / 2
@@ -235,8 +247,9 @@ class NetworkAtlas(Result):
         from rich.text import Text
 
         metric = next(iter(self.atlas.values))
-        table = Table("", title=f"{metric} of the most similar layers", title_justify="left")
-        table.caption = f"{self.atlas.n} samples, pooling: {self.atlas.pooling}"
+        of = "whole networks" if metric in self.whole else "the most similar layers"
+        table = Table("", title=f"{metric} of {of}", title_justify="left")
+        table.caption = self.atlas.basis
         if missing := int(np.isnan(self.atlas.values[metric]).sum()):
             table.caption += f"; undefined for {missing} of {self.atlas.values[metric].size} pairs of layers"
         for name in self.networks:
