@@ -661,7 +661,7 @@ PAGE = """# Encoders of other languages, where translations share the label
 Claim (Moschella et al. 2023, section 5.2): a head trained on the relative representations of an English encoder accepts
 encoders of other languages, given parallel anchors. Paper: reviews with two classes, RoBERTas, Wikipedia anchors;
 weighted F1 of an English head on English 90.5, on Spanish, French and Japanese 78.5, 70.4, 66.3; absolute 43.7 to 54.4.
-On tweets with small encoders, [the claim failed](relative_representations.md#other-languages): 34.4 with chance 33.3.
+On tweets with small encoders, [the claim failed](cross_language.md): relative heads are not above chance.
 There, the ceiling was low, and labels were not shared by translations. This experiment tests the mechanism.
 
 ## Setting
