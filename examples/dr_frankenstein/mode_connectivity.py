@@ -18,7 +18,7 @@ from hf_stitch.analysis import mode_connectivity
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 
-PRESETS = {"small": Preset(4_000, 1_000, 1, (10_000, 6), batch=16, **SHORT), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(4_000, 1_000, 3, (10_000, 6), batch=16, **SHORT), "test": TEST, "paper": PAPER}
 LAYERS = {"small": networks.Tiny10.cuts, "test": ("bn8",), "paper": networks.Tiny10.cuts}
 STARTS = {"small": 5, "test": 2, "paper": 10}
 PAIRS = {"small": 3, "test": 1, "paper": 5}
