@@ -28,6 +28,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "transformers.WavLMPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWaveforms",
         "transformers.WhisperPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfWhisper",
     },
+    "rewrites": {},
     "stitches": {
         "identity": "hf_stitch.stitches.identity:IdentityStitch",
         "linear": "hf_stitch.stitches.linear:LinearStitch",
@@ -115,6 +116,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
 BASES: dict[str, str] = {
     "adapters": "hf_stitch.adapters.base:Adapter",
     "overrides": "hf_stitch.adapters.overrides.base:Override",
+    "rewrites": "hf_stitch.adapters.rewriting:Rewrite",
     "stitches": "hf_stitch.stitches.base:Stitch",
     "matchers": "hf_stitch.matchers.base:Matcher",
     "metrics": "hf_stitch.metrics.base:Metric",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hf_stitch.adapters import Adapter, Override
+    from hf_stitch.adapters.rewriting import Rewrite
     from hf_stitch.artefacts import StitchedModel
     from hf_stitch.detectors import Detector
     from hf_stitch.matchers import Matcher
@@ -432,6 +433,7 @@ class Registries:
     Attributes:
         adapters: Adapters of libraries, for example ``transformers`` and ``timm``.
         overrides: Overrides for single architectures.
+        rewrites: Changes of the modules of a network.
         stitches: Maps between representations.
         matchers: Methods that fit a map.
         metrics: Similarity metrics.
@@ -447,12 +449,13 @@ class Registries:
         >>> registries["stitches"] is registries.stitches
         True
         >>> list(registries)
-        ['adapters', 'overrides', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors', 'heads',
-         'networks']
+        ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
+         'heads', 'networks']
     """
 
     adapters: Registry[Adapter]
     overrides: Registry[Override]
+    rewrites: Registry[Rewrite]
     stitches: Registry[Stitch]
     matchers: Registry[Matcher]
     metrics: Registry[Metric]

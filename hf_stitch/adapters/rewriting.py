@@ -1,0 +1,139 @@
+"""Rewrites: changes of the modules of a network that a saved model repeats when it is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+
+from hf_stitch.registry import registries
+
+if TYPE_CHECKING:
+    from hf_stitch.adapters.base import Adapter
+
+ATTRIBUTE = "hf_stitch_rewrites"
+"""Attribute of a network: the list of the records of its rewrites, in the order in which they were applied."""
+
+REWRITES = "rewrites"
+"""Key of the same list in a blueprint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite(ABC):
+    """Base class of rewrites: frozen dataclasses that exchange modules of a network for others.
+
+    The fields of a rewrite are its options, which are JSON values and which ``__post_init__`` validates and converts
+    (JSON has lists, but no tuples). :func:`rewrite` applies a rewrite and records it: the blueprint of the network then
+    contains it, and a stitched model with a half of this network can be saved and loaded.
+
+    Attributes:
+        name: Name in the registry of rewrites.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class WithoutDropout(Rewrite):
+        ...     name = "without_dropout"
+        ...
+        ...     def apply(self, model):
+        ...         for name, module in list(model.named_modules()):
+        ...             if isinstance(module, nn.Dropout):
+        ...                 model.set_submodule(name, nn.Identity())
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 2))
+        >>> rewrite(network, WithoutDropout())
+        >>> network[1], rewrites_of(network)
+        (Identity(), [{'name': 'without_dropout'}])
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def apply(self, model: nn.Module) -> None:
+        """Exchange modules of a network in place.
+
+        Which modules, and the names and shapes of the new tensors, may depend on the options and on the names, classes
+        and shapes of the network only, not on the values of its weights: a saved model is rebuilt without values, and
+        its tensors may be on the meta device. New tensors have the device and the dtype of those they replace.
+
+        Args:
+            model: The network. It remains the same object.
+
+        Raises:
+            ValueError: If the network has nothing to rewrite, or the options do not fit it.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and all options as JSON values, for ``registries.rewrites.build``."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+
+def rewrite(model: nn.Module, rewrite: str | Mapping[str, Any] | Rewrite) -> None:
+    """Apply a rewrite to a network in place, and record it on the network.
+
+    Args:
+        model: The network. Create its adapter afterwards: an adapter that ran it knows its old modules.
+        rewrite: The rewrite, its name in ``hf_stitch.registries.rewrites`` (also with options, ``"name:key=value"``),
+            or its record.
+
+    Raises:
+        UnknownNameError: If the registry has no such name.
+        TypeError: If an option is unknown, or is no JSON value.
+        ValueError: If the rewrite does not fit the network.
+    """
+    built = registries.rewrites.build(rewrite)
+    record = json.loads(json.dumps(built.to_dict()))
+    built.apply(model)
+    setattr(model, ATTRIBUTE, [*rewrites_of(model), record])
+
+
+def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the records of the rewrites of a network, in the order in which they were applied.
+
+    Args:
+        model: The network.
+
+    Returns:
+        For each rewrite its ``name`` and options, for ``registries.rewrites.build``; empty for most networks.
+    """
+    return list(getattr(model, ATTRIBUTE, ()))
+
+
+def blueprint_of(adapter: Adapter) -> dict[str, Any]:
+    """Return the blueprint of a network with its rewrites.
+
+    Args:
+        adapter: The adapter of the network.
+
+    Returns:
+        The :meth:`hf_stitch.Adapter.blueprint`, with ``rewrites`` if there are any; :func:`network_of` builds it.
+
+    Raises:
+        ValueError: If the class of the network is user code.
+    """
+    found = rewrites_of(adapter.model)
+    return adapter.blueprint() | ({REWRITES: found} if found else {})
+
+
+def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
+    """Construct the network of a blueprint, and repeat its rewrites.
+
+    Args:
+        blueprint: The result of :func:`blueprint_of`, possibly from an untrusted source.
+
+    Returns:
+        The network in eval mode, without trained weights.
+
+    Raises:
+        UnknownNameError: If a library or a rewrite is not installed.
+        TypeError: If a rewrite has no such option.
+        ValueError: If the network cannot be built, or a rewrite does not fit it.
+    """
+    own = {key: value for key, value in blueprint.items() if key != REWRITES}
+    model: nn.Module = registries.adapters.get(blueprint["library"]).build(own)
+    for record in blueprint.get(REWRITES, ()):
+        rewrite(model, record)
+    return model.eval()
