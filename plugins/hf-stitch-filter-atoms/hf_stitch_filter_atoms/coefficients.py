@@ -119,15 +119,13 @@ def _filters(conv: AtomConv2d) -> Tensor:
 
 
 def _common(filters: Sequence[Tensor], like: AtomConv2d) -> Tensor:
-    """The orthonormal coefficients that approximate all filters best, from the Gram matrix of all columns."""
+    """The orthonormal coefficients that approximate all filters best: columns side by side, from their Gram matrix."""
     beside = torch.cat(list(filters), 1)
     count = like.coefficients.shape[2]
-    left, values, right = torch.linalg.svd(beside, full_matrices=False)
-    del values, right
-    vectors = left[:, :count]
-    if vectors.shape[1] < count:  # fewer filters than atoms
-        vectors = torch.nn.functional.pad(vectors, (0, count - vectors.shape[1]))
-    return vectors.view_as(like.coefficients).to(like.coefficients)
+    directions = torch.linalg.eigh(beside.T @ beside).eigenvectors.flip(1)[:, :count]
+    columns = torch.linalg.qr(beside @ directions).Q
+    columns = nn.functional.pad(columns, (0, count - columns.shape[1]))  # fewer filters than atoms
+    return columns.view(like.coefficients.shape).to(like.coefficients)
 
 
 def _impose(conv: AtomConv2d, coefficients: Tensor) -> float:

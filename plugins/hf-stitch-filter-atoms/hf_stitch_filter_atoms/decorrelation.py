@@ -1,0 +1,30 @@
+"""The penalty that decorrelates channels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def channel_decorrelation(activations: Tensor) -> Tensor:
+    """Compute the penalty of Chen, Miao and Qiu (2023), appendix A.3: how much different channels have in common.
+
+    Args:
+        activations: Activations Z of a layer, ``(n, channels)`` or ``(n, channels, height, width)``. Each position is
+            then a row.
+
+    Returns:
+        ``Σ_{i≠j} (ZᵀZ)²_ij``, a 0-d tensor with gradients. It is not divided by the numbers of rows and channels.
+
+    Raises:
+        ValueError: If the activations have fewer than two dimensions.
+
+    Example:
+        >>> import torch
+        >>> channel_decorrelation(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+        tensor(8.)
+    """
+    if activations.ndim < 2:
+        raise ValueError(f"activations must be (n, channels, …), got {tuple(activations.shape)}")
+    rows = activations.flatten(2).transpose(1, 2).flatten(0, 1) if activations.ndim > 2 else activations
+    gram = rows.T @ rows
+    return (gram - gram.diagonal().diag()).square().sum()

@@ -1,0 +1,249 @@
+"""Similarities of convolutions from their weights alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.metrics import NotComparable, WeightMetric
+from hf_stitch.papers import Paper
+from hf_stitch.statistics import Weights
+from hf_stitch_filter_atoms.patches import loaded
+from hf_stitch_filter_atoms.reading import (
+    angle,
+    check_shared,
+    convolutions,
+    cosine,
+    hash_of,
+    in_double,
+    shape_of,
+    spatial,
+)
+
+CHEN_2023 = Paper(
+    "Chen et al.: Inner Product-based Neural Network Similarity",
+    "https://papers.nips.cc/paper_files/paper/2023/hash/ea7623ff02edffe68866f88da2667592-Abstract-Conference.html",
+)
+Gauge = Literal["trained", "orthonormal"]
+
+
+def _filter_atoms(x: Weights, y: Weights, *, gauge: Gauge = "trained") -> float:
+    check_shared(x, y)
+    return cosine(x.layer, _atoms(x, gauge), _atoms(y, gauge))
+
+
+def _filter_atom_angle(x: Weights, y: Weights, *, gauge: Gauge = "trained") -> float:
+    check_shared(x, y)
+    return angle(x.layer, _atoms(x, gauge), _atoms(y, gauge))
+
+
+def _grassmann(x: Weights, y: Weights) -> float:
+    check_shared(x, y)
+    bases = [_basis(side) for side in (x, y)]
+    return torch.linalg.svdvals(bases[0].T @ bases[1]).mean().item()
+
+
+def _weight_cosine(x: Weights, y: Weights) -> float:
+    check_shared(x, y)
+    return cosine(x.layer, x.tensors["weight"], y.tensors["weight"])
+
+
+def _patch_cosine(x: Weights, y: Weights, *, covariance: str = "") -> float:
+    check_shared(x, y)
+    return cosine(x.layer, x.tensors["outputs"], y.tensors["outputs"])
+
+
+def _filter_gram(x: Weights, y: Weights) -> float:
+    check_shared(x, y)
+    return cosine(x.layer, x.tensors["gram"], y.tensors["gram"])
+
+
+class FilterAtoms(WeightMetric):
+    """S_Atom: the cosine of the filter atoms of two networks that share their atom coefficients.
+
+    Atoms are compared with their positions and order, in the gauge of the option: ``"trained"`` takes them as they
+    are, ``"orthonormal"`` as they are with orthonormal coefficients, and then the value is the cosine of the weights.
+    Other gauges change the value, but no function: see :func:`hf_stitch_filter_atoms.gauge_bounds`. Batch
+    normalization, classifiers and 1×1 convolutions, whose atoms are numbers, are not read.
+
+    Args:
+        **options: ``gauge``.
+
+    Example:
+        >>> from hf_stitch_filter_atoms import atomize
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3))
+        >>> _ = atomize(net)
+        >>> metric = FilterAtoms()
+        >>> read = metric.read(net)["0"]
+        >>> round(metric.value(read, read), 6)
+        1.0
+    """
+
+    name, title, papers = "filter_atoms", "cosine of filter atoms", (CHEN_2023,)
+    function = staticmethod(_filter_atoms)
+    range = (-1.0, 1.0)
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read atoms, the Gram matrix of the coefficients, and a hash of the coefficients."""
+        return _read_atoms(model)
+
+
+class FilterAtomAngle(WeightMetric):
+    """The angle of filter atoms, arccos S_Atom: a pseudometric, because atoms D and 2 D have distance 0.
+
+    Args:
+        **options: ``gauge``, as for ``filter_atoms``.
+    """
+
+    name, title, papers = "filter_atom_angle", "angle of filter atoms", (CHEN_2023,)
+    function = staticmethod(_filter_atom_angle)
+    range = (0.0, math.pi)
+    higher_is_better = False
+    triangle_inequality = True
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read atoms, the Gram matrix of the coefficients, and a hash of the coefficients."""
+        return _read_atoms(model)
+
+
+class Grassmann(WeightMetric):
+    """S_Gras: the mean cosine of the principal angles between the spaces that the atoms of two networks span.
+
+    It is the same in all gauges. As many atoms as a kernel has entries span everything, and S_Gras would be 1 for any
+    two networks: take fewer (``atomize(model, atoms=6)``). The coefficients need not agree.
+    """
+
+    name, title, papers = "grassmann", "Grassmann similarity of filter subspaces", (CHEN_2023,)
+    function = staticmethod(_grassmann)
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read the atoms of all layers but 1×1 convolutions."""
+        return {
+            name: Weights(name, {"atoms": in_double(conv.atoms)}, shape_of(conv, atoms=str(len(conv.atoms))))
+            for name, conv in spatial(model).items()
+        }
+
+
+class WeightCosine(WeightMetric):
+    """The cosine of the weights of two convolutions of one shape, plain or with atoms.
+
+    For weight-standardized convolutions, these are the weights before standardization.
+    """
+
+    name, title = "weight_cosine", "cosine of the weights"
+    function = staticmethod(_weight_cosine)
+    range = (-1.0, 1.0)
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read the weights of all convolutions."""
+        return {
+            name: Weights(name, {"weight": in_double(conv.weight)}, shape_of(conv))
+            for name, conv in convolutions(model).items()
+        }
+
+
+class PatchCosine(WeightMetric):
+    """The cosine of the weights in the metric of input patches: ``⟨W, W′⟩ = tr(W C W′ᵀ)``.
+
+    C is the covariance of the input patches of one reference network, measured once: then the value is the cosine of
+    the outputs that two convolutions have for the inputs of the reference. It is the same in all gauges, and the cosine
+    of the weights if C is the identity. For weight-standardized convolutions, W is the weight before standardization.
+
+    Args:
+        **options: ``covariance``: the file that ``PatchCovariance.save`` wrote. Reading needs it, comparing does not.
+    """
+
+    name, title = "patch_cosine", "cosine of the weights in the metric of input patches"
+    function = staticmethod(_patch_cosine)
+    range = (-1.0, 1.0)
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read the weights of all convolutions, times a square root of the covariance of their patches."""
+        found, path = convolutions(model), self.options["covariance"]
+        if not path:
+            raise ValueError("patch_cosine needs covariance=, a file that PatchCovariance.save has written")
+        covariance, key = loaded(str(path))
+        return {
+            name: Weights(
+                name, {"outputs": _outputs(name, conv, covariance.factors.get(name))}, shape_of(conv, covariance=key)
+            )
+            for name, conv in found.items()
+        }
+
+
+class FilterGram(WeightMetric):
+    """The cosine of the Gram matrices of spatial filters, for layers of any numbers of channels.
+
+    All kernels of a layer are rows of F, ``(out · in / groups, kh·kw)``. Their Gram matrix ``Fᵀ F`` over the number of
+    rows, which is ``Dᵀ αᵀ α D`` in terms of atoms, says which directions of kernels the layer uses and how much. It is
+    the same in all gauges, needs no shared coefficients, and ignores which channels a kernel connects. Only the size of
+    the kernel must agree. This is a proposal for coefficients of unequal dimension, which the paper leaves open.
+    """
+
+    name, title = "filter_gram", "cosine of the Gram matrices of spatial filters"
+    function = staticmethod(_filter_gram)
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Read the Gram matrices of all layers but 1×1 convolutions."""
+        found = {name: conv for name, conv in convolutions(model).items() if conv.kernel_size != (1, 1)}
+        if not found:
+            raise ValueError("all convolutions are 1×1, whose kernels are numbers")
+        return {name: _read_gram(name, conv) for name, conv in found.items()}
+
+
+def _read_atoms(model: nn.Module) -> dict[str, Weights]:
+    read = {}
+    for name, conv in spatial(model).items():
+        columns = in_double(conv.coefficients).flatten(0, 1)
+        tensors = {"atoms": in_double(conv.atoms), "gram": columns.T @ columns / len(columns)}
+        shared = shape_of(conv, atoms=str(len(conv.atoms)), coefficients=hash_of(conv.coefficients))
+        read[name] = Weights(name, tensors, shared)
+    return read
+
+
+def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
+    """Atoms in a gauge, ``(m, kh·kw)``."""
+    atoms = weights.tensors["atoms"].double().flatten(1)
+    if gauge == "trained":
+        return atoms
+    values, vectors = torch.linalg.eigh(weights.tensors["gram"].double())
+    return (vectors * values.clamp(min=0).sqrt()).T @ atoms
+
+
+def _basis(weights: Weights) -> Tensor:
+    """An orthonormal basis of the space that atoms span, ``(kh·kw, m)``."""
+    atoms = weights.tensors["atoms"].double().flatten(1)
+    count, entries = atoms.shape
+    if count >= entries:
+        raise NotComparable(
+            weights.layer,
+            f"{count} atoms span all kernels of {entries} entries, so the similarity of any two networks is 1; take "
+            f"fewer atoms, for example atomize(model, atoms={max(1, entries * 2 // 3)})",
+        )
+    values, right = torch.linalg.svd(atoms, full_matrices=False)[1:]
+    if not values[-1] > 1e-6 * values[0]:
+        raise NotComparable(weights.layer, "the atoms of one network are linearly dependent; take fewer atoms")
+    return right.T
+
+
+def _outputs(name: str, conv: nn.Conv2d, factor: Tensor | None) -> Tensor:
+    """The weight times the factor of the covariance, ``(out, in / groups · kh · kw)``."""
+    weight = in_double(conv.weight).flatten(1)
+    if factor is None:
+        raise ValueError(f"the covariance has no layer {name!r}; measure it with a network of this architecture")
+    if factor.shape != (conv.groups, weight.shape[1], weight.shape[1]):
+        wanted = (conv.groups, weight.shape[1], weight.shape[1])
+        raise ValueError(
+            f"the covariance of layer {name!r} is {tuple(factor.shape)}, not {wanted}; measure it with a network of "
+            "this architecture"
+        )
+    return (weight.unflatten(0, (conv.groups, -1)) @ factor.double()).flatten(0, 1)
+
+
+def _read_gram(name: str, conv: nn.Conv2d) -> Weights:
+    filters = in_double(conv.weight).flatten(2).flatten(0, 1)
+    kernel = "×".join(map(str, conv.kernel_size))
+    return Weights(name, {"gram": filters.T @ filters / len(filters)}, f'{{"kernel": "{kernel}"}}')

@@ -1,0 +1,165 @@
+"""Gauges change the similarity of atoms, but no function; its bounds hold and are attained."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from atom_networks import pair, plain, relative
+from hf_stitch_filter_atoms import atomize, gauge_bounds, set_gauge
+from hf_stitch_filter_atoms.gauge import cosine, extremes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hf_stitch import registries
+from hf_stitch.metrics import NotComparable
+
+SEEDS = st.integers(0, 2**31)
+
+
+def value(a: nn.Module, b: nn.Module, layer: str = "0", **options: str) -> float:
+    metric = registries.metrics.build("filter_atoms", **options)
+    return metric.value(metric.read(a)[layer], metric.read(b)[layer])
+
+
+def random_gauge(size: int, condition: float, generator: torch.Generator) -> Tensor:
+    """An M with singular values between 1 and the condition; half of them at the ends."""
+    left, right = (torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator)).Q for _ in "lr")
+    values = 1 + (condition - 1) * torch.rand(size, dtype=torch.float64, generator=generator)
+    if torch.rand((), generator=generator) < 0.5:
+        values = torch.where(values > (1 + condition) / 2, condition, 1.0).double()
+    return (left * values) @ right
+
+
+def random_atoms(seed: int, size: int, entries: int, relation: float) -> tuple[Tensor, Tensor, torch.Generator]:
+    generator = torch.Generator().manual_seed(seed)
+    u, v = torch.randn(2, size, entries, dtype=torch.float64, generator=generator)
+    return u, relation * u + (1 - abs(relation)) * v, generator
+
+
+@pytest.mark.parametrize("atoms", [None, 4])
+def test_functions_stay(atoms: int | None) -> None:
+    a, b = pair(atoms)
+    x = torch.randn(4, 3, 12, 12)
+    wanted = a(x), b(x)
+    for gauge in ("orthonormal_coefficients", a, b):
+        set_gauge([a, b], gauge)
+        assert relative(a(x), wanted[0]) < 1e-5 and relative(b(x), wanted[1]) < 1e-5
+        for i in (0, 3, 5):
+            assert torch.equal(a[i].coefficients, b[i].coefficients)
+        kept = a[0].coefficients.flatten(0, 1) if isinstance(gauge, str) else gauge[0].atoms.flatten(1).T
+        torch.testing.assert_close(kept.T @ kept, torch.eye(kept.shape[1]), atol=1e-5, rtol=0)
+
+
+def test_the_orthonormal_gauge_is_the_cosine_of_weights() -> None:
+    a, b = pair(atoms=6)
+    before = value(a, b), value(a, b, gauge="orthonormal")
+    weights = torch.cosine_similarity(a[0].weight.flatten().double(), b[0].weight.flatten().double(), 0).item()
+    assert before[1] == pytest.approx(weights, abs=1e-7) and before[0] != pytest.approx(weights, abs=1e-3)
+    set_gauge([a, b], "orthonormal_coefficients")
+    assert value(a, b) == pytest.approx(weights, abs=1e-6)
+    assert value(a, b, gauge="orthonormal") == pytest.approx(weights, abs=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS, st.integers(1, 9), st.floats(1, 30), st.floats(-1, 1))
+def test_no_gauge_is_outside_of_the_bounds(seed: int, size: int, condition: float, relation: float) -> None:
+    u, v, generator = random_atoms(seed, size, 9, relation)
+    least, greatest = (cosine(u, v, p) for p in extremes(u, v, condition))
+    assert -1 - 1e-12 <= least <= greatest + 1e-12 <= 1 + 2e-12
+    for _ in range(100):
+        m = random_gauge(size, condition, generator)
+        found = torch.cosine_similarity((m @ u).flatten(), (m @ v).flatten(), 0).item()
+        assert least - 1e-10 <= found <= greatest + 1e-10
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS, st.integers(1, 9), st.floats(1, 30), st.floats(-1, 1))
+def test_the_bounds_are_attained_and_nothing_near_is_better(
+    seed: int, size: int, condition: float, relation: float
+) -> None:
+    u, v, generator = random_atoms(seed, size, 9, relation)
+    for sign, p in zip((-1, 1), extremes(u, v, condition), strict=True):
+        values, vectors = torch.linalg.eigh(p)
+        assert values[-1] <= values[0] * condition**2 * (1 + 1e-9)
+        m = vectors * values.sqrt() @ vectors.T
+        attained = torch.cosine_similarity((m @ u).flatten(), (m @ v).flatten(), 0).item()
+        assert attained == pytest.approx(cosine(u, v, p), abs=1e-10)
+        for step in (1e-3, 1e-2, 0.1, 0.5):
+            for _ in range(15):
+                turn = torch.linalg.matrix_exp(
+                    step * (lambda r: r - r.T)(torch.randn(size, size, dtype=torch.float64, generator=generator))
+                )
+                ends = values * (1 + step * torch.randn(size, dtype=torch.float64, generator=generator))
+                ends = ends.clamp(values[0].item(), values[0].item() * condition**2)
+                near = turn @ (vectors * ends) @ vectors.T @ turn.T
+                assert sign * cosine(u, v, near) <= sign * attained + 1e-9
+
+
+def test_bounds_of_networks() -> None:
+    a, b = pair()
+    bounds = gauge_bounds(a, b)
+    assert list(bounds) == ["0", "3"]
+    for layer, (least, greatest) in bounds.items():
+        assert least < value(a, b, layer) < greatest
+        one = gauge_bounds(a, b, condition=1)[layer]
+        assert one == pytest.approx((value(a, b, layer),) * 2, abs=1e-12)
+        wide = gauge_bounds(a, b, condition=100)[layer]
+        assert wide[0] < least and greatest < wide[1]
+    moved = copy.deepcopy(a), copy.deepcopy(b)
+    p = extremes(*(net[0].atoms.detach().double().flatten(1) for net in (a, b)), 10.0)[0]
+    m = torch.linalg.cholesky(p).T
+    with torch.no_grad():
+        for net in moved:
+            net[0].atoms.copy_((m @ net[0].atoms.double().flatten(1)).view(9, 3, 3))
+            net[0].coefficients.copy_(net[0].coefficients.double() @ torch.linalg.inv(m))
+    assert value(*moved) == pytest.approx(bounds["0"][0], abs=1e-5)
+    x = torch.randn(2, 3, 12, 12)
+    assert relative(moved[1](x), b(x)) < 1e-4
+
+
+def test_equal_and_opposite_atoms_have_one_value() -> None:
+    a, b = pair(move=0)
+    assert gauge_bounds(a, b)["0"] == pytest.approx((1, 1))
+    with torch.no_grad():
+        b[0].atoms.mul_(-3)
+    assert gauge_bounds(a, b)["0"] == pytest.approx((-1, -1))
+
+
+def test_what_has_no_gauge_is_refused() -> None:
+    a, b = pair()
+    c = plain(5)
+    atomize(c)
+    before = copy.deepcopy(a.state_dict())
+    for call in (lambda: gauge_bounds(a, c), lambda: set_gauge([a, c], "orthonormal_coefficients"),
+                 lambda: set_gauge([a], c)):  # fmt: skip
+        with pytest.raises(NotComparable, match="layer '0': the coefficients differ"):
+            call()
+    for condition in (0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="condition must be a number of at least 1"):
+            gauge_bounds(a, b, condition)
+    with pytest.raises(ValueError, match="gauge must be"):
+        set_gauge([a], "orthogonal")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no model"):
+        set_gauge([], "orthonormal_coefficients")
+    with pytest.raises(ValueError, match="atomize first"):
+        set_gauge([plain()], "orthonormal_coefficients")
+    with torch.no_grad():
+        b[3].atoms[1] = b[3].atoms[0]
+    with pytest.raises(ValueError, match="layer '3': only 14 of 15 atoms of the reference"):
+        set_gauge([a], b)
+    with torch.no_grad():
+        b[3].atoms.zero_()
+    with pytest.raises(NotComparable, match="layer '3': all atoms of one network are zero"):
+        gauge_bounds(a, b)
+    few = nn.Sequential(nn.Conv2d(1, 2, 3))
+    atomize(few)
+    with pytest.raises(ValueError, match="layer '0': only 2 of 9 columns of the coefficients"):
+        set_gauge([few], "orthonormal_coefficients")
+    numbers = nn.Sequential(nn.Conv2d(2, 2, 1))
+    atomize(numbers)
+    with pytest.raises(ValueError, match="are 1×1"):
+        gauge_bounds(numbers, numbers)
+    assert all(torch.equal(value, before[name]) for name, value in a.state_dict().items())
