@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
-Vectors = Mapping[str, Array]
-Statistic = Callable[[Vectors], float]
-"""Maps the similarities of some pairs, one vector per name, to a number."""
+Pairs = Callable[[str], Array]
+"""Returns the values of a similarity for some pairs, by its name."""
+Statistic = Callable[[Pairs], float]
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def spearman(x: Array, y: Array) -> float:
 
 def correlations(x: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
     """Return the statistic that correlates two similarities."""
-    return lambda vectors: of(vectors[x], vectors[y])
+    return lambda pairs: of(pairs(x), pairs(y))
 
 
 def difference(x: str, other: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
     """Return by how much one similarity correlates better with a third than another does."""
-    return lambda vectors: of(vectors[x], vectors[y]) - of(vectors[other], vectors[y])
+    return lambda pairs: of(pairs(x), pairs(y)) - of(pairs(other), pairs(y))
 
 
 def bootstrap(
@@ -86,7 +86,7 @@ def bootstrap(
                 models = draw.integers(0, k, k)
             i, j = (models[places] for places in np.triu_indices(k, 1))
             i, j = i[i != j], j[i != j]
-            values.append(statistic({name: matrix[i, j] for name, matrix in group.items()}))
+            values.append(statistic(lambda name, group=group, i=i, j=j: group[name][i, j]))
         found.append(float(np.mean(values)))
     drawn = np.array(found[1:])
     if not np.isfinite(found[0]) or not np.isfinite(drawn).any():

@@ -1,0 +1,174 @@
+"""Experiments on filter atoms: their scripts run, and statistics, verdicts and pages follow from the figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "examples" / "filter_atoms"
+RESULTS = ROOT / "docs" / "results"
+EXPERIMENTS = {
+    "correlation": ["correlation"],
+    "decorrelation": ["decorrelation"],
+    "probing_data": [],
+    "blindness": [],
+    "across_data_sets_atoms": [],
+    "unequal_widths": [],
+    "toy_regression": [],
+    "propositions": ["propositions"],
+}
+"""Script -> its figures."""
+WITHOUT_DATA = ("toy_regression", "propositions")
+VERDICTS = ("confirmed", "in part", "refuted", "undecided")
+
+Imported = Callable[[str], Any]
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imported]:
+    """Import a script. Other folders of examples have modules of the same names, which are set aside."""
+    pytest.importorskip("hf_stitch_filter_atoms")
+    names = {path.stem for path in SCRIPTS.glob("*.py")}
+    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(aside)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write data sets of random images, and return their folder."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    sets = {"cifar10": ("img", (32, 32, 3), 10), "cifar100": ("img", (32, 32, 3), 100),
+            "fashion_mnist": ("image", (28, 28), 10), "mnist": ("image", (28, 28), 10)}  # fmt: skip
+    for name, (column, shape, classes) in sets.items():
+        (folder / name).mkdir()
+        for split, n in (("train", 200), ("test", 200)):
+            label = "fine_label" if name == "cifar100" else "label"
+            columns: dict[str, Any] = {column: list(random.integers(0, 256, (n, *shape), dtype=np.uint8))}
+            kinds = {column: datasets.Image(), label: datasets.ClassLabel(num_classes=classes)}
+            columns[label] = [i % classes for i in range(n)]
+            if name == "cifar100":
+                columns["coarse_label"] = [i % 20 for i in range(n)]
+                kinds["coarse_label"] = datasets.ClassLabel(num_classes=20)
+            datasets.Dataset.from_dict(columns, datasets.Features(kinds)).to_parquet(folder / name / f"{split}.parquet")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_writes_record_page_and_figures(name: str, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hf_stitch_filter_atoms")
+    options = [] if name in WITHOUT_DATA else ["--data-dir", data, "--networks", data / "networks"]
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / f"{name}.py", "--preset", "test", "--out", tmp_path, *options],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == EXPERIMENTS[name]
+    assert json.loads((tmp_path / f"{name}.json").read_text())["preset"] == "test"
+    assert "nan" not in (tmp_path / f"{name}.md").read_text().replace("dominant", "")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_page_and_claims_come_from_the_record(name: str, imported: Imported) -> None:
+    if not (RESULTS / f"{name}.json").is_file():
+        pytest.skip(f"there is no record of {name}")
+    script, record = imported(name), json.loads((RESULTS / f"{name}.json").read_text())
+    assert script.page(record) == (RESULTS / f"{name}.md").read_text()
+    rows = script.claims(record)
+    assert rows
+    for row in rows:
+        assert row.keys() == {"paper", "place", "claim", "published", "ours", "n", "verdict"}
+        assert row["verdict"].removeprefix("stand-in ") in VERDICTS
+
+
+def symmetric(random: np.random.Generator, k: int) -> np.ndarray:
+    matrix = random.standard_normal((k, k))
+    return matrix + matrix.T
+
+
+def test_additive_fit_takes_the_means_of_models_off(imported: Imported) -> None:
+    pairwise = imported("pairwise")
+    matrix = symmetric(np.random.default_rng(0), 6)
+    residual = matrix - pairwise.additive(matrix)
+    np.fill_diagonal(residual, 0)
+    assert np.allclose(residual.sum(0), 0)
+    own = np.add.outer(np.arange(6.0), np.arange(6.0))
+    assert np.allclose(pairwise.upper(pairwise.additive(own)), pairwise.upper(own))
+
+
+def test_intervals_over_models_are_wider_than_over_pairs(imported: Imported) -> None:
+    pairwise = imported("pairwise")
+    random = np.random.default_rng(0)
+    quality = random.standard_normal(10)
+    matrix = np.add.outer(quality, quality)  # 45 pairs, ten independent numbers
+    found = pairwise.bootstrap([{"x": matrix}], lambda pairs: float(pairs("x").mean()), 500)
+    pairs = pairwise.upper(matrix)
+    assert found.value == pytest.approx(pairs.mean())
+    assert found.high - found.low > 2 * 1.96 * pairs.std() / np.sqrt(len(pairs))
+
+
+def test_a_constant_predictor_has_no_correlation(imported: Imported) -> None:
+    pairwise = imported("pairwise")
+    random = np.random.default_rng(0)
+    group = {"x": np.full((5, 5), 0.3), "y": symmetric(random, 5)}
+    found = pairwise.bootstrap([group], pairwise.correlations("x", "y"), 20)
+    assert np.isnan(found.value)
+    assert pairwise.shown({"value": None, "low": None, "high": None}) == "–"
+
+
+@pytest.mark.parametrize(
+    ("low", "atom", "verdict"),
+    [(0.85, 0.9, "confirmed"), (0.3, 0.9, "in part"), (-0.1, 0.9, "refuted"), (0.85, 0.97, "undecided")],
+)
+def test_verdict_on_the_correlation(low: float, atom: float, verdict: str, imported: Imported) -> None:
+    correlation = imported("correlation")
+    interval = {"value": 0.9, "low": low, "high": 1.0}
+    arm = {
+        "groups": [{"pairs": {correlation.ATOM: [atom, atom]}}],
+        "r": {correlation.ATOM: {f"{target} pearson": interval for target in correlation.TARGETS}},
+        "grassmann": interval,
+    }
+    found = correlation.decided({"arms": {correlation.MAIN: arm, "six": arm}})
+    assert set(found.values()) == {verdict}
+
+
+def test_classes_of_a_task_are_numbered_in_its_order(imported: Imported) -> None:
+    networks = imported("networks")
+    images = networks.Images(
+        torch.arange(6)[:, None, None, None].expand(6, 3, 32, 32), torch.tensor([5, 7, 5, 9, 7, 1])
+    )
+    found = images.of_classes([7, 5])
+    assert found.labels.tolist() == [1, 0, 1, 0]
+    assert found.pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 4]
+
+
+def test_cca_is_that_of_the_package_at_full_rank(imported: Imported) -> None:
+    from hf_stitch.metrics import cca
+
+    tasks = imported("task_networks")
+    x, noise = torch.randn(2, 200, 6, dtype=torch.float64)
+    y = x @ torch.randn(6, 6, dtype=torch.float64) + noise
+    found = tasks.canonical(tasks.basis(x), tasks.basis(y))
+    assert found == pytest.approx(float(cca(x, y, squared=True)) ** 0.5)
+    assert tasks.basis(x[:, [0, 1, 1]]).shape[1] == 2
+
+
+def test_bounds_of_proposition_2_1_hold(imported: Imported) -> None:
+    features, bounds = imported("propositions").changes(np.random.default_rng(1), 100)
+    assert (features <= bounds).all()
