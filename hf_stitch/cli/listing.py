@@ -83,7 +83,8 @@ def _metric(registry: Registry[Any], name: str) -> dict[str, Any]:
         if entry["source"] == BROKEN:
             return entry
         kind = registry.get(name)
-        about = Described(kind.title, kind.higher_is_better, kind.range, kind.invariances, entry["summary"])
+        invariances = getattr(kind, "invariances", ())  # metrics of weights declare none
+        about = Described(kind.title, kind.higher_is_better, kind.range, invariances, entry["summary"])
     return {
         **entry, "summary": about.use, "title": about.title, "direction": about.direction, "range": list(about.range),
         "invariances": list(about.invariances),

@@ -196,6 +196,8 @@ def test_command_line_needs_no_data(tmp_path: Path) -> None:
     record = json.loads(found.stdout)
     assert record["n"] is None and record["whole"].keys() == {"weight_angle"}
     assert hf_stitch.SimilarityAtlas.load(tmp_path / "out" / "atlas.json").whole == record["whole"]
+    listed = json.loads(CliRunner().invoke(app, ["list", "metrics", "--json"]).stdout)
+    assert {"weight_angle": "lower"}.items() <= {entry["name"]: entry["direction"] for entry in listed}.items()
     missing = CliRunner().invoke(app, call)
     assert missing.exit_code == 2 and "--data" in missing.output
 
