@@ -17,7 +17,7 @@ import numpy as np
 import task_networks
 import torch
 from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
-from hf_stitch_filter_atoms import train_atoms_only
+from hf_stitch_filter_atoms import FilterAtoms, train_atoms_only
 from networks import Images, Recipe
 from torch import nn
 
@@ -108,7 +108,7 @@ def similarities(groups: Mapping[str, Sequence[nn.Module]], probe: Images, posit
     models = [model for group in groups.values() for model in group]
     names = [name for name, group in groups.items() for _ in group]
     matrices = {
-        "atom": np.mean(task_networks.by_weights(models, "filter_atoms"), axis=0),
+        "atom": np.mean(task_networks.by_weights(models, FilterAtoms()), axis=0),
         "cka": np.mean(task_networks.probed(models, probe, positions)["cka"], axis=0),
     }
     kinds = [(kind, i, j) for i in range(len(models)) for j in range(i) for kind in [_kind(names[i], names[j])]]

@@ -12,7 +12,7 @@ import numpy as np
 import task_networks
 import torch
 from experiment import PAPER_TITLE, claim, footer, leave, markdown, parser
-from hf_stitch_filter_atoms import gauge_bounds
+from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
 from networks import Images
 from task_networks import PRESETS, Cifar100, Sizes
 from torch import nn
@@ -77,10 +77,9 @@ def _pointwise_layers(network: nn.Module) -> list[tuple[str, nn.Conv2d]]:
 
 def _head(network: nn.Module) -> None:
     """Permute the outputs."""
-    head = network.get_submodule("fc")
-    order = torch.roll(torch.arange(len(head.bias)), 1)
-    for value in (head.weight, head.bias):
-        value.copy_(value[order])
+    for name in ("fc.weight", "fc.bias"):
+        value = network.get_parameter(name)
+        value.copy_(value.roll(1, 0))
 
 
 def _length(network: nn.Module) -> None:
@@ -99,7 +98,7 @@ CHANGES: Mapping[str, Callable[[nn.Module], None]] = {
 
 def similarity(one: nn.Module, other: nn.Module) -> float:
     """Return S_Atom, averaged over layers."""
-    return float(np.mean([matrix[0, 1] for matrix in task_networks.by_weights([one, other], "filter_atoms")]))
+    return float(np.mean([matrix[0, 1] for matrix in task_networks.by_weights([one, other], FilterAtoms())]))
 
 
 def compared(one: nn.Module, other: nn.Module, images: Images, sizes: Sizes) -> dict[str, float]:
@@ -131,7 +130,7 @@ def on_two_tasks(data: Cifar100, sizes: Sizes, arguments: Any) -> dict[str, floa
                 module.requires_grad_(True)
         networks.train(network, data.train.of_classes(task), sizes.recipe, place)
         trained.append(network)
-    found = compared(*trained, data.probe(tasks, 2 * sizes.probe), sizes)
+    found = compared(trained[0], trained[1], data.probe(tasks, 2 * sizes.probe), sizes)
     tests = [data.test.of_classes(task) for task in tasks]
     own = [networks.accuracy(network, test) for network, test in zip(trained, tests, strict=True)]
     return {**found, "accuracy": float(np.mean(own))}

@@ -15,7 +15,7 @@ import numpy as np
 import task_networks
 import torch
 from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
-from hf_stitch_filter_atoms import channel_decorrelation
+from hf_stitch_filter_atoms import FilterAtoms, channel_decorrelation
 from matplotlib.figure import Figure
 from pairwise import Array, additive, bootstrap, correlations, shown, upper
 from task_networks import PRESETS, Cifar100, Sizes
@@ -93,7 +93,7 @@ def compared(
         name: np.mean(matrices, axis=0)
         for name, matrices in task_networks.probed(models, probe, sizes.positions).items()
     }
-    found["atom"] = np.mean(task_networks.by_weights(models, "filter_atoms"), axis=0)
+    found["atom"] = np.mean(task_networks.by_weights(models, FilterAtoms()), axis=0)
     found |= {f"{name} centred": matrix - additive(matrix) for name, matrix in found.items()}
     tests = [data.test.of_classes(task) for task in tasks]
     return {

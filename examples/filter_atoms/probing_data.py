@@ -13,8 +13,9 @@ import numpy as np
 import task_networks
 from correlation import ARMS, MAIN, TARGETS
 from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
+from hf_stitch_filter_atoms import FilterAtoms
 from networks import TITLES, Images
-from pairwise import bootstrap, correlations, shown, spearman, upper
+from pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
 from task_networks import PRESETS, Cifar100, Sizes
 
 NAME = "probing_data"
@@ -33,10 +34,11 @@ def main() -> None:
     tasks = task_networks.disjoint_tasks(sizes.tasks, 0)
     common, _ = task_networks.atomic(task_networks.start(arguments, sizes, 0))
     models, _ = correlation.trained(ARMS[MAIN], 0, sizes, data, tasks, common, arguments)
-    atoms = np.mean(task_networks.by_weights(models, "filter_atoms"), axis=0)
+    atoms = np.mean(task_networks.by_weights(models, FilterAtoms()), axis=0)
     resamples = 50 if arguments.preset == "test" else 1000
     layers = len(task_networks.spatial(common))
-    groups, found = {}, {}
+    groups: dict[str, dict[str, Array]] = {}
+    found: dict[str, dict[str, dict[str, Interval]]] = {}
     for name, probe in probes(data.probe(tasks, sizes.probe), sizes, arguments).items():
         by_layer = task_networks.probed(models, probe, sizes.positions)
         groups[name] = {"atom": atoms, **{target: np.mean(by_layer[target], axis=0) for target in TARGETS}}
@@ -45,7 +47,7 @@ def main() -> None:
         for target in TARGETS:
             both = {"here": group[target], "own": groups[OWN][target]}
             found[name][target] = {
-                "mean": bootstrap([group], lambda pairs, target=target: float(pairs(target).mean()), resamples),
+                "mean": bootstrap([group], mean_of(target), resamples),
                 "fall": bootstrap([both], lambda pairs: float((pairs("own") - pairs("here")).mean()), resamples),
                 "spearman_own": bootstrap([both], correlations("here", "own", spearman), resamples),
                 "pearson_atom": bootstrap([group], correlations("atom", target), resamples),

@@ -4,6 +4,7 @@ import argparse
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from numpy.typing import NDArray
 from pairwise import symmetric
 from torch import Tensor, nn
 
-from hf_stitch import registries
-from hf_stitch.metrics import linear_cka
+from hf_stitch.metrics import WeightMetric, linear_cka
 
 Array = NDArray[np.float64]
 Task = tuple[int, ...]
@@ -236,12 +236,11 @@ def canonical(one: Tensor, other: Tensor) -> float:
     return float((one.T @ other).norm()) / min(one.shape[1], other.shape[1]) ** 0.5
 
 
-def by_weights(models: Sequence[nn.Module], metric: str, **options: Any) -> list[Array]:
+def by_weights(models: Sequence[nn.Module], metric: WeightMetric) -> list[Array]:
     """Compare the weights of all pairs of models: one matrix ``(models, models)`` per convolution larger than 1×1."""
-    built = registries.metrics.build(metric, **options)
-    read = [built.read(model) for model in models]
+    read = [metric.read(model) for model in models]
     return [
-        symmetric(len(models), lambda i, j, layer=layer: built.value(read[i][layer], read[j][layer]))
+        symmetric(len(models), partial(lambda layer, i, j: metric.value(read[i][layer], read[j][layer]), layer))
         for layer in spatial(models[0])
     ]
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import PAPER_TITLE, claim, footer, leave, markdown
-from hf_stitch_filter_atoms import atomize, train_atoms_only
+from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
 from torch import Tensor, nn
 
-from hf_stitch import registries
 from hf_stitch.metrics import linear_cka
 
 NAME = "toy_regression"
@@ -106,7 +105,7 @@ def compared(preset: Preset, start: str, seed: int) -> dict[str, Any]:
         trained(made, preset, 2 * seed + place)
     red, _ = drawn(preset.samples, 10_000 + seed)
     blue = red.flip(3)
-    metric = registries.metrics.build("filter_atoms")
+    metric = FilterAtoms()
     read = [metric.read(made)["0"] for made in (one, other)]
     return {
         "atom": metric.value(*read),

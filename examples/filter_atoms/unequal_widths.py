@@ -10,18 +10,19 @@ the width is.
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import networks
 import numpy as np
 import task_networks
 from experiment import PAPER_TITLE, claim, footer, leave, markdown, parser
+from hf_stitch_filter_atoms import FilterGram
 from networks import Images, Recipe
 from numpy.typing import NDArray
 from pairwise import spearman
 from torch import nn
 
-from hf_stitch import registries
 from hf_stitch.metrics import linear_cka
 
 from dr_frankenstein.networks import ResNet20  # isort: skip  # networks has made the folder known
@@ -78,7 +79,7 @@ def main() -> None:
     for width in preset.epochs:
         models = [trained(width, seed, preset, arguments) for seed in range(preset.seeds)]
         accuracies[f"{width:g}"] = [networks.accuracy(model, probe) for model in models]
-        fresh = [networks.seeded(lambda width=width: ResNet20(width), 100 + seed) for seed in range(preset.seeds)]
+        fresh = [networks.seeded(partial(ResNet20, width), 100 + seed) for seed in range(preset.seeds)]
         found += [prepared(model, width, True, probe, preset) for model in models]
         found += [prepared(model, width, False, probe, preset) for model in fresh]
     pairs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
@@ -103,14 +104,14 @@ def trained(width: float, seed: int, preset: Preset, arguments: argparse.Namespa
         recipe = Recipe(epochs, 0.1, 128, schedule="step", weight_decay=1e-4, augment=True)
         networks.train(network, images, recipe, seed, name=path.stem)
 
-    return networks.kept(path, networks.seeded(lambda: ResNet20(width), seed), fit)
+    return networks.kept(path, networks.seeded(partial(ResNet20, width), seed), fit)
 
 
 def prepared(model: nn.Module, width: float, is_trained: bool, probe: Images, preset: Preset) -> Compared:
     """Read filters and activations of a network."""
     model, _ = task_networks.atomic(model.eval())
     layers = task_networks.spatial(model)
-    read = registries.metrics.build("filter_gram").read(model)
+    read = FilterGram().read(model)
     rows = task_networks.features(model, layers, probe, preset.positions)
     return Compared(width, is_trained, {layer: read[layer] for layer in layers}, rows)
 
@@ -124,7 +125,7 @@ def _kind(one: Compared, other: Compared) -> str:
 
 def compared(one: Compared, other: Compared) -> dict[str, float]:
     """Compare all layers of two networks by filters and by CKA."""
-    metric = registries.metrics.build("filter_gram")
+    metric = FilterGram()
     gram = _all(one.read, other.read, metric.value)
     cka = _all(one.rows, other.rows, lambda x, y: float(linear_cka(x, y, debiased=True)))
     apart = ~np.eye(len(gram), dtype=bool)

@@ -148,6 +148,39 @@ def test_verdict_on_the_correlation(low: float, atom: float, verdict: str, impor
     assert set(found.values()) == {verdict}
 
 
+@pytest.mark.parametrize(
+    ("patches", "answer"),
+    [(0.05, "Yes: patch cosine."), (-0.05, "No."), (1e-8, "No.")],
+    ids=["better", "worse", "equal"],
+)
+def test_a_rival_is_better_if_its_interval_is_above_rounding(patches: float, answer: str, imported: Imported) -> None:
+    correlation = imported("correlation")
+    better = {
+        rival: {"pearson": {"low": patches if rival == correlation.PATCHES else -0.1}} for rival in correlation.RIVALS
+    }
+    arms = {name: {"better": better} for name in (correlation.MAIN, "overlapping")}
+    assert correlation.answer({"arms": arms}).startswith(answer)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [([0.2, 0.5, 0.9], "confirmed"), ([0.2, 0.6, 0.5], "in part"), ([0.5, 0.6, 0.4], "refuted")],
+)
+def test_verdict_on_decorrelation(values: list[float], verdict: str, imported: Imported) -> None:
+    strengths = [{"r": {"cca": {"value": value, "low": value - 0.1, "high": value + 0.1}}} for value in values]
+    assert imported("decorrelation").decided({"strengths": strengths}) == verdict
+
+
+@pytest.mark.parametrize(("own", "verdict"), [(0.5, "confirmed"), (0.15, "in part")])
+def test_only_own_atoms_show_what_networks_have_learnt(own: float, verdict: str, imported: Imported) -> None:
+    script = imported("across_data_sets_atoms")
+    starts = {
+        start: {"atom": {kind: [0.1 if "untrained" in kind else trained] for kind in script.KINDS}}
+        for start, trained in (("same", 0.9), ("own", own))
+    }
+    assert script.decided({"starts": starts}) == verdict
+
+
 def test_classes_of_a_task_are_numbered_in_its_order(imported: Imported) -> None:
     networks = imported("networks")
     images = networks.Images(
