@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_stitch_filter_atoms.atomizing import Truncation, atomize, atomized, deatomize
+from hf_stitch_filter_atoms.atomizing import FilterAtomsRewrite, Truncation, atomize, atomized, deatomize
 from hf_stitch_filter_atoms.coefficients import share_coefficients, train_atoms_only
 from hf_stitch_filter_atoms.convolution import AtomConv2d
 from hf_stitch_filter_atoms.decorrelation import channel_decorrelation
@@ -21,6 +21,7 @@ __all__ = [
     "AtomConv2d",
     "FilterAtomAngle",
     "FilterAtoms",
+    "FilterAtomsRewrite",
     "FilterGram",
     "Grassmann",
     "PatchCosine",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hf_stitch.adapters.rewriting import ATTRIBUTE, Rewrite, rewrite, rewrites_of
 from hf_stitch_filter_atoms.convolution import AtomConv2d, check_count, compose, give_atoms, take_atoms
 
 
@@ -30,6 +32,73 @@ class Truncation:
         return max(self.by_layer.values())
 
 
+@dataclass(frozen=True, init=False)
+class FilterAtomsRewrite(Rewrite):
+    """The rewrite that :func:`atomize` applies and records.
+
+    Args:
+        atoms: Number of atoms of each layer, at most; see :func:`atomize`.
+        layers: Names of the convolutions; None for all.
+
+    Raises:
+        ValueError: If the number of atoms is less than 1, or ``layers`` is a string or empty.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> registries.rewrites.build("filter_atoms", atoms=6, layers=["conv1"])
+        FilterAtomsRewrite(atoms=6, layers=('conv1',))
+    """
+
+    name: ClassVar[str] = "filter_atoms"
+    atoms: int | None = None
+    layers: tuple[str, ...] | None = None
+
+    def __init__(self, atoms: int | None = None, layers: Iterable[str] | None = None) -> None:
+        check_count(atoms)
+        if isinstance(layers, str):
+            raise ValueError(f"layers must be names of convolutions in a list, got the string {layers!r}")
+        names = None if layers is None else tuple(layers)
+        if names == ():
+            raise ValueError("layers is empty, so there is nothing to atomize")
+        object.__setattr__(self, "atoms", atoms)
+        object.__setattr__(self, "layers", names)
+
+    def apply(self, model: nn.Module) -> None:
+        """Give atoms to the convolutions of a network, in place.
+
+        Args:
+            model: The network.
+
+        Raises:
+            ValueError: As for :func:`atomize`, except that values are not looked at.
+        """
+        for conv in self.convolutions(model).values():
+            entries = conv.kernel_size[0] * conv.kernel_size[1]
+            give_atoms(conv, min(self.atoms or entries, entries))
+
+    def convolutions(self, model: nn.Module) -> dict[str, nn.Conv2d]:
+        """Find the convolutions to decompose.
+
+        Args:
+            model: The network.
+
+        Returns:
+            Name -> convolution; a module with several names has the first.
+
+        Raises:
+            ValueError: If a layer is unknown or cannot be decomposed.
+        """
+        found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        if not found:
+            raise ValueError(f"{type(model).__name__} has no convolution (nn.Conv2d), so there is nothing to atomize")
+        chosen = found if self.layers is None else _named(model, self.layers, found)
+        for name, module in chosen.items():
+            if isinstance(module, AtomConv2d):
+                raise ValueError(f"layer {name!r} is already atomized; call deatomize first")
+        _check_weights(model, chosen)
+        return chosen
+
+
 def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | None = None) -> Truncation:
     """Decompose the convolutions of a network into atoms and coefficients, in place.
 
@@ -37,7 +106,8 @@ def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | 
     ``requires_grad``, training mode, hooks and names of the modules stay. A module that is used at two places is
     decomposed once. The number of atoms and all shapes depend on the arguments and the shapes of the network only.
 
-    Optimizers of the network must be made anew, because its parameters are others.
+    It is recorded on the network (:func:`hf_stitch.adapters.rewriting.rewrite`), so that hf-stitch saves and loads
+    models that contain it. Optimizers and adapters of the network must be made anew, because its parameters are others.
 
     Args:
         model: The network.
@@ -60,22 +130,21 @@ def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | 
         >>> [tuple(net[i].atoms.shape) for i in (0, 2)]
         [(9, 3, 3), (25, 5, 5)]
     """
-    check_count(atoms)
-    chosen = _chosen(model, layers)
-    _check_weights(model, chosen)
-    errors = {}
-    for name, conv in chosen.items():
-        weight, entries = conv.weight.detach(), conv.kernel_size[0] * conv.kernel_size[1]
-        made = give_atoms(conv, min(atoms or entries, entries))
-        errors[name] = relative_error(weight, made)
-    return Truncation(errors)
+    change = FilterAtomsRewrite(atoms, layers)
+    weights = {name: conv.weight.detach() for name, conv in change.convolutions(model).items()}
+    for name, weight in weights.items():
+        if not weight.is_meta and not weight.isfinite().all():
+            raise ValueError(f"the weight of layer {name!r} contains values that are not finite")
+    rewrite(model, change)
+    made = atomized(model)
+    return Truncation({name: relative_error(weight, made[name]) for name, weight in weights.items()})
 
 
 def deatomize(model: nn.Module) -> None:
     """Turn all convolutions with atoms into plain ones of the class that they had before, in place.
 
     Args:
-        model: The network.
+        model: The network that was given to :func:`atomize`, on which that is recorded.
 
     Raises:
         ValueError: If the network has no convolution with atoms.
@@ -91,6 +160,8 @@ def deatomize(model: nn.Module) -> None:
     """
     for conv in atomized(model).values():
         take_atoms(conv)
+    others = [record for record in rewrites_of(model) if record["name"] != FilterAtomsRewrite.name]
+    setattr(model, ATTRIBUTE, others)
 
 
 def atomized(model: nn.Module) -> dict[str, AtomConv2d]:
@@ -129,32 +200,19 @@ def relative_error(weight: torch.Tensor, conv: AtomConv2d) -> float:
     return error / wanted.norm().item() if error else 0.0
 
 
-def _chosen(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Conv2d]:
-    if isinstance(layers, str):
-        raise ValueError(f"layers must be names of convolutions in a list, got the string {layers!r}")
+def _named(model: nn.Module, names: Iterable[str], found: Mapping[str, nn.Conv2d]) -> dict[str, nn.Conv2d]:
+    """Look up convolutions by any of their names, and return them by their first."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    if layers is None:
-        unique = model.named_modules()
-        chosen = {name: module for name, module in unique if isinstance(module, nn.Conv2d)}
-        if not chosen:
-            raise ValueError(f"{type(model).__name__} has no convolution (nn.Conv2d), so there is nothing to atomize")
-    else:
-        chosen, seen = {}, set()
-        for name in layers:
-            module = modules.get(name)
-            if module is None:
-                known = ", ".join(repr(n) for n, m in modules.items() if isinstance(m, nn.Conv2d)) or "none"
-                raise ValueError(f"there is no layer {name!r}; the convolutions of the network: {known}")
-            if not isinstance(module, nn.Conv2d):
-                raise ValueError(f"layer {name!r} is a {type(module).__name__}, not an nn.Conv2d")
-            if module not in seen:
-                seen.add(module)
-                chosen[name] = module
-        if not chosen:
-            raise ValueError("layers is empty, so there is nothing to atomize")
-    for name, module in chosen.items():
-        if isinstance(module, AtomConv2d):
-            raise ValueError(f"layer {name!r} is already atomized; call deatomize first")
+    first = {module: name for name, module in found.items()}
+    chosen = {}
+    for name in names:
+        module = modules.get(name)
+        if module is None:
+            known = ", ".join(map(repr, found))
+            raise ValueError(f"there is no layer {name!r}; the convolutions of the network: {known}")
+        if not isinstance(module, nn.Conv2d):
+            raise ValueError(f"layer {name!r} is a {type(module).__name__}, not an nn.Conv2d")
+        chosen[first[module]] = module
     return chosen
 
 
@@ -179,5 +237,3 @@ def _check_weights(model: nn.Module, chosen: Mapping[str, nn.Conv2d]) -> None:
             )
         if not weight.is_floating_point():
             raise ValueError(f"the weight of layer {name!r} is {weight.dtype}, not floating point")
-        if not weight.is_meta and not weight.isfinite().all():
-            raise ValueError(f"the weight of layer {name!r} contains values that are not finite")
