@@ -25,6 +25,7 @@ from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
+from hf_stitch.adapters.rewriting import settings_of
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -149,7 +150,7 @@ class Adapter(ABC):
         return dataclasses.replace(
             self.reference,
             weights_hash=weights_hash(self.model),
-            config=self.settings(),
+            config=settings_of(self),
             processor=settings_of_processor(self.processor, self.interface.max_tokens),
             summary=summary_of(self.model),
         )
@@ -206,6 +207,7 @@ class Adapter(ABC):
 
         Returns:
             JSON values: ``library`` (the name of the adapter), and whatever the adapter needs to rebuild the network.
+            Rewrites are added to it for every library (:func:`hf_stitch.adapters.rewriting.blueprint_of`).
 
         Raises:
             ValueError: If the class of the network is user code, which cannot be rebuilt from a config.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
+from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
@@ -116,6 +117,21 @@ def blueprint_of(adapter: Adapter) -> dict[str, Any]:
     """
     found = rewrites_of(adapter.model)
     return adapter.blueprint() | ({REWRITES: found} if found else {})
+
+
+def settings_of(adapter: Adapter) -> Settings:
+    """Return the settings of a network with its rewrites.
+
+    Args:
+        adapter: The adapter of the network.
+
+    Returns:
+        The :meth:`hf_stitch.Adapter.settings`, with ``rewrites`` if there are any.
+    """
+    settings, found = adapter.settings(), rewrites_of(adapter.model)
+    if found:
+        settings = dataclasses.replace(settings, chosen=settings.chosen | Settings.of({REWRITES: found}).chosen)
+    return settings
 
 
 def network_of(blueprint: Mapping[str, Any]) -> nn.Module:

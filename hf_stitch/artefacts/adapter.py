@@ -17,6 +17,7 @@ from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.transformers import TransformersAdapter
 from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.adapters.rewriting import settings_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import SIDES, layer_name
 from hf_stitch.artefacts.heads import class_for
@@ -204,7 +205,7 @@ class StitchedAdapter(TransformersAdapter):
             found.chosen[f"{side}.layer"] = half.cut.layer
             blueprint = getattr(self.model.config, side)["blueprint"]
             if blueprint is not None:
-                below = _adapter_of(half, blueprint).settings()
+                below = settings_of(_adapter_of(half, blueprint))
                 found.chosen.update({f"{side}.{name}": value for name, value in below.chosen.items()})
                 found.defaults.update({f"{side}.{name}": value for name, value in below.defaults.items()})
         return found

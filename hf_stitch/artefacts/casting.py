@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.registry import registries
 
@@ -67,7 +68,7 @@ def _stays(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dt
     if blueprint is None:
         return lambda name: False
     with weightless(sum(tensor.nbytes for tensor in half.state_dict().values())):
-        network: Any = registries.adapters.get(blueprint["library"]).build(blueprint)
+        network: Any = network_of(blueprint)
     computed = {name for name, _ in network.named_buffers()} - network.state_dict().keys()
     plan = network._get_dtype_plan(dtype) if hasattr(network, "_get_dtype_plan") else {}
     kept = [re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in plan]

@@ -11,6 +11,7 @@ import torch
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.rewriting import blueprint_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.outputs import logits_of
@@ -135,7 +136,7 @@ class _Halves:
 def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
     """Return the record of one half: blueprint of the network, cut, plan, interface, reference and weights hash."""
     try:
-        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
+        blueprint: dict[str, Any] = {"blueprint": blueprint_of(adapter)}
     except ValueError as error:  # user code: the model runs, and saving it raises this error
         blueprint = {"blueprint": None, "why": str(error)}
     cut, plan = adapter.cut(layer)

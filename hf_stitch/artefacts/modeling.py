@@ -21,6 +21,7 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.preprocess import preprocess
+from hf_stitch.adapters.rewriting import REWRITES, network_of
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
@@ -44,7 +45,7 @@ from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_elements, check_specs
-from hf_stitch.artefacts.skeleton import weightless
+from hf_stitch.artefacts.skeleton import differences, weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
@@ -55,6 +56,12 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
 
 Half = TypeVar("Half", Front, Back)
+
+KEEP_STITCHER = (
+    "Or save the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: Stitcher.attach(source=…, "
+    "target=…)"
+)
+"""Advice for a model that cannot be saved."""
 
 PASSED = (
     "_commit_hash",
@@ -446,7 +453,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             **kwargs: ``repo_id`` (default: the name of the folder) and further options of :meth:`push_to_hub`.
 
         Raises:
-            ValueError: If a half consists of user code, which cannot be rebuilt from a config.
+            ValueError: If a half consists of user code, which cannot be rebuilt from a config, or modules of a network
+                were exchanged by other means than a :class:`hf_stitch.adapters.rewriting.Rewrite`.
             OSError: If a file cannot be written. The previous files are unchanged then.
         """
         if not is_main_process:
@@ -467,15 +475,17 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def _write(  # type: ignore[override]
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int = "5GB"
     ) -> Mapping[str, Any]:
-        beside = [self.generation_config] if self.can_generate() else []
-        beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
-        save_beside(beside, folder)
-        save_weights(state_dict or self.state_dict(), folder, max_shard_size)
         self.config.architectures, self.config.task = [type(self).__name__], self.task
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
         record = read_record(folder / CONFIG)
         (folder / CONFIG).unlink()
+        weights = state_dict or self.state_dict()
+        _check_loads(self, record, weights)
+        beside = [self.generation_config] if self.can_generate() else []
+        beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
+        save_beside(beside, folder)
+        save_weights(weights, folder, max_shard_size)
         return {
             USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
             **record,
@@ -650,6 +660,7 @@ def _networks(record: Mapping[str, Any]) -> Iterator[Method]:
         yield "adapters", blueprint["library"]
         if blueprint.get("class") in registries.networks:
             yield "networks", blueprint["class"]
+        yield from (("rewrites", each["name"]) for each in blueprint.get(REWRITES, ()))
         if inner is not None:
             yield from Description.of(inner, whole=True).methods
             yield from _networks(inner)
@@ -674,7 +685,7 @@ def _is_checkpointed_across(half: Front | Back) -> bool:
 
 def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
     """Build one half from its record, without loading weights."""
-    model = registries.adapters.get(half["blueprint"]["library"]).build(half["blueprint"])
+    model = network_of(half["blueprint"])
     plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
     return kind(model, Cut.from_dict(half["cut"]), plan, interface)
 
@@ -693,8 +704,35 @@ def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]
     """Build the model of a config without weights, if the headers of the files explain what it costs."""
     path = files[0].with_name(CONFIG)
     tensors, size = weigh(files)
-    for half in (config.source, config.target):
-        check_counts(half, str(path), layers=max(FEW, tensors))
-    _check_sizes(config.to_dict(), size, Place(str(path)))
+    _check_costs(config, tensors, size, str(path))
     with built_from(path), weightless(size):
         return kind(config)
+
+
+def _check_costs(config: StitchConfig, tensors: int, size: int, where: str) -> None:
+    """Check that the number of tensors and the size of the weights explain what the model of a config costs."""
+    for half in (config.source, config.target):
+        check_counts(half, where, layers=max(FEW, tensors))
+    _check_sizes(config.to_dict(), size, Place(where))
+
+
+def _check_loads(model: StitchedModel, record: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Raise an error if a record and weights, before they are written, could not be loaded as this model again."""
+    size = sum(tensor.nbytes for tensor in weights.values())
+    try:
+        config = StitchConfig.from_dict(dict(record))
+        _check_costs(config, len(weights), size, CONFIG)
+        with weightless(size):
+            skeleton = class_for(config.task)(config)
+    except Exception as error:  # libraries raise any exception
+        raise ValueError(
+            f"this model cannot be saved, because it could not be loaded again ({type(error).__name__}: {error}). "
+            + KEEP_STITCHER
+        ) from error
+    if differing := differences(model, weights, skeleton):
+        raise ValueError(
+            "this model cannot be saved, because modules of its networks were exchanged, and what loads it knows only "
+            f"the architectures: {'; '.join(differing)}. Exchange them with hf_stitch.adapters.rewriting.rewrite and "
+            "a Rewrite in hf_stitch.registries.rewrites, which is recorded, before the network is loaded and stitched. "
+            + KEEP_STITCHER
+        )

@@ -204,11 +204,11 @@ REFERENCE = fields(
     summary=maybe(TEXT),
 )
 LONGEST = 1000
-"""Longest list among the options of a map."""
+"""Longest list among the options of a map or a rewrite, and largest number of rewrites."""
 
 
 def _option(found: Any, at: Place) -> Any:
-    """Read an option of a map: any value, but no number beyond 64 bits and no long list."""
+    """Read an option of a map or a rewrite: any value, but no number beyond 64 bits and no long list."""
     if type(found) is int and abs(found) > 2**53:
         raise at.wrong("a number that a tensor can contain", found)
     if isinstance(found, (list, tuple)) and len(found) > LONGEST:
@@ -225,6 +225,15 @@ _MAP = fields(
     out_features=whole(1),
 )
 MAP: Reader = lambda found, at: table(_option)(_MAP(found, at), at)  # noqa: E731
+_REWRITE = fields(others=True, name=TEXT)  # its class rejects options that it does not know
+
+
+def _rewrites(found: Any, at: Place) -> list[Any]:
+    """Read the rewrites of a network: a list that is not long, of names with options."""
+    listed = several(_REWRITE)(_option(found, at), at)
+    return [table(_option)(one, at / place) for place, one in enumerate(listed)]
+
+
 STITCH = fields(("prefix",), source=SPEC, target=SPEC, pooling=one_of(*POOLINGS), body=MAP, prefix=maybe(MAP))
 REQUIREMENT = fields(registry=one_of(*registries), name=TEXT, distribution=maybe(TEXT), version=maybe(TEXT))
 SIGNATURE = fields(
@@ -296,7 +305,7 @@ INTERFACE = fields(
 )
 _HALF = fields(
     ("why", "half_hash"),
-    blueprint=maybe(fields(others=True, library=TEXT)),
+    blueprint=maybe(fields(("rewrites",), others=True, library=TEXT, rewrites=_rewrites)),
     why=TEXT,
     cut=CUT,
     plan=PLAN,

@@ -6,13 +6,14 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +30,10 @@ SECONDS, PER_SECOND = 5, 2**24
 
 The networks of timm and transformers that take longest need a quarter of it.
 """
+
+
+MOST_NAMED = 4
+"""Number of differences between a network and its record that an error names."""
 
 
 class TooCostlyError(ValueError):
@@ -65,6 +70,45 @@ def weightless(size: int = 0) -> Iterator[None]:
     seconds = SECONDS + size / PER_SECOND
     with sealed(), _at_most(seconds), torch.random.fork_rng(devices=[]), _WithoutMemory():
         yield
+
+
+def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Module) -> list[str]:
+    """Compare a network with the one that its record gives: names and shapes of tensors, and what modules compute.
+
+    Args:
+        model: The network.
+        weights: Its weights, by their names in the ``state_dict``.
+        skeleton: The network of the record, without weights.
+
+    Returns:
+        One text for each of the first differences; empty if there is none.
+    """
+    recorded, found = dict(skeleton.named_modules()), []
+    for name, module in model.named_modules():
+        other = recorded.get(name)
+        if name and other is not None and not _computes_like(module, other):
+            found.append(f"{name!r} is a {_kind(module)}, not the {_kind(other)} of the architecture")
+    expected = skeleton.state_dict()
+    for name, tensor in weights.items():
+        if name not in expected:
+            found.append(f"the architecture has no tensor {name!r}")
+        elif tensor.shape != (shape := expected[name].shape):
+            found.append(f"{name!r} has the shape {tuple(tensor.shape)}, in the architecture {tuple(shape)}")
+        elif tensor.is_floating_point() != expected[name].is_floating_point():
+            found.append(f"{name!r} has the dtype {tensor.dtype}, in the architecture {expected[name].dtype}")
+    found += [f"the tensor {name!r} of the architecture is missing" for name in expected if name not in weights]
+    return found if len(found) <= MOST_NAMED else [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
+
+
+def _computes_like(module: nn.Module, other: nn.Module) -> bool:
+    """Return whether two modules have the same forward, or one only distributes the other over processes."""
+    own, theirs = type(module), type(other)
+    synchronised = isinstance(module, nn.SyncBatchNorm) and isinstance(other, _BatchNorm)
+    return own.forward is theirs.forward or synchronised or own.__module__.startswith("torch.distributed.")
+
+
+def _kind(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 class _WithoutMemory(TorchDispatchMode):

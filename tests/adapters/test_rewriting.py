@@ -1,0 +1,104 @@
+"""Rewrites of networks: how they are applied, recorded in blueprints, and repeated without weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_stitch import load
+from hf_stitch.adapters.rewriting import Rewrite, blueprint_of, network_of, rewrite, rewrites_of
+from hf_stitch.artefacts.skeleton import weightless
+from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.testing import check_rewrite
+
+from factorising import Factorise, Factorised  # isort: skip
+from tiny_networks import build  # isort: skip
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the rewrite for the time of a test."""
+    monkeypatch.setitem(registries.rewrites._registered, "factorise", Factorise)
+
+
+def shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def test_a_rewrite_conforms() -> None:
+    check_rewrite(Factorise(3), build("deit", 0))
+    check_rewrite(Factorise(3, ["dense"]), build("bert", 0))
+
+
+@pytest.mark.parametrize("given", ["factorise:rank=3", {"name": "factorise", "rank": 3}, Factorise(3)], ids=str)
+def test_rewrites_are_applied_and_recorded_in_order(given: Any) -> None:
+    model = build("deit", 0)
+    assert rewrites_of(model) == []
+    rewrite(model, given)
+    rewrite(model, Factorise(2, ["qkv"]))
+    assert isinstance(model.get_submodule("blocks.0.mlp.fc1"), Factorised)
+    records = [
+        {"name": "factorise", "rank": 3, "ending": ["fc1", "fc2"]},
+        {"name": "factorise", "rank": 2, "ending": ["qkv"]},
+    ]
+    assert rewrites_of(model) == rewrites_of(copy.deepcopy(model)) == records
+    blueprint = blueprint_of(load(model))
+    assert blueprint["rewrites"] == records
+    again = network_of(json.loads(json.dumps(blueprint)))
+    assert shapes(again) == shapes(model) and rewrites_of(again) == records
+    assert not any(module.training for module in again.modules())
+    with weightless():
+        assert shapes(network_of(blueprint)) == shapes(model)
+
+
+def test_only_rewritten_networks_have_rewrites_in_their_records() -> None:
+    plain, other = build("deit", 0), build("deit", 0)
+    rewrite(other, Factorise(3))
+    assert "rewrites" not in blueprint_of(load(plain))
+    before, after = load(plain).pinned.config, load(other).pinned.config
+    assert before is not None and after is not None
+    assert [change.partition(" ")[0] for change in before.changes(after)] == ["rewrites"]
+
+
+def test_a_rewrite_that_fails_is_not_recorded() -> None:
+    model = build("deit", 0)
+    for given, error, message in (
+        (Factorise(3, ["nothing"]), ValueError, "no linear layer"),
+        ("factorize:rank=3", UnknownNameError, "did you mean 'factorise'"),
+        ({"name": "factorise", "rank": 3, "url": "x"}, TypeError, "no option 'url'"),
+        (Factorise(torch.ones(1)), TypeError, "JSON"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(error, match=message):
+            rewrite(model, given)
+    assert rewrites_of(model) == [] and shapes(model) == shapes(build("deit", 0))
+
+
+def test_the_conformance_check_finds_what_a_rewrite_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class ByValue(Rewrite):
+        name = "by_value"
+
+        def apply(self, model: nn.Module) -> None:
+            for name, module in list(model.named_modules()):
+                if isinstance(module, nn.Linear):
+                    model.set_submodule(name, Factorised(module, 1 + int(module.weight.sum() > 0)))
+
+    @dataclass(frozen=True)
+    class OnDefaultDevice(Rewrite):
+        name = "float"
+
+        def apply(self, model: nn.Module) -> None:
+            model.set_submodule("blocks.0.mlp.fc2", nn.Linear(144, 36, bias=False))
+
+    monkeypatch.setitem(registries.rewrites._registered, "by_value", ByValue)
+    monkeypatch.setitem(registries.rewrites._registered, "float", OnDefaultDevice)
+    with pytest.raises(AssertionError, match="other values"):
+        check_rewrite(ByValue(), build("deit", 0))
+    with pytest.raises(AssertionError, match="float64"):
+        check_rewrite(OnDefaultDevice(), build("deit", 0))

@@ -1,0 +1,244 @@
+"""Stitched models of rewritten networks are saved and loaded; what could not be loaded again is not saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import hf_stitch
+from hf_stitch import StitchedModel, Stitcher
+from hf_stitch.adapters.rewriting import rewrite, rewrites_of
+from hf_stitch.artefacts.description import Description
+from hf_stitch.registry import PluginError, registries
+
+import records  # isort: skip
+from factorising import Factorise, Factorised  # isort: skip
+from tiny_networks import LAYERS, adapted, build  # isort: skip
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the rewrite for the time of a test."""
+    monkeypatch.setitem(registries.rewrites._registered, "factorise", Factorise)
+
+
+def rewritten(family: str, *changes: Factorise, seed: int = 0) -> hf_stitch.Adapter:
+    model = build(family, seed)
+    for change in changes:
+        rewrite(model, change)
+    return adapted(family, model)
+
+
+def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> StitchedModel:
+    model: StitchedModel = hf_stitch.stitch(
+        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, matcher="ridge", **options
+    )
+    return model
+
+
+def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, torch.Tensor]) -> None:
+    left, right = model.state_dict(), again.state_dict()
+    assert left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
+    with torch.no_grad():
+        assert torch.equal(again(**batch).logits, model(**batch).logits)
+
+
+CHANGES = {
+    "deit": (Factorise(3), Factorise(2, ["qkv"])),
+    "bert": (Factorise(3, ["dense", "query"]),),
+    "gpt2": (),
+    "llama": (Factorise(5, ["lm_head"]), Factorise(4, ["q_proj"])),
+}
+
+
+@pytest.mark.parametrize("pair", [("deit", "deit"), ("bert", "bert"), ("llama", "gpt2")], ids="-".join)
+def test_a_model_of_rewritten_networks_is_loaded_with_the_same_bits(
+    pair: tuple[str, str], images: Any, texts: Any, inputs: Any, tmp_path: Path
+) -> None:
+    a, b = (rewritten(family, *CHANGES[family], seed=seed) for seed, family in enumerate(pair))
+    model = stitched(a, b, images if pair[0] == "deit" else texts, (LAYERS[pair[0]], LAYERS[pair[1]]))
+    model.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path)
+    assert_same(model, again, inputs(a))
+    assert any(isinstance(module, Factorised) for module in again.modules())
+    halves: list[Any] = [again.source, again.target]
+    for half, family in zip(halves, pair, strict=True):
+        assert [record["rank"] for record in rewrites_of(half.model)] == [change.rank for change in CHANGES[family]]
+    cast = StitchedModel.from_pretrained(tmp_path, dtype="bfloat16")
+    assert {p.dtype for p in cast.parameters()} == {torch.bfloat16}
+    again.save_pretrained(tmp_path / "again")
+    assert_same(model, StitchedModel.from_pretrained(tmp_path / "again"), inputs(a))
+
+
+def test_a_chain_with_rewritten_networks_is_loaded_with_the_same_bits(images: Any, inputs: Any, tmp_path: Path) -> None:
+    a, b, c = (
+        rewritten("deit", *changes, seed=seed) for seed, changes in enumerate([(Factorise(3),), (), (Factorise(2),)])
+    )
+    first = stitched(a, b, images, ("blocks.0", "blocks.0"))
+    chain = stitched(hf_stitch.load(first), c, images, ("target.blocks.1", "blocks.1"))
+    chain.save_pretrained(tmp_path / "chain")
+    again = StitchedModel.from_pretrained(tmp_path / "chain")
+    assert_same(chain, again, inputs(a))
+    recorded, loaded = (hf_stitch.load(model).pinned.config for model in (chain, again))
+    assert recorded is not None and loaded is not None
+    assert {"target.rewrites", "source.source.rewrites"} <= recorded.chosen.keys()
+    assert recorded.changes(loaded) == []
+    required = [each["name"] for each in again.config.requires if each["registry"] == "rewrites"]
+    assert required == ["factorise"]
+
+
+# -- what a machine lacks, and what an attacker writes -----------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(images: Any, tmp_path: Path) -> Path:
+    """The folder of a model whose source is rewritten."""
+    a, b = rewritten("deit", Factorise(3)), rewritten("deit", seed=1)
+    stitched(a, b, images, ("blocks.1", "blocks.1")).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
+    saved: Path, images: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
+    monkeypatch.delitem(registries.rewrites._registered, "factorise")
+    with pytest.raises(PluginError, match=r"needs 'factorise' among rewrites.*registered at run time"):
+        StitchedModel.from_pretrained(saved)
+    monkeypatch.undo()
+    entry = EntryPoint("factorise", "factorising:Factorise", "hf_stitch.rewrites")
+    vars(entry)["dist"] = SimpleNamespace(name="hf-stitch-factorising", version="0.1.0")
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", {"factorise": entry})
+    a, b = rewritten("deit", Factorise(3)), rewritten("deit", seed=1)
+    stitched(a, b, images, ("blocks.1", "blocks.1")).save_pretrained(tmp_path / "other")
+    StitchedModel.from_pretrained(tmp_path / "other")
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", {})
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
+    with pytest.raises(PluginError, match=r"hf-stitch-factorising 0.1.0.*pip install hf-stitch-factorising"):
+        StitchedModel.from_pretrained(tmp_path / "other")
+    assert not built
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found[0].update(url="https://x.org"), "no option 'url'"),
+        (lambda found: found[0].update(rank=2), "down.*expected shape"),
+        (lambda found: found[0].update(rank=10**18), "rewrites.0.rank must be a number that a tensor can contain"),
+        (lambda found: found[0].update(ending=["x"] * 2000), "ending must be a list of at most 1000"),
+        (lambda found: found[0].update(name="os:system"), "names what is not installed"),
+        (lambda found: found[0].update(name=1), "rewrites.0.name must be a text"),
+        (lambda found: found.__setitem__(0, "factorise"), "rewrites.0 must be an object"),
+        (lambda found: found.extend([found[0]] * 5), "no linear layer"),
+        (lambda found: found.extend([found[0]] * 2000), "rewrites must be a list of at most 1000"),
+        (lambda found: found.clear(), "disagree about"),
+    ],
+)
+def test_a_damaged_record_of_a_rewrite_is_refused(saved: Path, change: Callable[[Any], object], message: str) -> None:
+    records.rewrite(saved / "config.json", lambda record: change(record["source"]["blueprint"]["rewrites"]))
+    with pytest.raises(ValueError, match=message):
+        StitchedModel.from_pretrained(saved)
+
+
+def test_the_description_of_a_folder_needs_no_rewrite(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registries.rewrites._registered, "factorise")
+    assert Description.read(saved).source_layer == "blocks.1"
+
+
+# -- what cannot be rebuilt is not saved -------------------------------------------------------------------------------
+
+
+def by_hand(model: nn.Module) -> None:
+    Factorise(3).apply(model)
+
+
+def another_activation(model: nn.Module) -> None:
+    model.set_submodule("blocks.0.mlp.act", nn.ReLU())
+
+
+def parametrized(model: nn.Module) -> None:
+    parametrizations.weight_norm(model.get_submodule("blocks.0.mlp.fc1"))
+
+
+def another_width(model: nn.Module) -> None:
+    block: Any = model.get_submodule("blocks.0.mlp")
+    block.fc1, block.fc2 = nn.Linear(36, 20), nn.Linear(20, 36)
+
+
+def low_rank(model: nn.Module) -> None:
+    model.get_submodule("blocks.0.mlp.fc1").register_parameter("lora_A", nn.Parameter(torch.ones(2, 36)))
+
+
+def unregistered(model: nn.Module) -> None:
+    class Unknown(Factorise):
+        name = "unknown"
+
+    rewrite(model, Unknown(3))
+
+
+def rewritten_and_changed(model: nn.Module) -> None:
+    rewrite(model, Factorise(3, ["fc1"]))
+    Factorise(3, ["fc2"]).apply(model)
+
+
+REFUSED: dict[Callable[[nn.Module], None], str] = {
+    by_hand: r"'source\.model\.blocks\.0\.mlp\.fc1' is a factorising.Factorised, not the torch.*Linear",
+    another_activation: r"'source\.model\.blocks\.0\.mlp\.act' is a torch.*ReLU, not the torch.*GELU",
+    parametrized: "parametrizations",
+    another_width: r"fc1\.weight' has the shape \(20, 36\), in the architecture \(144, 36\)",
+    low_rank: r"no tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
+    unregistered: "no 'unknown' among rewrites",
+    rewritten_and_changed: r"fc2\.down",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_what_cannot_be_rebuilt_is_refused_when_saving(
+    change: Callable[[nn.Module], None], images: Any, inputs: Any, tmp_path: Path
+) -> None:
+    model = build("deit", 0)
+    change(model.eval())
+    a, b = adapted("deit", model.eval()), rewritten("deit", seed=1)
+    found = stitched(a, b, images, ("blocks.1", "blocks.1"))
+    with pytest.raises(ValueError, match=REFUSED[change]) as error:
+        found.save_pretrained(tmp_path / "model")
+    assert "Stitcher.attach" in str(error.value)
+    assert not list(tmp_path.glob("**/*.safetensors"))
+    found.stitcher.save_pretrained(tmp_path / "stitcher")
+    attached = Stitcher.from_pretrained(tmp_path / "stitcher").attach(source=a, target=b)
+    with torch.no_grad():
+        assert torch.equal(attached(**inputs(a)).logits, found(**inputs(a)).logits)
+
+
+def test_what_the_cut_removes_may_be_exchanged(images: Any, inputs: Any, tmp_path: Path) -> None:
+    model = build("deit", 0)
+    model.set_submodule("blocks.2.mlp.act", nn.ReLU())
+    a = adapted("deit", model)
+    found = stitched(a, rewritten("deit", seed=1), images, ("blocks.1", "blocks.1"))
+    found.save_pretrained(tmp_path)
+    assert_same(found, StitchedModel.from_pretrained(tmp_path), inputs(a))
+
+
+def test_a_model_that_was_changed_after_it_was_stitched_is_refused(saved: Path, tmp_path: Path) -> None:
+    model = StitchedModel.from_pretrained(saved)
+    Factorise(3, ["head"]).apply(model.target.model)
+    with pytest.raises(ValueError, match="modules of its networks were exchanged"):
+        model.save_pretrained(saved)
+    StitchedModel.from_pretrained(saved)  # the earlier files are there
+
+
+def test_synchronised_batch_norms_are_saved(images: Any, inputs: Any, tmp_path: Path) -> None:
+    a, b = (adapted("cnn", timm.layers.convert_sync_batchnorm(build("cnn", seed)).eval()) for seed in (0, 1))
+    model = stitched(a, b, images, (LAYERS["cnn"],) * 2)
+    model.save_pretrained(tmp_path)
+    assert_same(model, StitchedModel.from_pretrained(tmp_path), inputs(a))
