@@ -146,11 +146,12 @@ class WeightCosine(WeightMetric):
 
 
 class PatchCosine(WeightMetric):
-    """The cosine of the weights in the metric of input patches: ``⟨W, W′⟩ = tr(W C W′ᵀ)``.
+    """The cosine of the outputs that two convolutions have for the inputs of a reference network.
 
-    C is the covariance of the input patches of one reference network, measured once: then the value is the cosine of
-    the outputs that two convolutions have for the inputs of the reference. It is the same in all gauges, and the cosine
-    of the weights if C is the identity. For weight-standardized convolutions, W is the weight before standardization.
+    It is the cosine of the weights in the metric of input patches, ``⟨W, W′⟩ = tr(W C W′ᵀ)``, without biases. C is the
+    covariance of the patches of one reference network, measured once. The value is the same in all gauges, and the
+    cosine of the weights if C is the identity. For weight-standardized convolutions, W is the weight before
+    standardization, so that the value is not that of outputs.
 
     Args:
         **options: ``covariance``: the file that ``PatchCovariance.save`` wrote. Reading needs it, comparing does not.

@@ -98,6 +98,23 @@ def test_the_bounds_are_attained_and_nothing_near_is_better(
                 assert sign * cosine(u, v, near) <= sign * attained + 1e-9
 
 
+@pytest.mark.parametrize("relation", [-0.9, -0.3, 0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("condition", [1.5, 10.0])
+def test_the_bounds_of_two_atoms_are_those_of_all_gauges(relation: float, condition: float) -> None:
+    """Up to scale, a gauge of two atoms is an angle and a ratio of eigenvalues, which a grid covers."""
+    angles = torch.linspace(0, torch.pi, 721, dtype=torch.float64)[:, None]
+    ratios = torch.logspace(0, 2, 201, condition, dtype=torch.float64)[None]
+    x, y, xy = angles.cos() ** 2, angles.sin() ** 2, angles.cos() * angles.sin()
+    p = torch.stack([ratios * x + y, (ratios - 1) * xy, (ratios - 1) * xy, ratios * y + x], -1).view(721, 201, 2, 2)
+    for seed in range(5):
+        u, v, _ = random_atoms(seed, 2, 4, relation)
+        products = [(p * (left @ right.T)).sum((-2, -1)) for left, right in ((u, v), (u, u), (v, v))]
+        everywhere = products[0] / (products[1] * products[2]).sqrt()
+        least, greatest = (cosine(u, v, each) for each in extremes(u, v, condition))
+        assert least - 1e-12 <= everywhere.min() <= least + 2e-4
+        assert greatest - 2e-4 <= everywhere.max() <= greatest + 1e-12
+
+
 def test_bounds_of_networks() -> None:
     a, b = pair()
     bounds = gauge_bounds(a, b)

@@ -60,9 +60,9 @@ def test_a_failed_rewrite_is_not_recorded() -> None:
 
 def test_a_stitched_model_with_an_atomized_half(tmp_path) -> None:
     torch.manual_seed(0)
-    front, end = (timm.create_model("resnet10t", num_classes=4).eval() for _ in range(2))
+    front, end = (timm.create_model("test_resnet", num_classes=4).eval() for _ in range(2))
     atomize(front, atoms=6)
-    x = torch.randn(8, 3, 176, 176)
+    x = torch.randn(8, 3, 160, 160)
     stitched = hf_stitch.stitch(front, end, x, source_layer="layer2", target_layer="layer2", task=None, progress=False)
     wanted = stitched(x)
     stitched.save_pretrained(tmp_path)
