@@ -72,10 +72,13 @@ class Preset:
 
 HEAD = Recipe(100, lr=0.01, batch=20, schedule="constant")
 PRESETS = {
-    "small": Preset(replace(federated.PRESETS["small"], probes=500), Plan(15, 0.1, local(4)), local(8), HEAD, 2000),
+    "small": Preset(
+        replace(federated.PRESETS["small"], subtasks=10, probes=500), Plan(10, 0.1, local(4)), local(6),
+        replace(HEAD, epochs=50), 2000,
+    ),
     "paper": Preset(federated.PRESETS["paper"], Plan(100, 0.1, local(15)), local(15), HEAD, 2000),
     "test": Preset(federated.PRESETS["test"], Plan(2, 0.3, local(1)), local(1), replace(HEAD, epochs=2), 20),
-}
+}  # fmt: skip
 
 
 def main() -> None:

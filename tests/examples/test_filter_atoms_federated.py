@@ -150,7 +150,7 @@ def test_similarities_are_those_of_the_library(imported: Imported, network: Any,
     expected = np.mean([linear_cka(rows[0], rows[1]) for rows in layers.values()])
     assert float(found["cka"][0, 1]) == pytest.approx(float(expected), abs=1e-4)
     if "filter_atoms" in registries.metrics:
-        metric = registries.metrics.build("filter_atoms")
+        metric: Any = registries.metrics.build("filter_atoms")
         reads = []
         for state in states[:2]:
             network.load_state_dict(state)
