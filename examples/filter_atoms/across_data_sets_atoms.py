@@ -47,7 +47,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(Recipe(8, 0.05, augment=True), 6_000, 3),
+    "small": Preset(Recipe(6, 0.05, augment=True), 6_000, 2),
     "paper": Preset(Recipe(100, 0.05, augment=True), 50_000, 5),
     "test": Preset(Recipe(1, 0.05, 20), 60, 2),
 }

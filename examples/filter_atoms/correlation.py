@@ -55,6 +55,7 @@ class Arm:
         overlapping: Whether tasks have classes in common.
         atoms: Number of atoms. ``None``: as many as a kernel has weights.
         frozen: Whether BatchNorm keeps the statistics of the start.
+        lr: Learning rate, where another one than the preset's is needed for training to converge.
     """
 
     about: str
@@ -62,13 +63,19 @@ class Arm:
     overlapping: bool = False
     atoms: int | None = None
     frozen: bool = False
+    lr: float | None = None
 
 
 MAIN = "disjoint"
 ARMS = {
     MAIN: Arm("disjoint tasks, 9 atoms, statistics of BatchNorm follow the task", 3),
     "overlapping": Arm("tasks drawn from 25 classes", 2, overlapping=True),
-    "frozen": Arm("statistics of BatchNorm stay those of the start", 1, frozen=True),
+    "frozen": Arm(
+        "statistics of BatchNorm stay those of the start; learning rate 0.01, as training diverges at the usual one",
+        1,
+        frozen=True,
+        lr=0.01,
+    ),
     "six": Arm("6 atoms, so that S_Gras is defined", 1, atoms=6),
 }
 
@@ -166,7 +173,7 @@ def trained(
     arguments: argparse.Namespace,
 ) -> tuple[list[nn.Module], list[nn.Module]]:  # fmt: skip
     """Train atoms and head on each task; and, in the paper's setting, the head alone."""
-    recipe = replace(sizes.recipe, frozen_statistics=arm.frozen)
+    recipe = replace(sizes.recipe, frozen_statistics=arm.frozen, lr=arm.lr or sizes.recipe.lr)
     kind = f"{sizes.architecture}-{arguments.preset}-start{number}-{arm.overlapping:d}{arm.frozen:d}{arm.atoms}"
     models, heads = [], []
     for place, task in enumerate(tasks):

@@ -22,9 +22,9 @@ from task_networks import PRESETS, Cifar100, Sizes
 from torch import Tensor, nn
 
 NAME = "decorrelation"
-STRENGTHS = {"small": (0.0, 0.01, 0.1, 1.0), "paper": (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "test": (0.0, 0.1)}
-EPOCHS = {"small": 20, "paper": 100, "test": 1}
-STARTS = {"small": 2, "paper": 3, "test": 1}
+STRENGTHS = {"small": (0.0, 0.1, 1.0), "paper": (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "test": (0.0, 0.1)}
+EPOCHS = {"small": 15, "paper": 100, "test": 1}
+STARTS = {"small": 1, "paper": 3, "test": 1}
 ROWS = 256
 """Positions of a batch, drawn at random, on which the penalty is computed."""
 

@@ -77,7 +77,8 @@ with others (CIFAR-10, SVHN, CelebA); CKA changes likewise. S_Atom needs no prob
 
 {demonstration} The networks are those of [correlation](correlation.md), first start, arm "{main}": {origin}; atoms and
 head trained on {tasks} disjoint tasks ({recipe}). The same pairs of networks, {layers} layers and {probe} test images
-of each data set. SVHN and CelebA are not at hand. Intervals: 95%, from a bootstrap over networks.
+of each data set. SVHN and CelebA are not at hand. Grey images leave fewer directions of the first layer, and CCA is the
+mean over those. Intervals: 95%, from a bootstrap over networks.
 
 {table}
 

@@ -44,7 +44,7 @@ class Preset:
     pairs: int
 
 
-PRESETS = {"small": Preset(500, 1500, 10), "paper": Preset(5000, 5000, 30), "test": Preset(50, 20, 2)}
+PRESETS = {"small": Preset(500, 1000, 6), "paper": Preset(5000, 5000, 30), "test": Preset(50, 20, 2)}
 
 
 def main() -> None:
