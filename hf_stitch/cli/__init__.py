@@ -21,6 +21,7 @@ from hf_stitch.cli import (
     info,
     layers,
     listing,
+    new_plugin,
     pull,
     push,
     quickstart,
@@ -87,6 +88,7 @@ app.command("push")(push.push)
 app.command("pull")(pull.pull)
 app.command("info")(info.info)
 app.command("list")(listing.listing)
+app.command("new-plugin")(new_plugin.new_plugin)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from hf_stitch.testing.detectors import check_detector
 from hf_stitch.testing.matchers import check_matcher
 from hf_stitch.testing.metrics import check_metric
 from hf_stitch.testing.rewrites import check_rewrite
+from hf_stitch.testing.selections import check_selection
 from hf_stitch.testing.similarities import check_similarity
 from hf_stitch.testing.stitches import check_stitch
 from hf_stitch.testing.weight_metrics import check_weight_metric
@@ -15,6 +16,7 @@ __all__ = [
     "check_matcher",
     "check_metric",
     "check_rewrite",
+    "check_selection",
     "check_similarity",
     "check_stitch",
     "check_weight_metric",
