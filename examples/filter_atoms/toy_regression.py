@@ -137,9 +137,9 @@ where it is defined.
 {table}
 
 Red data does not move the part of the atoms for x. With the same start, that part stays the same in both networks, and
-so does what it makes of blue data: a similarity of 0 can come only from starts that differ in that part, which S_Atom
-sees as well, or from activations that are constant, of which no similarity is defined. That networks behave alike where
-they were trained and differ elsewhere is what probes are for.
+so does what it makes of blue data. Where it is 0, activations are constant on blue data, and no similarity is defined.
+Other starts do not bring CKA of the hidden units to 0 either: they are functions of one number. What falls there is the
+similarity of the outputs, and S_Atom, although these networks compute the same function of red data.
 
 The rule: confirmed if S_Atom and the CKA of hidden units on red data are at least {high:g}, and that on blue data at
 most {low:g}, with the same start; in part if only the first two hold; else refuted. **{verdict}**
