@@ -76,7 +76,7 @@ def _head(epochs: int) -> Recipe:
 
 PRESETS = {
     "small": Preset(
-        0.25, 10, 600, 400, Recipe(20, lr=0.02, batch=30), Recipe(8, lr=0.02, batch=30), _head(30), 500, 2, 2000,
+        0.25, 10, 600, 400, Recipe(30, lr=0.005, batch=30), Recipe(20, lr=0.01, batch=30), _head(30), 500, 3, 2000,
     ),
     "paper": Preset(1, 10, 5000, 1000, Recipe(100), Recipe(100), _head(100), 1000, 5, 2000),
     "test": Preset(0.0625, 4, 20, 20, Recipe(1), Recipe(1), _head(2), 20, 1, 20),

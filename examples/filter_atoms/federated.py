@@ -181,7 +181,7 @@ def pretrained(preset: Any, arguments: argparse.Namespace, classes: int = CLASSE
 
     def fit(network: nn.Module) -> None:
         data = networks.read("cifar10", "train", arguments.data_dir, count)
-        networks.train(network, data, Recipe(epochs, lr=0.02), 0)
+        networks.train(network, data, Recipe(epochs, lr=0.005), 0)
 
     networks.kept(path, made, fit)
     made.add_module("fc", initial(preset.width, classes).get_submodule("fc"))
@@ -408,7 +408,8 @@ times as many operations for its network with 10,000 probes (its figure: 1.14×1
 The rule, fixed before any figure was seen: a cluster is distinct if the lower end of the interval of the AUROC of
 S_Atom in the arm "{main}" is at least {clear:g}, and visible if it is above .5. The claim is confirmed if both kinds
 are distinct, in part if at least one is visible, and refuted otherwise. Same subtask: **{subtask}**. Digits:
-**{digit}**. The claim: **{verdict}**.
+**{digit}**. The claim: **{verdict}**. The other arms, by the same rule: {others_visible}. S_Atom and the cosine of
+the weights differ by at most {like_weights:.2f} in AUROC in all arms.
 
 {footer}"""
 
@@ -453,6 +454,7 @@ def page(record: dict[str, Any]) -> str:
         pairs=count * (count - 1) // 2, probes=sizes["probes"], grid=ensembles.GRID,
         costs=markdown(("", "GFLOP", "CPU seconds", "operations / S_Atom", "time / S_Atom"), costs),
         formula=formula(), clear=CLEAR, subtask=states["subtask"], digit=states["digits"], verdict=verdict(record),
+        others_visible=_others(record), like_weights=_like_weights(record),
         footer=footer(NAME, "--networks NETWORKS --data-dir DATA --out OUT"),
     )  # fmt: skip
 
@@ -461,11 +463,27 @@ def _arms(record: Mapping[str, Any]) -> str:
     count, epochs = record["sizes"]["public"]
     details = {
         "random": "those of the random start",
-        "public": f"those of a network trained on {count:,} images of CIFAR-10 for {epochs} epochs",
+        "public": f"those of a network trained on {count:,} images of CIFAR-10 for {epochs} epochs (again, at a lower rate, after a "
+        "first run of this experiment, in which that network had collapsed to constant outputs)",
         "global": f"those of a network trained by FedAvg on all clients: {record['plan']}",
         "evolving": "random at first; all parameters are trained, and coefficients are averaged over clients",
     }
     return "\n".join(f"- {arm}: {details[arm]}" for arm in record["arms"])
+
+
+def _others(record: Mapping[str, Any]) -> str:
+    found = []
+    for arm in record["arms"]:
+        if arm != MAIN:
+            states = visible(record, arm)
+            found.append(f"{arm}: " + ", ".join(f"{title} {states[kind]}" for kind, title in KINDS.items()))
+    return "; ".join(found)
+
+
+def _like_weights(record: Mapping[str, Any]) -> float:
+    """Return the largest difference of the AUROC of S_Atom and of the cosine of the weights."""
+    scores = [arm["auroc"] for arm in record["arms"].values()]
+    return max(abs(one["atom"][kind]["value"] - one["weights"][kind]["value"]) for one in scores for kind in KINDS)
 
 
 def formula(probes: int = 10_000) -> float:
@@ -475,9 +493,9 @@ def formula(probes: int = 10_000) -> float:
     return spent / (len(layers) * 9 * 9)
 
 
-def visible(record: Mapping[str, Any]) -> dict[str, str]:
+def visible(record: Mapping[str, Any], arm: str = MAIN) -> dict[str, str]:
     """Return whether clusters are distinct, visible or not: kind -> word."""
-    scores = record["arms"][MAIN]["auroc"]["atom"]
+    scores = record["arms"][arm]["auroc"]["atom"]
     lows = {kind: scores[kind]["low"] or 0.0 for kind in KINDS}
     return {
         kind: "distinct" if low >= CLEAR else "visible" if low > 0.5 else "not visible" for kind, low in lows.items()
@@ -498,7 +516,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]
     ours = "; ".join(
         f"{title}: AUROC {shown(scores['atom'][kind])}, cosine of the weights {scores['weights'][kind]['value']:.2f}, "
-        f"CKA {scores['cka'][kind]['value']:.2f}" for kind, title in KINDS.items()
+        f"CKA {scores['cka'][kind]['value']:.2f} (coefficients of a global network: S_Atom "
+        f"{record['arms']['global']['auroc']['atom'][kind]['value']:.2f})" for kind, title in KINDS.items()
     )  # fmt: skip
     ratios = ", ".join(
         f"{SIMILARITIES[name]} {costs[name]['operations'] / costs['atom']['operations']:.1e} (operations), "
