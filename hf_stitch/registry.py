@@ -9,6 +9,7 @@ with entry points in the group ``hf_stitch.<registry>``, for example in their ``
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import json
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -359,7 +361,7 @@ class Registry(Generic[T]):
             return lambda decorated: self.register(name, decorated)
         if name in self:
             raise ValueError(
-                f"{name!r} among {self.kind} is taken ({self.origin(name)}, {self._holder(name)}); choose another name"
+                f"{name!r} among {self.kind} is taken ({self.origin(name)}, {self.source(name)}); choose another name"
             )
         self._registered[name] = factory
         return factory
@@ -401,11 +403,51 @@ class Registry(Generic[T]):
         entry = None if name in self._built_ins or name in self._registered else self._plugins[name]
         return (entry.dist.name, entry.dist.version) if entry is not None and entry.dist is not None else None
 
-    def _holder(self, name: str) -> str:
-        """Describe the class or function behind a name without importing it."""
+    def source(self, name: str) -> str:
+        """Return where the class or function behind a name is defined; imports nothing.
+
+        Args:
+            name: The name.
+
+        Returns:
+            ``module:attribute``.
+
+        Raises:
+            UnknownNameError: If the registry has no such name.
+
+        Example:
+            >>> registries.matchers.source("lstsq")
+            'hf_stitch.matchers.lstsq:Lstsq'
+        """
+        self.check(name)
         if name in self._registered:
-            return repr(self._registered[name])
+            factory = self._registered[name]
+            return f"{factory.__module__}:{factory.__qualname__}"
         return self._built_ins[name] if name in self._built_ins else self._plugins[name].value
+
+    def summary(self, name: str) -> str:
+        """Describe an entry in one line; imports nothing.
+
+        Args:
+            name: The name.
+
+        Returns:
+            The first line of the docstring; for an entry of a plugin, the summary of its distribution.
+
+        Raises:
+            UnknownNameError: If the registry has no such name.
+
+        Example:
+            >>> registries.matchers.summary("lstsq").partition(",")[0]
+            'Least squares: the affine map with minimum squared error'
+        """
+        self.check(name)
+        if name in self._registered:
+            return _first_line(inspect.getdoc(self._registered[name]))
+        if name in self._built_ins:
+            return _docstring(self._built_ins[name])
+        distribution = self._plugins[name].dist
+        return (distribution.metadata.json.get("summary") or "") if distribution is not None else ""
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:
@@ -487,3 +529,18 @@ registries = Registries(**{kind: Registry(kind, names, BASES[kind]) for kind, na
 def _describe(entry: EntryPoint) -> str:
     """Describe the distribution of an entry point, for example ``plugin hf-stitch-diagonal 0.1.0``."""
     return f"plugin {entry.dist.name} {entry.dist.version}" if entry.dist else f"plugin {entry.value}"
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").partition("\n")[0]
+
+
+def _docstring(source: str) -> str:
+    """Read the first line of the docstring of a built-in class from its file, without importing it."""
+    module, _, name = source.partition(":")
+    root = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return _first_line(ast.get_docstring(node))
+    return ""

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
+import subprocess
+import sys
+from json import loads
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.options import AsJson
 from hf_stitch.cli.output import Output
 from hf_stitch.metrics._catalogue import CATALOGUE, Described
 from hf_stitch.registry import Registry, UnknownNameError, registries
 
 BROKEN, BUILT_IN = "broken", "built-in"
+SECONDS = 60
+"""Time in which a plugin must be imported."""
+
+IMPORTING = """
+import json, sys
+from hf_stitch.registry import registries
+kind, name = sys.argv[1:]
+found = registries[kind].get(name)
+base = registries[kind].base
+if not (isinstance(found, type) and issubclass(found, base)):
+    raise TypeError(f"{found!r} is not a subclass of {base.__name__}")
+about = {"summary": (found.__doc__ or "").strip().partition("\\n")[0]}
+if kind == "metrics":
+    about |= {
+        "title": found.title, "direction": "higher" if found.higher_is_better else "lower",
+        "range": list(found.range), "invariances": list(getattr(found, "invariances", ())),
+    }
+print(json.dumps(about))
+"""
+"""Program that imports an entry and describes it."""
 
 
 def _known(kind: str) -> str:
@@ -29,15 +50,19 @@ def listing(
     kind: Annotated[
         str, typer.Argument(metavar="KIND", callback=_known, help=f"Registry: one of {', '.join(registries)}.")
     ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Import each plugin in a process of its own, and show which are broken.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """List the entries of a registry; metrics with direction, range, invariances and use.
 
-    A plugin that cannot be imported is listed as broken. Built-in metrics are listed without an import.
+    Nothing is imported: of plugins, the list shows what their distributions state. With --check, each plugin is
+    imported, and one that is broken or takes too long is listed as broken.
     """
     output = Output(json)
     registry = registries[kind]
-    entries = [(_metric if kind == "metrics" else _entry)(registry, name) for name in registry]
+    entries = [_entry(registry, name, check) for name in registry]
     table = _metrics(entries) if kind == "metrics" else _plain(kind, entries)
     output.show(table if entries else f"no {kind} are registered")
     output.record(entries)
@@ -53,39 +78,45 @@ def _plain(kind: str, entries: list[dict[str, Any]]) -> Table:
 def _metrics(entries: list[dict[str, Any]]) -> Table:
     table = Table("metric", "more alike", "range", "unchanged by", "use", title="Metrics", title_justify="left")
     table.caption = "with default options; name:key=value sets others, for example linear_cka:debiased=True"
+    if any(not entry["direction"] for entry in entries):
+        table.caption += "; --check shows the properties of metrics of plugins"
     for entry in entries:
         if entry["source"] == BROKEN:
             table.add_row(entry["name"], *[""] * 3, f"{entry['origin']}: {entry['summary']}", style="red")
             continue
-        low, high = (f"{end:.3g}".replace("inf", "∞") for end in entry["range"])
+        ends = [f"{end:.3g}".replace("inf", "∞") for end in entry["range"]]
         use = entry["summary"] if entry["origin"] == BUILT_IN else f"{entry['summary']} ({entry['origin']})"
         unchanged = ", ".join(entry["invariances"]) or "–"
-        table.add_row(entry["name"], entry["direction"], f"{low} to {high}", unchanged, use, end_section=False)
+        table.add_row(entry["name"], entry["direction"] or "–", " to ".join(ends) or "–", unchanged, use)
     return table
 
 
-def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
-    entry = {"name": name, "origin": registry.origin(name)}
-    try:
-        factory = registry.get(name)
-    except (ImportError, AttributeError) as error:
-        return {**entry, "source": BROKEN, "summary": str(error)}
-    summary = (inspect.getdoc(factory) or "").partition("\n")[0]
-    return {**entry, "source": f"{factory.__module__}:{factory.__qualname__}", "summary": summary}
+def _entry(registry: Registry[Any], name: str, check: bool) -> dict[str, Any]:
+    origin = registry.origin(name)
+    entry: dict[str, Any] = {"name": name, "origin": origin, "source": registry.source(name)}
+    entry["summary"] = registry.summary(name)
+    if registry.kind == "metrics":
+        unknown = {"title": name, "direction": "", "range": [], "invariances": []}
+        entry |= _described(CATALOGUE[name]) if origin == BUILT_IN else unknown
+    return entry | _imported(registry.kind, name) if check and origin.startswith("plugin") else entry
 
 
-def _metric(registry: Registry[Any], name: str) -> dict[str, Any]:
-    if registry.origin(name) == BUILT_IN:
-        entry = {"name": name, "origin": BUILT_IN, "source": BUILT_INS["metrics"][name]}
-        about = CATALOGUE[name]
-    else:
-        entry = _entry(registry, name)
-        if entry["source"] == BROKEN:
-            return entry
-        kind = registry.get(name)
-        invariances = getattr(kind, "invariances", ())  # metrics of weights declare none
-        about = Described(kind.title, kind.higher_is_better, kind.range, invariances, entry["summary"])
+def _described(about: Described) -> dict[str, Any]:
     return {
-        **entry, "summary": about.use, "title": about.title, "direction": about.direction, "range": list(about.range),
+        "summary": about.use, "title": about.title, "direction": about.direction, "range": list(about.range),
         "invariances": list(about.invariances),
     }  # fmt: skip
+
+
+def _imported(kind: str, name: str) -> dict[str, Any]:
+    """Import an entry of a plugin in a child process, and return what its class states, or why it is broken."""
+    call = [sys.executable, "-c", IMPORTING, kind, name]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"source": BROKEN, "summary": f"importing it takes more than {SECONDS} seconds"}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"]
+        return {"source": BROKEN, "summary": lines[-1].partition(": ")[2] or lines[-1]}
+    about: dict[str, Any] = loads(done.stdout.splitlines()[-1])
+    return about

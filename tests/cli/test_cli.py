@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import hf_stitch
 from hf_stitch.cli import app
 from hf_stitch.data import read_data
-from hf_stitch.registry import Registries, Registry, registries
+from hf_stitch.registry import registries
 
 DIGITS = ("--data", "sklearn:digits", "--split", "test", "--max-samples", "120")
 
@@ -134,15 +134,54 @@ def test_list_shows_source_and_summary_of_a_matcher() -> None:
     assert entry["summary"]
 
 
-def test_list_shows_a_broken_plugin_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    matchers = Registry("matchers", {"lstsq": "hf_stitch.matchers.lstsq:Lstsq"}, "hf_stitch.matchers:Matcher")
-    matchers.__dict__["_plugins"] = {"bad": EntryPoint("bad", "no_such_module:Bad", "hf_stitch.matchers")}
-    others = {kind: registries[kind] for kind in registries if kind != "matchers"}
-    monkeypatch.setattr("hf_stitch.cli.listing.registries", Registries(matchers=matchers, **others))
-    broken, fine = recorded("list", "matchers")
-    assert (broken["name"], broken["source"]) == ("bad", "broken")
-    assert "no_such_module" in broken["summary"]
-    assert fine["source"] == "hf_stitch.matchers.lstsq:Lstsq"
+PLUGIN = """
+import sys, time
+from importlib import metadata
+
+class Plugin(metadata.Distribution):
+    def read_text(self, name):
+        if name == "METADATA":
+            return "Metadata-Version: 2.1\\nName: bad-plugin\\nVersion: 3.0\\nSummary: Matchers that do not load\\n"
+        entries = "[hf_stitch.matchers]\\nmissing = no_such_module:Bad\\nslow = slow_module:Slow\\n"
+        return entries if name == "entry_points.txt" else None
+    def locate_file(self, path):
+        return path
+
+class Finder(metadata.DistributionFinder):
+    def find_spec(self, name, *arguments):
+        if name == "slow_module":
+            time.sleep(60)
+    def find_distributions(self, context=metadata.DistributionFinder.Context()):
+        return [Plugin()] if context.name in (None, "bad-plugin") else []
+
+sys.meta_path.insert(0, Finder())
+"""
+"""A module that installs a distribution with two broken matchers, in this process and in its children."""
+
+
+def test_list_reads_metadata_and_check_names_what_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PLUGIN)
+    code = "import hf_stitch.cli.listing as listing, sys; listing.SECONDS = 4; from hf_stitch.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def listed(*arguments: str) -> dict[str, Any]:
+        call = [sys.executable, "-c", code, "list", "matchers", "--json", *arguments]
+        done = subprocess.run(call, capture_output=True, text=True, env=environment, check=True)
+        return {entry["name"]: entry for entry in json.loads(done.stdout)}
+
+    read = listed()
+    assert read["missing"]["origin"] == "plugin bad-plugin 3.0" and read["slow"]["source"] == "slow_module:Slow"
+    assert read["missing"]["summary"] == "Matchers that do not load"
+    checked = listed("--check")
+    assert checked["missing"]["source"] == checked["slow"]["source"] == "broken"
+    assert "no_such_module" in checked["missing"]["summary"] and "more than 4 seconds" in checked["slow"]["summary"]
+    assert checked["lstsq"]["source"] == "hf_stitch.matchers.lstsq:Lstsq"
+
+
+def test_list_check_shows_what_plugins_declare() -> None:
+    pytest.importorskip("hf_stitch_diagonal")
+    (entry,) = (each for each in recorded("list", "matchers", "--check") if each["name"] == "diagonal")
+    assert entry["source"] == "hf_stitch_diagonal:Diagonal" and "least-squares line" in entry["summary"]
 
 
 # -- stitch and evaluate -----------------------------------------------------------------------------------------------

@@ -64,7 +64,13 @@ def test_what_it_writes_has_no_lint(tmp_path: Path) -> None:
         write(tmp_path / kind.value, kind)
         (tmp_path / kind.value / "conftest.py").unlink()
     for call in (["check"], ["format", "--check"]):
-        found = subprocess.run([str(Path(sys.executable).with_name("ruff")), *call, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+        found = subprocess.run(
+            [str(Path(sys.executable).with_name("ruff")), *call, "."],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert found.returncode == 0, found.stdout + found.stderr
 
 
