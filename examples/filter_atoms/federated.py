@@ -463,7 +463,8 @@ def _arms(record: Mapping[str, Any]) -> str:
     count, epochs = record["sizes"]["public"]
     details = {
         "random": "those of the random start",
-        "public": f"those of a network trained on {count:,} images of CIFAR-10 for {epochs} epochs (again, at a lower rate, after a "
+        "public": f"those of a network trained on {count:,} images of CIFAR-10 for {epochs} epochs "
+        "(again, at a lower rate, after a "
         "first run of this experiment, in which that network had collapsed to constant outputs)",
         "global": f"those of a network trained by FedAvg on all clients: {record['plan']}",
         "evolving": "random at first; all parameters are trained, and coefficients are averaged over clients",
