@@ -447,7 +447,7 @@ class Registry(Generic[T]):
         if name in self._built_ins:
             return _docstring(self._built_ins[name])
         distribution = self._plugins[name].dist
-        return (distribution.metadata.json.get("summary") or "") if distribution is not None else ""
+        return str(distribution.metadata.json.get("summary", "")) if distribution is not None else ""
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:

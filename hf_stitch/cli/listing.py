@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from json import loads
@@ -96,9 +97,18 @@ def _entry(registry: Registry[Any], name: str, check: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": name, "origin": origin, "source": registry.source(name)}
     entry["summary"] = registry.summary(name)
     if registry.kind == "metrics":
-        unknown = {"title": name, "direction": "", "range": [], "invariances": []}
-        entry |= _described(CATALOGUE[name]) if origin == BUILT_IN else unknown
+        if origin.startswith("plugin"):
+            entry |= {"title": name, "direction": "", "range": [], "invariances": []}
+        else:
+            entry |= _described(CATALOGUE[name] if origin == BUILT_IN else _declared(registry.get(name)))
     return entry | _imported(registry.kind, name) if check and origin.startswith("plugin") else entry
+
+
+def _declared(kind: Any) -> Described:
+    """Return what the class of a metric declares."""
+    summary = (inspect.getdoc(kind) or "").partition("\n")[0]
+    invariances = getattr(kind, "invariances", ())  # metrics of weights declare none
+    return Described(kind.title, kind.higher_is_better, kind.range, invariances, summary)
 
 
 def _described(about: Described) -> dict[str, Any]:

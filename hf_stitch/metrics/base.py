@@ -67,7 +67,11 @@ class Metric(ABC):
     def label(self) -> str:
         """The name with all options that differ from their defaults: ``linear_cka(debiased=True)``."""
         usual = defaults(self.function)
-        changed = [f"{key}={value}" for key, value in self.options.items() if value is not usual[key]]
+        changed = [
+            f"{key}={value}"
+            for key, value in self.options.items()
+            if (type(value), value) != (type(usual[key]), usual[key])
+        ]
         return self.name + (f"({', '.join(changed)})" if changed else "")
 
     def __repr__(self) -> str:
@@ -99,7 +103,8 @@ class WeightMetric(Metric):
     what it has read (:meth:`value`). Readings can be saved, and compared long after the network is gone.
 
     ``function(x, y, **options)`` takes the :class:`~hf_stitch.statistics.Weights` of two layers and returns a float. It
-    raises :class:`NotComparable` if they have no value.
+    raises :class:`NotComparable` if they have no value. Layers whose ``shared`` differs are never passed to it, unless
+    the metric overrides :meth:`check_shared`.
 
     Args:
         **options: Options of the function.
@@ -113,7 +118,9 @@ class WeightMetric(Metric):
         ...
         ...     def read(self, model):
         ...         layers = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-        ...         return {name: Weights(name, {"norm": m.weight.detach().norm()}) for name, m in layers.items()}
+        ...         if not layers:
+        ...             raise ValueError("norm_ratio reads linear layers, but the network has none")
+        ...         return {name: Weights(name, {"norm": m.weight.detach().cpu().norm()}) for name, m in layers.items()}
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2))
         >>> metric = NormRatio()
         >>> read = metric.read(net)
@@ -153,12 +160,30 @@ class WeightMetric(Metric):
             b: The same for a layer of the other network.
 
         Returns:
-            The value of the metric.
+            The value of the metric, finite.
 
         Raises:
-            NotComparable: The layers have no value: other shapes, or other parts that must be shared.
+            NotComparable: The layers have no value: other shapes, other parts that must be shared, or weights that are
+                not finite.
         """
+        self.check_shared(a, b)
+        for side in (a, b):
+            if not all(bool(tensor.isfinite().all()) for tensor in side.tensors.values()):
+                raise NotComparable(side.layer, "its weights contain NaN or infinity")
         return float(type(self).function(a, b, **self.options))
+
+    def check_shared(self, a: Weights, b: Weights) -> None:
+        """Check that two layers agree in what they must share. A metric overrides it to name what differs.
+
+        Args:
+            a: What :meth:`read` returned for a layer.
+            b: The same for a layer of the other network.
+
+        Raises:
+            NotComparable: They differ.
+        """
+        if a.shared != b.shared:
+            raise NotComparable(a.layer, f"{self.label} compares layers that share {a.shared!r}, got {b.shared!r}")
 
     def combine(self, by_layer: Mapping[str, float]) -> float:
         """Compute the value of whole networks from those of their layers.

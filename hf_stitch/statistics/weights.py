@@ -22,22 +22,18 @@ class Weights:
     Attributes:
         layer: Name of the layer.
         tensors: Name -> tensor on the CPU, floating point, without gradients. For most metrics a few kilobytes.
-        shared: Hash of what two layers must have in common to be comparable; empty if there is nothing.
+        shared: Text that two layers must have in common to be comparable, such as a hash of what they share; empty if
+            there is nothing.
 
     Example:
         >>> import torch
-        >>> Weights("conv1", {"atoms": torch.ones(9, 3, 3)}, shared="3f2a").size
-        324
+        >>> Weights("conv1", {"kernel": torch.ones(9, 3, 3)}, shared="stride 2").shared
+        'stride 2'
     """
 
     layer: str
     tensors: Mapping[str, Tensor]
     shared: str = ""
-
-    @property
-    def size(self) -> int:
-        """Number of bytes of the tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
 def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> None:

@@ -31,7 +31,7 @@ def check_rewrite(change: Rewrite, model: nn.Module) -> None:
         AssertionError: It does not conform; the message contains what was expected and what came.
 
     Example:
-        >>> check_rewrite(registries.rewrites.build("filter_atoms"), timm.create_model("resnet10t"))  # doctest: +SKIP
+        >>> check_rewrite(registries.rewrites.build("my_rewrite"), timm.create_model("resnet10t"))  # doctest: +SKIP
     """
     again = registries.rewrites.build(json.loads(json.dumps(change.to_dict())))
     require(again == change, f"built from its own record, it is {again}, not {change}")

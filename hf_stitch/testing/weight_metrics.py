@@ -48,17 +48,22 @@ def check_weight_metric(
         ...         layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
         ...         if not layers:
         ...             raise ValueError("no linear layers")
-        ...         return {n: Weights(n, {"w": m.weight.detach().flatten().double()}) for n, m in layers.items()}
+        ...         return {n: Weights(n, {"w": m.weight.detach().flatten().clone()}) for n, m in layers.items()}
         >>> check_weight_metric(Cosine, nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2)))
     """
     built = metric(**options) if isinstance(metric, type) else registries.metrics.build(metric, **options)
     assert isinstance(built, WeightMetric), f"{built!r} must be a WeightMetric"
     _check_declared(built)
     read = [_check_read(built, model) for model in (a, b)]
+    _check_read(built, copy.deepcopy(a).double())  # whose conversion to float64 is no copy
     compared = _check_values(built, *read)
     require(compared > 0, "no layer of a is comparable with the layer of the same name of b")
     _check_distance(built, read)
     require_error(ValueError, lambda: built.read(nn.Sequential(nn.Identity())), "a network without weights")
+    first, broken = next(iter(read[0].values())), copy.deepcopy(next(iter(read[0].values())))
+    for tensor in broken.tensors.values():
+        tensor.fill_(math.nan)
+    require_error(NotComparable, lambda: built.value(first, broken), "weights that are not finite")
 
 
 def _check_declared(metric: WeightMetric) -> None:

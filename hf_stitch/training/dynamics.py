@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
-from hf_stitch.analysis.comparison.weights import same_layers, selected
+from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
-from hf_stitch.statistics import load_weights, save_weights
+from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import needed_probe
@@ -148,12 +149,11 @@ class Dynamics(Result):
         values = {layer: np.empty((len(steps), len(steps))) for layer in read[0]}
         whole = np.empty((len(steps), len(steps)))
         for i, j in np.ndindex(whole.shape):
-            try:
-                by_layer = same_layers(read[i], read[j], metric)
-            except ValueError as error:
-                raise ValueError(f"dynamics between steps {steps[i]} and {steps[j]}: {error}") from error
-            whole[i, j] = metric.combine(by_layer)
-            for layer, value in by_layer.items():
+            found, undefined = same_layers(read[i], read[j], metric)
+            for layer, why in undefined.items():
+                raise ValueError(f"{metric.label} of {layer!r} between steps {steps[i]} and {steps[j]}: {why}")
+            whole[i, j] = found.pop(WHOLE)
+            for layer, value in found.items():
                 values[layer][i, j] = value
         better = metric.higher_is_better
         return cls(values, steps, epochs, metric.label, better, None, None, metric.range, whole)
@@ -169,13 +169,18 @@ class Dynamics(Result):
         """The moments in the unit :attr:`unit`."""
         return self.steps if self.unit == "step" else tuple(epoch for epoch in self.epochs if epoch is not None)
 
+    @property
+    def _shown(self) -> dict[str, Array]:
+        """The values by layer, and those of the whole network if there are any."""
+        return {**self.values, **({} if self.whole is None else {WHOLE: self.whole})}
+
     def to_final(self) -> dict[str, Array]:
         """Return the values between each moment and the last one.
 
         Returns:
-            Array ``(moments,)`` float64 by layer.
+            Array ``(moments,)`` float64 by layer; also of the ``whole network``, for a metric of weights.
         """
-        return {layer: values[:, -1] for layer, values in self.values.items()}
+        return {layer: values[:, -1] for layer, values in self._shown.items()}
 
     def settled(self, threshold: float = 0.9) -> dict[str, float]:
         """Return the moment at which each layer settles.
@@ -219,7 +224,7 @@ class Dynamics(Result):
                     "layer": layer, "step_a": step_a, "epoch_a": epoch_a, "step_b": step_b, "epoch_b": epoch_b,
                     self.metric: float(values[i, j]),
                 }
-                for layer, values in self.values.items()
+                for layer, values in self._shown.items()
                 for i, (step_a, epoch_a) in moments
                 for j, (step_b, epoch_b) in moments
             ]
@@ -247,7 +252,7 @@ class Dynamics(Result):
         ends = self.range if self.range and scale == "fixed" else (np.nan, np.nan)
         low, high = (end if np.isfinite(end) else None for end in ends)
         return evolution(
-            self.values,
+            self._shown,
             self.times,
             unit=self.unit,
             label=self.metric,
@@ -255,7 +260,7 @@ class Dynamics(Result):
             low=low,
             high=high,
             title="from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}",
-            marked={layer: [self.settled(each)[layer] for each in thresholds] for layer in self.values},
+            marked={layer: [self.settled(each)[layer] for each in thresholds] for layer in self._shown},
         )
 
     def __rich__(self) -> Table:
@@ -355,7 +360,7 @@ class DynamicsRecorder(ProbingCallback):
 
     def _prepare(self, processes: Processes) -> None:
         if isinstance(self._metric, WeightMetric):
-            self._watched = tuple(selected(self._metric.read(self._model), self._layers))
+            self._watched = tuple(self._read(self._metric))
         else:
             self._watched = self._loaded.candidates if self._layers is None else self._layers
         if not self._watched:
@@ -373,11 +378,15 @@ class DynamicsRecorder(ProbingCallback):
             if activations is not None:
                 activations.save(index.path(step))
             elif isinstance(self._metric, WeightMetric):
-                read = selected(self._metric.read(self._model), self._layers)
-                save_weights(read, index.path(step), self._metric.name)
+                save_weights(self._read(self._metric), index.path(step), self._metric.name)
             index.epochs[step] = epoch
             index.write()
         return {}
+
+    def _read(self, metric: WeightMetric) -> dict[str, Weights]:
+        """Read what the metric compares of the network now."""
+        (read,) = read_of(self._model, {metric.label: metric}, self._layers).values()
+        return read
 
     def _begin(self) -> None:
         if self._attached.state.global_step == 0:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load_on
+from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
-from hf_stitch.analysis.comparison.weights import same_layers, selected, sorted_metrics
+from hf_stitch.analysis.comparison.weights import read_of, same_layers, sorted_metrics
 from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 OWN = ("start", "previous")
 """References that are earlier states of the network itself."""
-
-WHOLE = "whole"
-"""Last part of the name of the value of a whole network under a metric of weights."""
 
 Readings = Mapping[str, Mapping[str, Weights]]
 """What metrics of weights have read of a network: label of the metric -> layer -> what was read of it."""
@@ -42,7 +39,7 @@ class SimilarityCallback(ProbingCallback):
     the network is released afterwards.
 
     Metrics of weights need no probe. They compare the layers that they read with those of the same names, and have a
-    value of the whole network as well, named ``<name>/<metric>/whole``.
+    value of the whole network as well, named ``<name>/<metric>/whole network``.
 
     Values are named ``<name>/<metric>/<layer>``.
 
@@ -151,7 +148,7 @@ class SimilarityCallback(ProbingCallback):
     def _read_reference(self, given: str | nn.Module | Adapter, processes: Processes) -> None:
         """Record the activations and weights of a reference network that the metrics need."""
         if not self._metrics and isinstance(given, nn.Module):
-            model = given
+            model = unwrap(given)
         else:
             other = load_on(given, processes.device)
             model = other.model
@@ -168,7 +165,7 @@ class SimilarityCallback(ProbingCallback):
             self._reference = self.probe.activations(other, layers, processes)
 
     def _read(self, model: nn.Module) -> Readings:
-        return {label: selected(metric.read(model), self._layers) for label, metric in self._weight_metrics.items()}
+        return read_of(model, self._weight_metrics, self._layers)
 
     @property
     def _by_name(self) -> bool:
@@ -200,14 +197,10 @@ class SimilarityCallback(ProbingCallback):
         assert self._reference_weights is not None
         figures: dict[str, float] = {}
         for label, metric in self._weight_metrics.items():
-            try:
-                by_layer = same_layers(current[label], self._reference_weights[label], metric)
-                whole = metric.combine(by_layer)
-            except ValueError as error:
-                undefined = self._undefined(label, error)
-                by_layer, whole = dict.fromkeys(current[label], undefined), undefined
-            figures |= {f"{label}/{layer}": value for layer, value in by_layer.items()}
-            figures[f"{label}/{WHOLE}"] = whole
+            values, undefined = same_layers(current[label], self._reference_weights[label], metric)
+            for layer, why in undefined.items():
+                values[layer] = self._undefined(f"{label} of {layer}", ValueError(why))
+            figures |= {f"{label}/{layer}": value for layer, value in values.items()}
         return figures
 
     def _by_equal_name(self, current: Activations, processes: Processes) -> dict[str, float]:
@@ -295,6 +288,13 @@ class SimilarityCallback(ProbingCallback):
                 label: load_weights(self._weights_file(folder, label), metric.name)
                 for label, metric in self._weight_metrics.items()
             }
+            for label, read in self._read(self._model).items():
+                saved_layers = tuple(self._reference_weights[label])
+                if saved_layers != tuple(read):
+                    raise ValueError(
+                        f"{self._weights_file(folder, label)} contains the layers {', '.join(saved_layers)}, but the "
+                        f"callback measures {', '.join(read)}; to resume, use the same layers"
+                    )
 
     @property
     def _file(self) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load_on
+from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
@@ -18,8 +18,9 @@ from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.analysis.comparison.weights import WeightSide, compare_weights, sorted_metrics
+from hf_stitch.analysis.layers import layer_names
 from hf_stitch.data import Samples, check_same_order
-from hf_stitch.metrics import Metric, WeightMetric
+from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
 from hf_stitch.representation import POOLINGS, Pooling
@@ -146,12 +147,22 @@ def compare(
     activations, weights = sorted_metrics(metrics)
     if weights and (plan or permutations):
         raise ValueError(f"{next(iter(weights))} compares weights: it has no plan and no permutations of samples")
+    if weights and not activations and not (data is paired_data is None):
+        raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
     processes = Processes.of(accelerator)
-    by_weights = _by_weights(a, b, weights, layers_a, layers_b, processes) if weights else None
-    if by_weights is not None and not activations:
-        if data is not None or paired_data is not None:
-            raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
-        return by_weights
+    by_weights = None
+    if weights:
+        one = isinstance(a, str) and a == b
+        a = load_on(a, processes.device) if isinstance(a, str) else a  # once, for both kinds of metrics
+        b = a if one else load_on(b, processes.device) if isinstance(b, str) else b
+        layers_a, layers_b = (
+            None if given is None else layer_names(argument, given)
+            for argument, given in (("layers_a", layers_a), ("layers_b", layers_b))
+        )
+        sides_by_weights = [weight_side(name, each, processes) for name, each in (("a", a), ("b", b))]
+        by_weights = compare_weights(sides_by_weights, weights, layers_a, layers_b)
+        if not activations:
+            return by_weights
     sides = _sides(a, b, data, paired_data, pooling, align, processes)
     if align == "offsets":
         sides = aligned(sides)
@@ -165,14 +176,6 @@ def compare(
         progress=progress,
     )  # fmt: skip
     return replace(atlas, weights=by_weights)
-
-
-def _by_weights(
-    a: Comparable, b: Comparable, metrics: Mapping[str, WeightMetric], layers_a: Iterable[str] | None,
-    layers_b: Iterable[str] | None, processes: Processes,
-) -> SimilarityAtlas:  # fmt: skip
-    sides = [weight_side(name, each, processes) for name, each in (("a", a), ("b", b))]
-    return compare_weights(sides, metrics, layers_a, layers_b)
 
 
 def weight_side(name: str, network: Comparable, processes: Processes) -> WeightSide:
@@ -189,7 +192,8 @@ def weight_side(name: str, network: Comparable, processes: Processes) -> WeightS
     if isinstance(network, Activations):
         raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
     if isinstance(network, nn.Module):
-        return WeightSide(network, {"class": type(network).__name__, "weights": weights_hash(network)})
+        module: nn.Module = unwrap(network)
+        return WeightSide(module, {"class": type(module).__name__, "weights": weights_hash(module)})
     adapter = load_on(network, processes.device)
     described = {"reference": adapter.pinned.to_dict(), "class": type(adapter.model).__name__}
     return WeightSide(adapter.model, described)

@@ -137,7 +137,9 @@ def test_layers_are_modules_and_what_is_in_them() -> None:
     atlas = hf_stitch.compare(Net(0), Net(1), metrics=["weight_angle"], layers_a=["body"], layers_b=["head", "body.0"])
     assert atlas.layers_a == ("body.0", "body.2") and atlas.layers_b == ("body.0", "head")
     assert not atlas.whole and "only one network" in atlas.undefined["weight_angle: whole network -> whole network"]
-    with pytest.raises(ValueError, match=r"layers_a contains 'body.1', but the metric reads no weights of it"):
+    with pytest.raises(
+        ValueError, match=r"weight_angle reads nothing of layers_a=\('body.1',\); it reads body.0, body.2, head"
+    ):
         hf_stitch.compare(Net(0), Net(1), metrics=["weight_angle"], layers_a=["body.1"])
 
 
@@ -160,6 +162,55 @@ def test_compare_all_has_a_value_for_each_pair_of_networks() -> None:
     assert found.similarities()[0, 1] == found.between("a", "b").whole["weight_angle"]
     assert found.similarities().shape == (3, 3) and np.allclose(np.diag(found.similarities()), 0)
     assert found.plot_dendrogram() is not None and "of whole networks" in words(found)
+
+
+def test_layers_of_activations_without_weights_are_left_out() -> None:
+    nets = [hf_stitch.load(Net(seed), example_inputs=X[:2]) for seed in (0, 1)]
+    atlas = hf_stitch.compare(
+        *nets, X, metrics=["linear_cka", "weight_angle"], layers_a=["body.1", "head"], layers_b=(n for n in ["head"])
+    )
+    assert atlas.layers_a == ("body.1", "head") and atlas.weights is not None and atlas.weights.layers_a == ("head",)
+    with pytest.raises(ValueError, match=r"layers_a contains 'boddy', .* did you mean 'body'"):
+        hf_stitch.compare(*nets, metrics=["weight_angle"], layers_a=["boddy"])
+
+
+def test_weights_that_are_not_finite_have_no_value() -> None:
+    broken = Net(1)
+    with torch.no_grad():
+        broken.head.weight.fill_(torch.inf)
+    atlas = hf_stitch.compare(Net(0), broken, metrics=["weight_angle"])
+    assert np.isnan(atlas["weight_angle"][2, 2]) and "infinity" in str(atlas.why("weight_angle", "head", "head"))
+    assert not atlas.whole
+    with pytest.raises(ValueError, match=r"undefined for all pairs of layers.*infinity"):
+        hf_stitch.compare(Net(0), broken, metrics=["weight_angle"], layers_a=["head"], layers_b=["head"])
+
+
+def test_wrapped_networks_are_unwrapped() -> None:
+    a, b = Net(0), Net(1)
+    wrapped = hf_stitch.compare(nn.DataParallel(a), b, metrics=["weight_angle"])
+    np.testing.assert_array_equal(wrapped["weight_angle"], hf_stitch.compare(a, b, metrics=["weight_angle"])[None])
+
+
+def test_layers_with_other_shared_texts_are_not_compared() -> None:
+    class Seeded(WeightAngle):
+        def read(self, model: nn.Module) -> dict[str, Weights]:
+            read = super().read(model)
+            return {name: Weights(name, each.tensors, shared=str(id(model))) for name, each in read.items()}
+
+    with pytest.raises(ValueError, match=r"undefined for all pairs.*compares layers that share"):
+        hf_stitch.compare(Net(0), Net(1), metrics=[Seeded()])
+
+
+def test_networks_of_several_architectures_have_no_value_as_a_whole() -> None:
+    found = hf_stitch.compare_all({"a": Net(0), "b": Net(1), "c": Net(2, width=5)}, metrics=["weight_angle"])
+    assert (
+        np.isnan(found.similarities()[0, 2])
+        and "has no value" in found.between("a", "c").undefined["weight_angle: whole network -> whole network"]
+    )
+    with pytest.raises(
+        ValueError, match=r"no value for the networks 'a' and 'c' as a whole: layer 'body.0' has no value"
+    ):
+        found.distances()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +270,9 @@ def test_callbacks_need_neither_probe_nor_adapter(tmp_path: Path) -> None:
     run.train()
     direct = hf_stitch.compare(run.model, start, metrics=["weight_angle"])
     last = callback.history[-1].figures
-    assert last["similarity_to_start/weight_angle/whole"] == pytest.approx(direct.whole["weight_angle"], abs=1e-12)
+    assert last["similarity_to_start/weight_angle/whole network"] == pytest.approx(
+        direct.whole["weight_angle"], abs=1e-12
+    )
     assert last["similarity_to_start/weight_angle/head"] == pytest.approx(direct["weight_angle"][2, 2], abs=1e-12)
     dynamics = recorder.result()
     assert dynamics.epochs == (0, 1, 2, 3) and dynamics.n is None and dynamics.whole is not None
@@ -240,10 +293,32 @@ def test_a_resumed_run_continues_its_history(tmp_path: Path) -> None:
     checkpoint = sorted((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name[11:]))[0]
     again, callback, recorder = watched("run")
     with torch.no_grad():
-        again.model.head.weight.zero_()  # type: ignore[union-attr]
+        again.model.head.weight.mul_(2)  # type: ignore[union-attr]
     again.train(resume_from_checkpoint=str(checkpoint))
     assert callback.history == expected.history
     assert recorder.result().to_dict() == dynamics.to_dict()
+
+
+def test_a_layer_without_a_value_becomes_nan(tmp_path: Path) -> None:
+    net = Net(0)
+    callback = SimilarityCallback("start", metrics=["weight_angle"])
+    callback.measure(net, step=0)
+    with torch.no_grad():
+        net.head.weight.fill_(torch.nan)
+    figures = callback.measure(net, step=1)
+    names = [f"similarity_to_start/weight_angle/{layer}" for layer in ("body.0", "head", "whole network")]
+    assert [np.isnan(figures[name]) for name in names] == [False, True, True]
+
+
+def test_resuming_with_other_layers_raises(tmp_path: Path) -> None:
+    first = trainer(tmp_path, Net(0), save_strategy="epoch")
+    SimilarityCallback("start", metrics=["weight_angle"]).attach(first)
+    first.train()
+    second = trainer(tmp_path, Net(0))
+    SimilarityCallback("start", layers=["head"], metrics=["weight_angle"]).attach(second)
+    checkpoint = min(tmp_path.glob("checkpoint-*"))
+    with pytest.raises(ValueError, match=r"contains the layers body.0, body.2, head, but the callback measures head"):
+        second.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_bad_input_of_callbacks(tmp_path: Path) -> None:

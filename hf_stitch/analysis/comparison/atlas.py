@@ -391,6 +391,10 @@ class SimilarityAtlas(Result):
         return {layer: int(row.argmax()) for layer, row in enumerate(better) if row.max() > -np.inf}
 
 
+WHOLE = "whole network"
+"""Stands for all layers of a network; no module has such a name."""
+
+
 def pair_name(metric: str, layer_a: str, layer_b: str) -> str:
     """Return the key of a pair of layers in ``SimilarityAtlas.undefined``."""
     return f"{metric}: {layer_a} -> {layer_b}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
+from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
 from hf_stitch.results import Result
@@ -87,6 +87,10 @@ class NetworkAtlas(Result):
             for layer_a in self.layers[a]
             for layer_b in self.layers[b]
             if (why := self.atlas.why(metric, f"{a}/{layer_a}", f"{b}/{layer_b}")) is not None
+        } | {
+            pair_name(metric, WHOLE, WHOLE): why
+            for metric in self.whole
+            if (why := self.atlas.why(metric, f"{a}/{WHOLE}", f"{b}/{WHOLE}")) is not None
         }
         return replace(
             self.atlas,
@@ -144,6 +148,9 @@ class NetworkAtlas(Result):
         found = self.similarities(metric)
         if np.isnan(found).any():
             a, b = (self.networks[place] for place in np.argwhere(np.isnan(found))[0])
+            if (label := self.atlas.label(metric)) in self.whole:
+                why = self.atlas.why(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")
+                raise ValueError(f"{label} has no value for the networks {a!r} and {b!r} as a whole: {why}")
             raise ValueError(
                 f"{self.atlas.label(metric)} is undefined for all pairs of layers of {a!r} and {b!r}; use another "
                 "metric, or other networks"

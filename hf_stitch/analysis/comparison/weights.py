@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
+from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.analysis.layers import layer_names
 from hf_stitch.metrics.base import ActivationMetric, Metric, NotComparable, WeightMetric
 from hf_stitch.provenance import versions
-from hf_stitch.registry import registries
+from hf_stitch.registry import did_you_mean, registries
 from hf_stitch.statistics import Weights
 
 Array = NDArray[np.float64]
-
-WHOLE = "whole network"
-"""Stands for all layers of both networks in ``SimilarityAtlas.undefined``."""
 
 
 def sorted_metrics(metrics: Iterable[str | Metric]) -> tuple[list[ActivationMetric], dict[str, WeightMetric]]:
@@ -48,6 +47,8 @@ def sorted_metrics(metrics: Iterable[str | Metric]) -> tuple[list[ActivationMetr
             weights[metric.label] = metric
         elif isinstance(metric, ActivationMetric):
             activations.append(metric)
+        else:
+            raise TypeError(f"{metric!r} is neither an ActivationMetric nor a WeightMetric; derive it from one of them")
     return activations, weights
 
 
@@ -75,7 +76,8 @@ def compare_weights(
     Args:
         sides: The networks a and b.
         metrics: Label -> metric.
-        layers_a: Modules of a: themselves, and what is in them. ``None`` takes all layers that a metric reads.
+        layers_a: Modules of a: themselves, and what is in them, as far as a metric reads it. ``None`` takes all layers
+            that a metric reads.
         layers_b: Modules of b.
 
     Returns:
@@ -85,13 +87,53 @@ def compare_weights(
         ValueError: If a network has nothing that a metric reads, or a metric has no value for any pair of layers.
     """
     read_a, read_b = (
-        {label: selected(metric.read(side.model), layers, argument) for label, metric in metrics.items()}
+        read_of(side.model, metrics, layers, argument)
         for side, layers, argument in zip(sides, (layers_a, layers_b), ("layers_a", "layers_b"), strict=True)
     )
     atlas = compare_readings(read_a, read_b, metrics)
     recipe = _recipe(metrics) | {"layers_a": atlas.layers_a, "layers_b": atlas.layers_b}
     recipe |= {name: dict(side.description) for name, side in zip("ab", sides, strict=True)}
     return replace(atlas, recipe=json.loads(json.dumps(recipe)))
+
+
+def read_of(
+    model: nn.Module, metrics: Mapping[str, WeightMetric], layers: Iterable[str] | None, argument: str = "layers"
+) -> dict[str, dict[str, Weights]]:
+    """Read what metrics of weights compare of some modules of a network, and of the modules in them.
+
+    Args:
+        model: The network.
+        metrics: Label -> metric.
+        layers: Names of modules; ``None`` for all. Modules of which a metric reads nothing are left out.
+        argument: Name of the argument, for error messages.
+
+    Returns:
+        Label -> layer -> what was read of it.
+
+    Raises:
+        TypeError: If ``layers`` is a single name.
+        ValueError: If the network does not have a module, or a metric reads nothing.
+    """
+    names = None if layers is None else layer_names(argument, layers)
+    modules = dict(model.named_modules())
+    if unknown := [name for name in names or () if name not in modules]:
+        hint = did_you_mean(unknown[0], modules)
+        raise ValueError(
+            f"{argument} contains {unknown[0]!r}, which the network does not have"
+            + (f"; did you mean {hint!r}?" if hint else "")
+        )
+    found = {}
+    for label, metric in metrics.items():
+        read = metric.read(model)
+        own = {
+            layer: each
+            for layer, each in read.items()
+            if names is None or any(layer == name or layer.startswith(f"{name}.") for name in names)
+        }
+        if not own:
+            raise ValueError(f"{label} reads nothing of {argument}={names}; it reads {_listed(read)}")
+        found[label] = own
+    return found
 
 
 def compare_readings(
@@ -101,7 +143,7 @@ def compare_readings(
 
     Args:
         a: Label of the metric -> layer -> what was read of it.
-        b: The same of the other network.
+        b: The same of the other network. If it is the same object, half of the values of symmetric metrics are copied.
         metrics: Label -> metric.
 
     Returns:
@@ -115,27 +157,26 @@ def compare_readings(
     whole: dict[str, float] = {}
     undefined: dict[str, str] = {}
     for label, metric in metrics.items():
-        same: dict[str, float] = {}
-        for i, layer_a in enumerate(names_a):
-            for j, layer_b in enumerate(names_b):
-                try:
-                    value = metric.value(_of(a[label], layer_a, label), _of(b[label], layer_b, label))
-                except NotComparable as error:
-                    undefined[pair_name(label, layer_a, layer_b)] = str(error)
-                    continue
-                values[label][i, j] = value
-                if layer_a == layer_b:
-                    same[layer_a] = value
-        if np.isnan(values[label]).all():
+        found = values[label]
+        for (i, layer_a), (j, layer_b) in product(enumerate(names_a), enumerate(names_b)):
+            if a is b and metric.symmetric and j < i:
+                found[i, j] = found[j, i]
+                why = undefined.get(pair_name(label, layer_b, layer_a))
+            else:
+                found[i, j], why = _value(metric, a[label].get(layer_a), b[label].get(layer_b))
+            if why is not None:
+                undefined[pair_name(label, layer_a, layer_b)] = why
+        if np.isnan(found).all():
             first = next((layer for layer in a[label] if layer in b[label]), next(iter(a[label])))
             other = first if first in b[label] else next(iter(b[label]))
             why = undefined[pair_name(label, first, other)]
             raise ValueError(f"{label} is undefined for all pairs of layers; {first!r} of a and {other!r} of b: {why}")
-        if missing := [layer for layer in {**a[label], **b[label]} if layer not in same]:
-            why = undefined.get(pair_name(label, missing[0], missing[0]), "only one network has it")
-            undefined[pair_name(label, WHOLE, WHOLE)] = f"{missing[0]!r} has no value: {why}"
+        both = {layer: found[names_a.index(layer), names_b.index(layer)] for layer in a[label] if layer in b[label]}
+        value, why = _whole(metric, both, a[label].keys() ^ b[label].keys())
+        if why is None:
+            whole[label] = value
         else:
-            whole[label] = metric.combine(same)
+            undefined[pair_name(label, WHOLE, WHOLE)] = why
     distances = tuple(label for label, metric in metrics.items() if not metric.higher_is_better)
     return SimilarityAtlas(
         values, names_a, names_b, None, None, dict.fromkeys(metrics, "weights"), distances,
@@ -160,10 +201,7 @@ def compare_all_weights(
     Raises:
         ValueError: If a network has nothing that a metric reads, or a metric has no value for any pair of layers.
     """
-    read = {
-        name: {label: selected(metric.read(side.model), layers.get(name)) for label, metric in metrics.items()}
-        for name, side in sides.items()
-    }
+    read = {name: read_of(side.model, metrics, layers.get(name)) for name, side in sides.items()}
     named = {name: tuple(dict.fromkeys(x for found in own.values() for x in found)) for name, own in read.items()}
     flat: dict[str, dict[str, Weights]] = {label: {} for label in metrics}
     for name in named:
@@ -171,44 +209,24 @@ def compare_all_weights(
             flat[label] |= {f"{name}/{layer}": each for layer, each in read[name][label].items()}
     atlas = compare_readings(flat, flat, metrics)
     whole = {label: np.full((len(named), len(named)), np.nan) for label in metrics}
+    undefined = {key: why for key, why in atlas.undefined.items() if WHOLE not in key}
     places = {layer: place for place, layer in enumerate(atlas.layers_a)}
     for label, metric in metrics.items():
-        for i, a in enumerate(named):
-            for j, b in enumerate(named):
-                if read[a][label].keys() != read[b][label].keys():
-                    continue
-                same = {x: atlas.values[label][places[f"{a}/{x}"], places[f"{b}/{x}"]] for x in read[a][label]}
-                if not np.isnan(list(same.values())).any():
-                    whole[label][i, j] = metric.combine(same)
+        for (i, a), (j, b) in product(enumerate(named), repeat=2):
+            own, other = read[a][label], read[b][label]
+            both = {x: atlas.values[label][places[f"{a}/{x}"], places[f"{b}/{x}"]] for x in own if x in other}
+            whole[label][i, j], why = _whole(metric, both, own.keys() ^ other.keys())
+            if why is not None:
+                undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = why
     described = {"networks": {name: dict(side.description) for name, side in sides.items()}}
     recipe = _recipe(metrics) | {"a": described, "b": described}
-    return replace(atlas, recipe=json.loads(json.dumps(recipe)), whole={}), named, whole
+    return replace(atlas, recipe=json.loads(json.dumps(recipe)), whole={}, undefined=undefined), named, whole
 
 
-def selected(read: Mapping[str, Weights], layers: Iterable[str] | None, argument: str = "layers") -> dict[str, Weights]:
-    """Return what was read of some modules and of the modules in them.
-
-    Args:
-        read: Layer -> what was read of it.
-        layers: Names of modules; ``None`` for all.
-        argument: Name of the argument, for error messages.
-
-    Raises:
-        ValueError: If nothing was read of one of the modules.
-    """
-    if layers is None:
-        return dict(read)
-    found: set[str] = set()
-    for name in layer_names(argument, layers):
-        inside = {layer for layer in read if layer == name or layer.startswith(f"{name}.")}
-        if not inside:
-            raise ValueError(f"{argument} contains {name!r}, but the metric reads no weights of it: {_listed(read)}")
-        found |= inside
-    return {layer: each for layer, each in read.items() if layer in found}
-
-
-def same_layers(a: Mapping[str, Weights], b: Mapping[str, Weights], metric: WeightMetric) -> dict[str, float]:
-    """Compare the layers of two networks with those of the same names.
+def same_layers(
+    a: Mapping[str, Weights], b: Mapping[str, Weights], metric: WeightMetric
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Compare the layers of two networks with those of the same names, and the whole networks.
 
     Args:
         a: Layer -> what the metric has read of it.
@@ -216,20 +234,44 @@ def same_layers(a: Mapping[str, Weights], b: Mapping[str, Weights], metric: Weig
         metric: The metric.
 
     Returns:
-        Layer -> value.
+        Layer, or :data:`WHOLE` -> value, NaN if it has none; and layer -> why it has none.
 
     Raises:
-        ValueError: If the networks have other layers, or a layer has no value.
+        ValueError: If the networks have other layers.
     """
     if different := sorted(a.keys() ^ b.keys()):
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
-    return {layer: metric.value(each, b[layer]) for layer, each in a.items()}
+    values: dict[str, float] = {}
+    undefined: dict[str, str] = {}
+    for layer in a:
+        values[layer], why = _value(metric, a[layer], b[layer])
+        if why is not None:
+            undefined[layer] = why
+    values[WHOLE], why = _whole(metric, values)
+    if why is not None:
+        undefined[WHOLE] = why
+    return values, undefined
 
 
-def _of(read: Mapping[str, Weights], layer: str, label: str) -> Weights:
-    if layer not in read:
-        raise NotComparable(layer, f"{label} does not read it")
-    return read[layer]
+def _value(metric: WeightMetric, a: Weights | None, b: Weights | None) -> tuple[float, str | None]:
+    """Compare two layers; where there is no value, return NaN and the reason."""
+    if a is None or b is None:
+        return np.nan, f"{metric.label} does not read this layer"
+    try:
+        return metric.value(a, b), None
+    except NotComparable as error:
+        return np.nan, str(error)
+
+
+def _whole(
+    metric: WeightMetric, by_layer: Mapping[str, float], different: AbstractSet[str] = frozenset()
+) -> tuple[float, str | None]:
+    """Combine the values of the layers that both networks have, or return NaN and the reason."""
+    if different:
+        return np.nan, f"only one network has layer {min(different)!r}"
+    if undefined := [layer for layer, value in by_layer.items() if np.isnan(value)]:
+        return np.nan, f"layer {undefined[0]!r} has no value"
+    return metric.combine(by_layer), None
 
 
 def _recipe(metrics: Mapping[str, WeightMetric]) -> dict[str, Any]:
@@ -241,4 +283,4 @@ def _recipe(metrics: Mapping[str, WeightMetric]) -> dict[str, Any]:
 
 def _listed(read: Mapping[str, Weights], shown: int = 5) -> str:
     names = list(read)
-    return "it reads " + ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "") or "nothing"

@@ -31,37 +31,39 @@ Gauge = Literal["trained", "orthonormal"]
 
 
 def _filter_atoms(x: Weights, y: Weights, *, gauge: Gauge = "trained") -> float:
-    check_shared(x, y)
     return cosine(x.layer, _atoms(x, gauge), _atoms(y, gauge))
 
 
 def _filter_atom_angle(x: Weights, y: Weights, *, gauge: Gauge = "trained") -> float:
-    check_shared(x, y)
     return angle(x.layer, _atoms(x, gauge), _atoms(y, gauge))
 
 
 def _grassmann(x: Weights, y: Weights) -> float:
-    check_shared(x, y)
     bases = [_basis(side) for side in (x, y)]
     return torch.linalg.svdvals(bases[0].T @ bases[1]).mean().item()
 
 
 def _weight_cosine(x: Weights, y: Weights) -> float:
-    check_shared(x, y)
     return cosine(x.layer, x.tensors["weight"], y.tensors["weight"])
 
 
 def _patch_cosine(x: Weights, y: Weights, *, covariance: str = "") -> float:
-    check_shared(x, y)
     return cosine(x.layer, x.tensors["outputs"], y.tensors["outputs"])
 
 
 def _filter_gram(x: Weights, y: Weights) -> float:
-    check_shared(x, y)
     return cosine(x.layer, x.tensors["gram"], y.tensors["gram"])
 
 
-class FilterAtoms(WeightMetric):
+class _OfConvolutions(WeightMetric):
+    """A metric that names what differs between two convolutions."""
+
+    def check_shared(self, a: Weights, b: Weights) -> None:
+        """Check that two convolutions agree in what they must share, as in ``WeightMetric``."""
+        check_shared(a, b)
+
+
+class FilterAtoms(_OfConvolutions):
     """S_Atom: the cosine of the filter atoms of two networks that share their atom coefficients.
 
     Atoms are compared with their positions and order, in the gauge of the option: ``"trained"`` takes them as they
@@ -91,7 +93,7 @@ class FilterAtoms(WeightMetric):
         return _read_atoms(model)
 
 
-class FilterAtomAngle(WeightMetric):
+class FilterAtomAngle(_OfConvolutions):
     """The angle of filter atoms, arccos S_Atom: a pseudometric, because atoms D and 2 D have distance 0.
 
     Args:
@@ -109,7 +111,7 @@ class FilterAtomAngle(WeightMetric):
         return _read_atoms(model)
 
 
-class Grassmann(WeightMetric):
+class Grassmann(_OfConvolutions):
     """S_Gras: the mean cosine of the principal angles between the spaces that the atoms of two networks span.
 
     It is the same in all gauges. As many atoms as a kernel has entries span everything, and S_Gras would be 1 for any
@@ -127,7 +129,7 @@ class Grassmann(WeightMetric):
         }
 
 
-class WeightCosine(WeightMetric):
+class WeightCosine(_OfConvolutions):
     """The cosine of the weights of two convolutions of one shape, plain or with atoms.
 
     For weight-standardized convolutions, these are the weights before standardization.
@@ -145,7 +147,7 @@ class WeightCosine(WeightMetric):
         }
 
 
-class PatchCosine(WeightMetric):
+class PatchCosine(_OfConvolutions):
     """The cosine of the outputs that two convolutions have for the inputs of a reference network.
 
     It is the cosine of the weights in the metric of input patches, ``⟨W, W′⟩ = tr(W C W′ᵀ)``, without biases. C is the
@@ -175,7 +177,7 @@ class PatchCosine(WeightMetric):
         }
 
 
-class FilterGram(WeightMetric):
+class FilterGram(_OfConvolutions):
     """The cosine of the Gram matrices of spatial filters, for layers of any numbers of channels.
 
     All kernels of a layer are rows of F, ``(out · in / groups, kh·kw)``. Their Gram matrix ``Fᵀ F`` over the number of
