@@ -337,7 +337,7 @@ def accuracies(network: nn.Module, states: Sequence[State], clients: Sequence[Cl
 
 
 def picture(matrices: Mapping[str, Mapping[int, Array]], preset: Preset) -> Figure:
-    """Draw S_Atom of all clients through the rounds (figure 7), and of the last clients after the last (figure 5)."""
+    """Draw S_Atom of all clients through the rounds (figure 7), and of the last clients in all arms (figure 5)."""
     rounds = matrices[MAIN]
     columns = max(len(rounds), len(ARMS))
     figure = Figure(figsize=(3.2 * columns, 6.8), layout="constrained")
@@ -391,6 +391,9 @@ S_Atom through the rounds, arm "{main}" (figure 7):
 {through}
 
 ![S_Atom of all clients through the rounds, and of the last clients in all arms]({name}.png)
+
+The lower row shows the clients that the paper shows: the last of CIFAR-100 and those with digits, in the arm "{main}"
+after round {last_main}, in the others after round {last_others}.
 
 Accuracy of the clients on their own test images after the last round (all outputs compete):
 
@@ -447,7 +450,7 @@ def page(record: dict[str, Any]) -> str:
             ("round", "AUROC, same subtask", "AUROC, digits", "mean: same subtask", "mean: other subtask",
              "mean: two with digits", "mean: digits and CIFAR-100"), through,
         ),
-        name=NAME, accuracy=markdown(
+        name=NAME, last_main=_last_shown(sizes, "rounds"), last_others=_last_shown(sizes, "others"), accuracy=markdown(
             ("coefficients", "CIFAR-100", "digits"),
             [(name, *(f"{arm['accuracy'][kind]:.3f}" for kind in KINDS)) for name, arm in arms.items()],
         ),
@@ -470,6 +473,10 @@ def _arms(record: Mapping[str, Any]) -> str:
         "evolving": "random at first; all parameters are trained, and coefficients are averaged over clients",
     }
     return "\n".join(f"- {arm}: {details[arm]}" for arm in record["arms"])
+
+
+def _last_shown(sizes: Mapping[str, Any], rounds: str) -> int:
+    return max(number for number in sizes["shown"] if number <= sizes[rounds])
 
 
 def _others(record: Mapping[str, Any]) -> str:
