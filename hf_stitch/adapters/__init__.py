@@ -9,6 +9,7 @@ from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
 from hf_stitch.adapters.overrides.base import Override
+from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
 
 __all__ = [
     "Adapter",
@@ -21,8 +22,11 @@ __all__ = [
     "Interface",
     "NotACutError",
     "Override",
+    "Rewrite",
     "load",
     "load_on",
     "load_recorded",
+    "rewrite",
+    "rewrites_of",
     "unwrap",
 ]

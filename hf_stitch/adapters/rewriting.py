@@ -72,12 +72,12 @@ class Rewrite(ABC):
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
-def rewrite(model: nn.Module, rewrite: str | Mapping[str, Any] | Rewrite) -> None:
+def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None:
     """Apply a rewrite to a network in place, and record it on the network.
 
     Args:
         model: The network. Create its adapter afterwards: an adapter that ran it knows its old modules.
-        rewrite: The rewrite, its name in ``hf_stitch.registries.rewrites`` (also with options, ``"name:key=value"``),
+        change: The rewrite, its name in ``hf_stitch.registries.rewrites`` (also with options, ``"name:key=value"``),
             or its record.
 
     Raises:
@@ -85,7 +85,7 @@ def rewrite(model: nn.Module, rewrite: str | Mapping[str, Any] | Rewrite) -> Non
         TypeError: If an option is unknown, or is no JSON value.
         ValueError: If the rewrite does not fit the network.
     """
-    built = registries.rewrites.build(rewrite)
+    built = registries.rewrites.build(change)
     record = json.loads(json.dumps(built.to_dict()))
     built.apply(model)
     setattr(model, ATTRIBUTE, [*rewrites_of(model), record])
