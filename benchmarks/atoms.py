@@ -2,9 +2,9 @@
 
 Two settings of Chen, Miao & Qiu (NeurIPS 2023): federated learning (120 clients, AlexNet with 3 convolutions, 10,000
 probing images; figure 3a, table 1), and continual learning (10 tasks, AlexNet with 5 convolutions, 1,000 images; table
-2). Random weights and images, float32. CKA and CCA compare the means over positions, which costs them least. Times are
-processor seconds, which on one thread equal wall-clock seconds on an idle machine. All pairs of a setting are computed
-from their parts: networks times forward or reading, plus pairs times comparison.
+2). Random weights, images and activations, float32. CKA and CCA compare the means over positions, which costs them
+least. Times are processor seconds, which on one thread equal wall-clock seconds on an idle machine. All pairs of a
+setting are computed from their parts: networks times forward or reading, plus pairs times comparison.
 
 Install the metrics of atoms with ``pip install hf-stitch-filter-atoms``.
 """
@@ -30,9 +30,9 @@ from benchmarks.timing import in_turn, machine
 from hf_stitch.metrics import WeightMetric, cca, linear_cka
 from hf_stitch.statistics import Weights
 
-SIDE, BATCH, REPEATS, LOOPS = 32, 250, 3, 200
-RIDGE = 1e-3
-"""Of CCA: the means over positions of a convolution of three channels have dependent features."""
+SIDE, BATCH, REPEATS, LOOPS = 32, 250, 5, 100
+IMAGES = 1_000
+"""Number of images that are timed; the seconds of a forward are proportional."""
 ATOMS = KERNEL = 9
 """Number of atoms, and entries of a kernel."""
 FORWARD, READ_ATOMS, READ_WEIGHTS = "forward", "read atoms", "read weights"
@@ -170,8 +170,8 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
     for name, parameter in b.named_parameters():
         if name.endswith("atoms"):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    images = torch.randn(setting.probe, 3, SIDE, SIDE)
-    x, y = forward(a, images), forward(b, images)
+    images = torch.randn(IMAGES, 3, SIDE, SIDE)
+    x, y = ([torch.randn(setting.probe, channels) for channels in setting.channels] for _ in range(2))
     atoms, weights = FilterAtoms(), WeightCosine()
     readings, whole = [atoms.read(each) for each in (a, b)], [weights.read(each) for each in (a, b)]
     every = torch.randn(len(setting.channels), setting.models, ATOMS * KERNEL, dtype=torch.float64)
@@ -185,17 +185,18 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
     slow: dict[str, Callable[[], object]] = {
         FORWARD: partial(forward, a, images),
         CKA: partial(similarity, linear_cka, x, y),
-        CCA: partial(similarity, partial(cca, ridge=RIDGE), x, y),
+        CCA: partial(similarity, cca, x, y),
     }
     ways = {**{name: many(function) for name, function in quick.items()}, **slow}
-    in_turn({name: function for name, function in ways.items() if name != FORWARD}, 1)
+    in_turn(ways, 1)
     found = in_turn(ways, REPEATS, time.process_time)
     seconds = {name: statistics.median(each) / (LOOPS if name in quick else 1) for name, each in found.items()}
     seconds[AT_ONCE] /= setting.pairs
+    seconds[FORWARD] *= setting.probe / IMAGES
     return seconds, {
-        FORWARD: sum(rows.numel() * rows.element_size() for rows in x),
-        READ_ATOMS: sum(each.size for each in readings[0].values()),
-        READ_WEIGHTS: sum(each.size for each in whole[0].values()),
+        FORWARD: sum(rows.nbytes for rows in x),
+        READ_ATOMS: sum(tensor.nbytes for each in readings[0].values() for tensor in each.tensors.values()),
+        READ_WEIGHTS: sum(tensor.nbytes for each in whole[0].values() for tensor in each.tensors.values()),
     }
 
 
