@@ -47,7 +47,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset(Recipe(6, 0.05, augment=True), 6_000, 2),
+    "small": Preset(Recipe(6, 0.05, augment=True), 6_000, 3),
     "paper": Preset(Recipe(100, 0.05, augment=True), 50_000, 5),
     "test": Preset(Recipe(1, 0.05, 20), 60, 2),
 }
@@ -66,7 +66,7 @@ def main() -> None:
     for start in STARTS:
         models = {name: [trained(common, name, start, seed, preset, train[name], arguments) for seed in
                          range(preset.seeds)] for name in SETS}  # fmt: skip
-        untrained = [fresh(common, 1000 + seed) for seed in range(preset.seeds)]
+        untrained = [fresh(common, 5000 + seed) for seed in range(preset.seeds)]
         accuracy = {n: np.mean([networks.accuracy(model, test[n]) for model in each]) for n, each in models.items()}
         groups = {**models, "untrained": untrained}
         found[start] = {"accuracy": accuracy, **similarities(groups, probe, sizes.positions)}
@@ -92,7 +92,7 @@ def trained(
     common: nn.Module, name: str, start: str, seed: int, preset: Preset, images: Images, arguments: argparse.Namespace
 ) -> nn.Module:
     """Train atoms and head on a data set, or load the network."""
-    network = fresh(common, seed) if start == "own" else copy.deepcopy(common)
+    network = fresh(common, 10 * SETS[name] + seed) if start == "own" else copy.deepcopy(common)
     networks.fresh_head(network, SETS[name], seed)
 
     def fit(model: nn.Module) -> None:

@@ -272,7 +272,7 @@ moved. S_Atom with CKA: **{verdict_cka}**. With CCA: **{verdict_cca}**. With S_G
 {better}
 
 In the gauge of orthonormal coefficients S_Atom *is* the cosine of the weights, up to rounding. The gauge that training
-left is that of the start's orthonormal atoms, in which those of the first task's network are nearly orthonormal too.
+left is that of the start's orthonormal atoms. Nothing in the paper singles out one gauge, and r depends on it.
 
 **Theorem 2.7** needs S_CCA / S_Atom to be constant. Over pairs and layers of the arm "{main}", the ratio is {ratio}
 (5 / 50 / 95%, first start).
