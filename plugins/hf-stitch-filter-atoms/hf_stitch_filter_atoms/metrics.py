@@ -56,10 +56,10 @@ def _filter_gram(x: Weights, y: Weights) -> float:
 
 
 class _OfConvolutions(WeightMetric):
-    """A metric that names what differs between two convolutions."""
+    """A metric that names what differs between two convolutions, or which of them is not finite."""
 
     def check_shared(self, a: Weights, b: Weights) -> None:
-        """Check that two convolutions agree in what they must share, as in ``WeightMetric``."""
+        """Check that two convolutions are finite and agree in what they must share, as in ``WeightMetric``."""
         check_shared(a, b)
 
 
@@ -122,9 +122,9 @@ class Grassmann(_OfConvolutions):
     function = staticmethod(_grassmann)
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read the atoms of all layers but 1×1 convolutions."""
+        """Read an orthonormal basis of the space of the atoms of all layers but 1×1 convolutions."""
         return {
-            name: Weights(name, {"atoms": in_double(conv.atoms)}, shape_of(conv, atoms=str(len(conv.atoms))))
+            name: Weights(name, _space(in_double(conv.atoms)), shape_of(conv, atoms=str(len(conv.atoms))))
             for name, conv in spatial(model).items()
         }
 
@@ -202,7 +202,8 @@ def _read_atoms(model: nn.Module) -> dict[str, Weights]:
     for name, conv in spatial(model).items():
         columns = in_double(conv.coefficients).flatten(0, 1)
         tensors = {"atoms": in_double(conv.atoms), "gram": columns.T @ columns / len(columns)}
-        shared = shape_of(conv, atoms=str(len(conv.atoms)), coefficients=hash_of(conv.coefficients))
+        given = conv.coefficients
+        shared = shape_of(conv, atoms=str(len(conv.atoms)), coefficients=hash_of(given), dtype=str(given.dtype))
         read[name] = Weights(name, tensors, shared)
     return read
 
@@ -216,20 +217,28 @@ def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
     return (vectors * values.clamp(min=0).sqrt()).T @ atoms
 
 
+def _space(atoms: Tensor) -> dict[str, Tensor]:
+    """An orthonormal basis of the space that atoms span, ``(kh·kw, m)``, and the singular values of the atoms."""
+    rows = atoms.flatten(1)
+    if not rows.isfinite().all():
+        return {"basis of the atoms": rows.T.contiguous(), "singular values": torch.zeros(len(rows)).to(rows)}
+    values, right = torch.linalg.svd(rows, full_matrices=False)[1:]
+    return {"basis of the atoms": right.T.contiguous(), "singular values": values}
+
+
 def _basis(weights: Weights) -> Tensor:
-    """An orthonormal basis of the space that atoms span, ``(kh·kw, m)``."""
-    atoms = weights.tensors["atoms"].double().flatten(1)
-    count, entries = atoms.shape
+    """The basis that was read, ``(kh·kw, m)``, if the similarity of such spaces says something."""
+    basis, values = weights.tensors["basis of the atoms"].double(), weights.tensors["singular values"].double()
+    entries, count = basis.shape
     if count >= entries:
         raise NotComparable(
             weights.layer,
             f"{count} atoms span all kernels of {entries} entries, so the similarity of any two networks is 1; take "
             f"fewer atoms, for example atomize(model, atoms={max(1, entries * 2 // 3)})",
         )
-    values, right = torch.linalg.svd(atoms, full_matrices=False)[1:]
     if not values[-1] > 1e-6 * values[0]:
         raise NotComparable(weights.layer, "the atoms of one network are linearly dependent; take fewer atoms")
-    return right.T
+    return basis
 
 
 def _outputs(name: str, conv: nn.Conv2d, factor: Tensor | None) -> Tensor:

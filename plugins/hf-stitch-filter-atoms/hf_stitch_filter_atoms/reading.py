@@ -19,12 +19,16 @@ ADVICE = {
         "the atom coefficients differ, so their atoms have no relation; train the atoms of both networks from a common "
         "one (train_atoms_only), or call share_coefficients"
     ),
+    "dtype": (
+        "the dtypes differ ({}), and rounding alone makes the atom coefficients differ; convert a copy of each network "
+        "to the narrower dtype"
+    ),
+    "covariance": "they were read with different patch covariances; read both with the same file",
     "bias": (
         "only one has a bias; if batch normalization was folded into it, fold it into both networks or into neither"
     ),
-    "covariance": "they were read with different patch covariances; read both with the same file",
 }
-"""Property -> what to say if it differs."""
+"""Property -> what to say if it differs; of several, the last."""
 
 
 def spatial(model: nn.Module) -> dict[str, AtomConv2d]:
@@ -101,39 +105,41 @@ def shape_of(conv: nn.Conv2d, **more: str) -> str:
 
 
 def hash_of(tensor: Tensor) -> str:
-    """Compute a hash of the dtype, shape and values of a tensor.
+    """Compute a hash of the shape and values of a tensor, which is the same for all dtypes that hold these values.
 
     Args:
-        tensor: Any tensor.
+        tensor: Any floating point tensor.
 
     Returns:
         16 hexadecimal digits.
     """
-    values = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{values.dtype} {tuple(values.shape)}".encode())
+    values = in_double(tensor).contiguous()
+    digest = hashlib.sha256(str(tuple(values.shape)).encode())
     digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
 def check_shared(x: Weights, y: Weights) -> None:
-    """Check that two layers agree in everything that they must share.
+    """Check that two layers agree in everything that they must share, and are finite.
 
     Args:
         x: What was read of a layer.
         y: The same of another.
 
     Raises:
-        NotComparable: A property differs; the message names it and says what to do.
+        NotComparable: A property differs, or a number is not finite; the message names it and says what to do.
     """
-    if x.shared == y.shared:
-        return
     left, right = json.loads(x.shared), json.loads(y.shared)
-    odd = [name for name in left.keys() | right.keys() if left.get(name) != right.get(name)]
+    odd = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
     shapes = sorted(name for name in odd if name not in ADVICE)
     if shapes:
         both = ", ".join(f"{name} {left.get(name)} v. {right.get(name)}" for name in shapes)
         raise NotComparable(x.layer, f"the convolutions differ ({both}); compare networks of one architecture")
-    raise NotComparable(x.layer, ADVICE["bias" if "bias" in odd else odd[0]])
+    _check_finite(x, y)
+    if odd <= {"dtype"}:  # then the values are the same
+        return
+    name = next(name for name in reversed(ADVICE) if name in odd)
+    raise NotComparable(x.layer, ADVICE[name].format(f"{left.get(name)} v. {right.get(name)}"))
 
 
 def cosine(layer: str, x: Tensor, y: Tensor) -> float:
@@ -141,7 +147,7 @@ def cosine(layer: str, x: Tensor, y: Tensor) -> float:
 
     Args:
         layer: Name of the layer, for the message.
-        x: A tensor.
+        x: A tensor of finite numbers.
         y: Another one.
 
     Returns:
@@ -158,7 +164,7 @@ def angle(layer: str, x: Tensor, y: Tensor) -> float:
 
     Args:
         layer: Name of the layer, for the message.
-        x: A tensor.
+        x: A tensor of finite numbers.
         y: Another one.
 
     Returns:
@@ -171,11 +177,20 @@ def angle(layer: str, x: Tensor, y: Tensor) -> float:
     return 2 * torch.atan2((u - v).norm(), (u + v).norm()).item()
 
 
+def _check_finite(x: Weights, y: Weights) -> None:
+    for which, side in (("first", x), ("second", y)):
+        for name, tensor in side.tensors.items():
+            if not tensor.isfinite().all():
+                raise NotComparable(
+                    side.layer, f"the {name} of the {which} network contains NaN or infinity, so there is no value"
+                )
+
+
 def _unit(layer: str, x: Tensor) -> Tensor:
     flat = x.double().flatten()
     norm = flat.norm()
     if not norm > 0:
-        raise NotComparable(layer, "the weights of one network are zero or not finite, so there is no cosine")
+        raise NotComparable(layer, "the weights of one network are zero, so there is no cosine")
     return flat / norm
 
 

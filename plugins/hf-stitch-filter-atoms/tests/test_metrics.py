@@ -214,6 +214,47 @@ def test_what_is_not_comparable() -> None:
         values("grassmann", flat, flat)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_refused_with_the_network_that_has_them(number: float, covariance: str) -> None:
+    a, b = pair(atoms=6)
+    with torch.no_grad():
+        b[0].atoms[2, 1, 1] = number
+    read = {
+        "filter_atoms": "atoms", "filter_atom_angle": "atoms", "weight_cosine": "weight", "filter_gram": "gram",
+        "grassmann": "basis of the atoms", "patch_cosine": "outputs",
+    }  # fmt: skip
+    for name, tensor in read.items():
+        options = {"covariance": covariance} if name == "patch_cosine" else {}
+        with pytest.raises(NotComparable, match=f"layer '0': the {tensor} of the second network contains NaN or inf"):
+            values(name, a, b, **options)
+        with pytest.raises(NotComparable, match=f"the {tensor} of the first network contains NaN or infinity"):
+            values(name, b, a, **options)
+    with pytest.raises(NotComparable, match="of the second network contains NaN or infinity"):
+        values("filter_atoms", a, b, gauge="orthonormal")
+    a, b = pair()
+    with torch.no_grad():
+        b[0].coefficients[0, 0, 0] = number
+    with pytest.raises(NotComparable, match="the gram of the second network contains NaN or infinity"):
+        values("filter_atoms", a, b)
+
+
+def test_grassmann_reads_an_orthonormal_basis() -> None:
+    """The decomposition takes place once for each network, not for each pair."""
+    basis = Grassmann().read(pair(atoms=6)[0])["0"].tensors["basis of the atoms"]
+    assert basis.shape == (9, 6)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(6, dtype=torch.float64))
+
+
+def test_dtypes() -> None:
+    a, b = pair()
+    found = values("filter_atoms", a, b)
+    wide, half = copy.deepcopy(b).double(), copy.deepcopy(b).half()
+    assert values("filter_atoms", a, wide) == found
+    with pytest.raises(NotComparable, match=r"the dtypes differ \(torch.float32 v. torch.float16\).*narrower dtype"):
+        values("filter_atoms", a, half)
+    assert values("filter_atoms", copy.deepcopy(a).half(), half) == pytest.approx(found, abs=1e-3)
+
+
 def test_networks_without_atoms_are_refused() -> None:
     for name in ("filter_atoms", "filter_atom_angle", "grassmann"):
         with pytest.raises(ValueError, match=r"call hf_stitch_filter_atoms.atomize first"):
