@@ -499,8 +499,8 @@ def _walked(arms: Iterable[Mapping[str, Any]]) -> str:
         negative += mean < 0
     total = sum(counts.values())
     return (
-        f"Counted when the figures were known: over both networks, rates and thresholds, the mean correlation is negative (layers near the input settle "
-        f"last) in {negative} of {total} cases. It is inside the 95% interval of the walks in {counts['inside']}, "
+        "Counted when the figures were known: over both networks, rates and thresholds, the mean correlation is "
+        f"negative (layers near the input settle last) in {negative} of {total} cases. It is inside the 95% interval of the walks in {counts['inside']}, "
         f"above it in {counts['above']} and below it in {counts['below']}: where it is inside, the lengths of the "
         "steps are enough to explain the order. These networks are narrow, trained for few epochs, and their "
         "coefficients stay random; longer training of all weights can differ."
