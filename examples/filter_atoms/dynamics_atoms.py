@@ -500,10 +500,10 @@ def _walked(arms: Iterable[Mapping[str, Any]]) -> str:
     total = sum(counts.values())
     return (
         "Counted when the figures were known: over both networks, rates and thresholds, the mean correlation is "
-        f"negative (layers near the input settle last) in {negative} of {total} cases. It is inside the 95% interval of the walks in {counts['inside']}, "
-        f"above it in {counts['above']} and below it in {counts['below']}: where it is inside, the lengths of the "
-        "steps are enough to explain the order. These networks are narrow, trained for few epochs, and their "
-        "coefficients stay random; longer training of all weights can differ."
+        f"negative (layers near the input settle last) in {negative} of {total} cases. It is inside the 95% interval "
+        f"of the walks in {counts['inside']}, above it in {counts['above']} and below it in {counts['below']}: where "
+        "it is inside, the lengths of the steps are enough to explain the order. These networks are narrow, trained "
+        "for few epochs, and their coefficients stay random; longer training of all weights can differ."
     )
 
 
