@@ -107,10 +107,16 @@ def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | 
     decomposed once. The number of atoms and all shapes depend on the arguments and the shapes of the network only.
 
     It is recorded on the network (:func:`hf_stitch.adapters.rewriting.rewrite`), so that hf-stitch saves and loads
-    models that contain it. Optimizers and adapters of the network must be made anew, because its parameters are others.
+    models that contain it. Pass the whole network, and select parts by ``layers``: ``atomize(model.layer1)`` is
+    recorded on ``model.layer1`` only, and then a stitched model with ``model`` cannot be saved. Optimizers and
+    adapters of the network must be made anew, because its parameters are others.
+
+    The weight is afterwards computed from the atoms and coefficients. Writing into it, as
+    ``nn.init.zeros_(conv.weight)`` does, changes a temporary tensor and has no effect, without an error: write into
+    ``conv.atoms`` and ``conv.coefficients``, or initialize before this call.
 
     Args:
-        model: The network.
+        model: The network, whole if it is to be saved.
         atoms: Number of atoms of each layer. A layer whose kernel has fewer entries gets as many as its kernel has
             entries. By default, all layers get as many as their kernel has entries, which is exact to rounding.
         layers: Names of the convolutions to decompose; all by default.

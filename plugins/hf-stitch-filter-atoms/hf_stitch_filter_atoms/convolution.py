@@ -15,7 +15,8 @@ class AtomConv2d(nn.Conv2d):
     ``nn.Conv2d``, such as timm's ``Conv2dSame`` or ``StdConv2d``, :func:`atom_class` returns the class, which runs the
     forward of that base.
 
-    Write to ``atoms`` and ``coefficients``, not to ``weight``, which is no parameter.
+    Write to ``atoms`` and ``coefficients``, not to ``weight``, which is no parameter: what is written into it
+    (``nn.init.zeros_(conv.weight)``) is lost.
 
     Attributes:
         atoms: Filter atoms, ``(m, kh, kw)``.

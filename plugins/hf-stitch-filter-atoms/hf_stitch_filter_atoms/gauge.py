@@ -15,9 +15,11 @@ from hf_stitch_filter_atoms.coefficients import check_same_layers
 from hf_stitch_filter_atoms.convolution import AtomConv2d
 
 GRID = 33
-"""Scales that are tried at once."""
-ALTERNATIONS = 6
-"""Steps that move each scale towards its next local best."""
+"""Scales that are tried at once, and for conditions above 10 that many for each power of 10."""
+ALTERNATIONS = 100
+"""Most steps that move each scale towards its next local best."""
+SAME = 1e-6
+"""Logarithms of scales that differ by less are one."""
 ZOOMS = 10
 """Refinements of the grid, each by half of its size."""
 
@@ -28,14 +30,15 @@ def set_gauge(models: Sequence[nn.Module], gauge: Literal["orthonormal_coefficie
     For each layer, an invertible M exchanges coefficients α for ``α M⁻¹``, and the atoms D of each network for ``M D``.
 
     Args:
-        models: Atomized networks with equal coefficients.
+        models: Atomized networks with equal coefficients. They may share modules.
         gauge: ``"orthonormal_coefficients"``: the columns of α, ``(out · in / groups, m)``, become orthonormal, and
             the cosine of atoms becomes that of the weights. Or a reference network with the same coefficients, whose
             atoms become orthonormal; it is not modified, unless it is one of the models.
 
     Raises:
-        ValueError: If there is no model, one is not atomized, coefficients differ, or no M exists because columns of
-            the coefficients, or atoms of the reference, are linearly dependent. No network is then modified.
+        ValueError: If there is no model, one is not atomized, coefficients differ, layers of different names share
+            atoms or coefficients, or no M exists because columns of the coefficients, or atoms of the reference, are
+            linearly dependent: a layer of fewer filters than atoms needs fewer atoms. No network is then modified.
 
     Example:
         >>> from hf_stitch_filter_atoms import atomize
@@ -53,6 +56,7 @@ def set_gauge(models: Sequence[nn.Module], gauge: Literal["orthonormal_coefficie
     layers = [atomized(model) for model in models]
     reference = atomized(gauge) if isinstance(gauge, nn.Module) else None
     _check_shared([*layers, *([reference] if reference else [])])
+    _check_own(layers)
     moves = {
         name: _to_orthonormal_coefficients(name, conv)
         if reference is None
@@ -64,10 +68,10 @@ def set_gauge(models: Sequence[nn.Module], gauge: Literal["orthonormal_coefficie
     }
     with torch.no_grad():
         for name, move in moves.items():
+            for atoms in {id(each[name].atoms): each[name].atoms for each in layers}.values():  # each once
+                atoms.copy_((move @ _in_double(atoms).flatten(1)).view_as(atoms))
             for each in layers:
-                conv = each[name]
-                conv.coefficients.copy_(coefficients[name])
-                conv.atoms.copy_((move @ _in_double(conv.atoms).flatten(1)).view_as(conv.atoms))
+                each[name].coefficients.copy_(coefficients[name])
 
 
 def gauge_bounds(a: nn.Module, b: nn.Module, condition: float = 10.0) -> dict[str, tuple[float, float]]:
@@ -160,9 +164,12 @@ def _greatest(u: Tensor, v: Tensor, condition: float) -> Tensor:
 
 def _greatest_positive(a: Tensor, b: Tensor, c: Tensor, bound: float) -> Tensor:
     """P of the greatest ratio, if it is not negative: the greatest over s of the greatest over P."""
-    scales = _grid(-math.log(bound) / 2, math.log(bound) / 2, a)
+    count = max(GRID, math.ceil(GRID * math.log10(bound) / 2))
+    scales = _grid(-math.log(bound) / 2, math.log(bound) / 2, a, count)
     for _ in range(ALTERNATIONS):
-        scales = _best_scale(_of_scales(scales, a, b, c, bound)[1], a, b)
+        before, scales = scales, _distinct(_best_scale(_of_scales(scales, a, b, c, bound)[1], a, b))
+        if len(scales) == len(before) and bool(((scales - before).abs() < SAME).all()):
+            break
     values, found = _of_scales(scales, a, b, c, bound)
     best = scales[values.argmax()].item()
     width = math.log(bound) / GRID
@@ -194,8 +201,14 @@ def _between(first: Tensor, last: Tensor, scale: float, a: Tensor, b: Tensor) ->
     return (1 - share) * first + share * last
 
 
-def _grid(low: float, high: float, like: Tensor) -> Tensor:
-    return torch.linspace(low, high, GRID, dtype=like.dtype)
+def _grid(low: float, high: float, like: Tensor, count: int = GRID) -> Tensor:
+    return torch.linspace(low, high, count, dtype=like.dtype)
+
+
+def _distinct(scales: Tensor) -> Tensor:
+    """The scales in order, without those that almost equal the one before."""
+    ordered = scales.sort().values
+    return ordered[torch.cat([torch.ones(1, dtype=torch.bool), ordered.diff() > SAME])]
 
 
 def _best_scale(p: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -214,7 +227,7 @@ def _of_scales(
     for _ in range(50):
         p = _extreme(sign * (c - ratio[:, None, None] * e), bound)
         following = (p * c).sum((1, 2)) / (p * e).sum((1, 2))
-        done = bool(((following - ratio).abs() <= 1e-15).all())
+        done = bool((sign * (following - ratio) <= 1e-14).all())  # each step improves, quadratically near the end
         ratio = following
         if done:
             break
@@ -240,6 +253,17 @@ def _check_shared(layers: Sequence[dict[str, AtomConv2d]]) -> None:
                 raise NotComparable(name, "the coefficients differ, so there is no common gauge; share_coefficients")
 
 
+def _check_own(layers: Sequence[dict[str, AtomConv2d]]) -> None:
+    """Check that layers of different names have parameters of their own, because each layer has its own M."""
+    owners: dict[int, str] = {}
+    for each in layers:
+        for name, conv in each.items():
+            for parameter in (conv.atoms, conv.coefficients):
+                owner = owners.setdefault(id(parameter), name)
+                if owner != name:
+                    raise ValueError(f"layers {owner!r} and {name!r} share a parameter, so neither has its own gauge")
+
+
 def _to_orthonormal_coefficients(name: str, conv: AtomConv2d) -> Tensor:
     """M with orthonormal ``α M⁻¹``: the positive square root of ``αᵀα``."""
     return _scaling(name, _in_double(conv.coefficients).flatten(0, 1), "columns of the coefficients")
@@ -255,6 +279,8 @@ def _scaling(name: str, columns: Tensor, what: str) -> Tensor:
     rank = int((values > values.max() * 1e-6).sum())
     if rank < columns.shape[1]:
         raise ValueError(
-            f"layer {name!r}: only {rank} of {columns.shape[1]} {what} are linearly independent; use fewer atoms"
+            f"layer {name!r}: only {rank} of {columns.shape[1]} {what} are linearly independent; start from a network "
+            f"in which this layer has fewer atoms: atomize(model, atoms={max(1, rank)}, layers=[{name!r}]), and name "
+            "the other layers in another call"
         )
     return (right.T * values) @ right

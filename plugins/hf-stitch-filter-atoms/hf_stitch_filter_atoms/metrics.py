@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+import os
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def _weight_cosine(x: Weights, y: Weights) -> float:
     return cosine(x.layer, x.tensors["weight"], y.tensors["weight"])
 
 
-def _patch_cosine(x: Weights, y: Weights, *, covariance: str = "") -> float:
+def _patch_cosine(x: Weights, y: Weights, *, covariance: str = "", key: str = "") -> float:
     return cosine(x.layer, x.tensors["outputs"], y.tensors["outputs"])
 
 
@@ -156,19 +157,44 @@ class PatchCosine(_OfConvolutions):
     standardization, so that the value is not that of outputs.
 
     Args:
-        **options: ``covariance``: the file that ``PatchCovariance.save`` wrote. Reading needs it, comparing does not.
+        **options: ``covariance``: the file that ``PatchCovariance.save`` wrote, a ``str`` or a path. Reading needs it,
+            comparing does not. ``key``: the ``PatchCovariance.key`` of what the file must contain. If it is left out,
+            the first reading fills it in, so that the recipe of a comparison contains it, and a metric that is built
+            from the recipe refuses another file of the same name. The label leaves it out.
+
+    Raises:
+        TypeError: If ``covariance`` is no path.
     """
 
     name, title = "patch_cosine", "cosine of the weights in the metric of input patches"
     function = staticmethod(_patch_cosine)
     range = (-1.0, 1.0)
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        path = self.options["covariance"]
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"{self.name}: covariance must be the path of a file, got {path!r}")
+        self.options["covariance"] = os.fspath(path)
+
+    @property
+    def label(self) -> str:
+        """The name with the file, without the key, which reading fills in."""
+        path = self.options["covariance"]
+        return f"{self.name}(covariance={path})" if path else self.name
+
     def read(self, model: nn.Module) -> dict[str, Weights]:
         """Read the weights of all convolutions, times a square root of the covariance of their patches."""
         found, path = convolutions(model), self.options["covariance"]
         if not path:
             raise ValueError("patch_cosine needs covariance=, a file that PatchCovariance.save has written")
-        covariance, key = loaded(str(path))
+        covariance, key = loaded(path)
+        if self.options["key"] not in ("", key):
+            raise ValueError(
+                f"{path} contains the patch covariance {key}, not {self.options['key']}; give the file that was used "
+                "before, or build the metric without key="
+            )
+        self.options["key"] = key
         return {
             name: Weights(
                 name, {"outputs": _outputs(name, conv, covariance.factors.get(name))}, shape_of(conv, covariance=key)

@@ -51,20 +51,25 @@ class PatchCovariance:
 
         Args:
             model: The reference network, plain or atomized. It runs in evaluation mode, and is not modified.
-            data: Batches of inputs: tensors, or sequences whose first element is one.
+            data: Batches of inputs: tensors, sequences whose first element is one, or mappings of the arguments of the
+                network by name.
 
         Returns:
             The covariance of each ``nn.Conv2d`` that runs.
 
         Raises:
-            ValueError: If there are no batches, or no convolution runs.
+            TypeError: If a batch is none of these.
+            ValueError: If there are no batches, no convolution runs, or inputs of a convolution are not finite.
         """
         recorder = _Recorder()
         with _in_evaluation(model), recorder.listening(model), torch.no_grad(), recorder:
             for batch in data:
-                model(batch if isinstance(batch, Tensor) else batch[0])
+                _run(model, batch)
         if not recorder.sums:
             raise ValueError("no patches: there are no batches, or the network runs no nn.Conv2d")
+        for name, total in recorder.sums.items():
+            if not total.isfinite().all():
+                raise ValueError(f"the inputs of layer {name!r} contain NaN or infinity; are data and weights finite?")
         return cls({name: _factor(total / recorder.counts[name]) for name, total in recorder.sums.items()})
 
     @property
@@ -180,6 +185,17 @@ class _Recorder(TorchFunctionMode):
             product = (rows @ rows.mT).cpu()
             self.sums[name] = self.sums[name].add_(product) if name in self.sums else product
             self.counts[name] = self.counts.get(name, 0) + rows.shape[2]
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, Tensor):
+        model(batch)
+    elif isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
+        model(batch[0])
+    else:
+        raise TypeError(f"a batch must be a tensor, a sequence that begins with one, or a mapping, got {type(batch)}")
 
 
 def _factor(covariance: Tensor) -> Tensor:

@@ -53,6 +53,46 @@ def test_functions_stay(atoms: int | None) -> None:
         torch.testing.assert_close(kept.T @ kept, torch.eye(kept.shape[1]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("gauge", ["orthonormal_coefficients", "reference"])
+def test_modules_that_networks_share_move_once(gauge: str) -> None:
+    a, b = pair(atoms=4)
+    x = torch.randn(4, 3, 12, 12)
+    chosen = copy.deepcopy(b) if gauge == "reference" else gauge
+    wanted = a(x), b(x)
+    set_gauge([a, a], chosen)
+    assert relative(a(x), wanted[0]) < 1e-5
+    a, b = pair(atoms=4)
+    b[0] = a[0]
+    b[3].coefficients = a[3].coefficients  # one parameter
+    wanted = a(x), b(x)
+    set_gauge([a, b], copy.deepcopy(b) if gauge == "reference" else gauge)
+    assert relative(a(x), wanted[0]) < 1e-5 and relative(b(x), wanted[1]) < 1e-5
+
+
+def test_layers_that_share_parameters_have_no_gauges_of_their_own() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    atomize(net)
+    net[1].coefficients = net[0].coefficients
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match="layers '0' and '1' share a parameter"):
+        set_gauge([net], net)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_layer_of_few_filters_has_fewer_atoms_than_the_others() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3))
+    x = torch.randn(2, 1, 8, 8)
+    copied = copy.deepcopy(net)
+    atomize(copied)
+    with pytest.raises(ValueError, match=r"layer '0': only 8 of 9.*atomize\(model, atoms=8, layers=\['0'\]\)"):
+        set_gauge([copied], "orthonormal_coefficients")
+    assert atomize(net, atoms=8, layers=["0"]).worst < 1e-6  # 8 filters span 8 dimensions
+    atomize(net, layers=["1"])
+    wanted = net(x)
+    set_gauge([net], "orthonormal_coefficients")
+    assert relative(net(x), wanted) < 1e-5
+
+
 def test_the_orthonormal_gauge_is_the_cosine_of_weights() -> None:
     a, b = pair(atoms=6)
     before = value(a, b), value(a, b, gauge="orthonormal")
@@ -173,7 +213,7 @@ def test_what_has_no_gauge_is_refused() -> None:
         gauge_bounds(a, b)
     few = nn.Sequential(nn.Conv2d(1, 2, 3))
     atomize(few)
-    with pytest.raises(ValueError, match="layer '0': only 2 of 9 columns of the coefficients"):
+    with pytest.raises(ValueError, match=r"layer '0': only 2 of 9 columns.*atomize\(model, atoms=2, layers=\['0'\]\)"):
         set_gauge([few], "orthonormal_coefficients")
     numbers = nn.Sequential(nn.Conv2d(2, 2, 1))
     atomize(numbers)

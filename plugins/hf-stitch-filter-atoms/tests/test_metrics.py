@@ -279,5 +279,6 @@ def test_the_penalty_of_channels() -> None:
     assert channel_decorrelation(z).item() == pytest.approx(wanted.item())
     assert channel_decorrelation(rows).item() == pytest.approx(wanted.item())
     assert torch.autograd.gradcheck(channel_decorrelation, (z,))
-    with pytest.raises(ValueError, match="must be"):
-        channel_decorrelation(torch.zeros(3))
+    for shape in ((3,), (2, 5, 3), (2, 3, 4, 4, 4)):
+        with pytest.raises(ValueError, match=r"must be \(n, channels\) or \(n, channels, height, width\)"):
+            channel_decorrelation(torch.zeros(shape))

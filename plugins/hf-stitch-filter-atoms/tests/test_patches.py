@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +16,7 @@ from hf_stitch_filter_atoms import PatchCosine, PatchCovariance, WeightCosine, a
 from timm.layers import Conv2dSame
 from torch import nn
 
+from hf_stitch import compare, registries
 from hf_stitch.metrics import NotComparable
 
 
@@ -62,6 +67,61 @@ def test_measuring_changes_nothing_and_batches_add_up() -> None:
     patches = F.unfold(F.pad(x, (1, 1, 1, 1)), 3).transpose(1, 2).flatten(0, 1).double()
     factor = measured.factors["0"][0].double()
     torch.testing.assert_close(factor @ factor.T, patches.T @ patches / len(patches), atol=1e-5, rtol=1e-5)
+
+
+class ByName(nn.Module):
+    """A network that takes its input by name, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        return self.conv(pixel_values)
+
+
+def test_batches() -> None:
+    net, x = ByName(), torch.randn(4, 2, 6, 6)
+    batches = [x, [x], (x, "labels"), {"pixel_values": x}, {"pixel_values": x, "labels": torch.zeros(4)}]
+    assert len({PatchCovariance.of(net, [batch]).key for batch in batches}) == 1
+    for batch in ("images", [], None, ["images"], 3):
+        with pytest.raises(TypeError, match="a batch must be a tensor, a sequence that begins with one, or a mapping"):
+            PatchCovariance.of(net, [batch])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_inputs_that_are_not_finite_are_refused(number: float) -> None:
+    net = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
+    x = torch.randn(2, 2, 8, 8)
+    x[0, 0, 0, 0] = number
+    with pytest.raises(ValueError, match="the inputs of layer '0' contain NaN or infinity"):
+        PatchCovariance.of(net, [x])
+    with torch.no_grad():
+        net[0].weight[0, 0, 0, 0] = number
+    with pytest.raises(ValueError, match="the inputs of layer '1' contain NaN or infinity"):
+        PatchCovariance.of(net, [torch.randn(2, 2, 8, 8)])
+
+
+def test_the_recipe_has_the_key_of_what_the_file_contains(tmp_path: Path) -> None:
+    a, b = pair()
+    path = tmp_path / "c.safetensors"
+    measured = PatchCovariance.of(a, [torch.randn(2, 3, 12, 12)])
+    measured.save(path)
+    atlas = compare(a, b, metrics=[PatchCosine(covariance=path)])
+    label = f"patch_cosine(covariance={path})"
+    assert list(atlas.values) == [label]
+    record = json.loads(json.dumps(atlas.recipe))["metrics"][label]
+    assert record == {"name": "patch_cosine", "options": {"covariance": str(path), "key": measured.key}}
+    again = registries.metrics.build(record["name"], **record["options"])
+    np.testing.assert_array_equal(compare(a, b, metrics=[again])[label], atlas[label])
+    other = PatchCovariance.of(a, [torch.randn(2, 3, 12, 12)])
+    other.save(path)
+    for metric in (registries.metrics.build(record["name"], **record["options"]), again):
+        with pytest.raises(ValueError, match=f"contains the patch covariance {other.key}, not {measured.key}"):
+            metric.read(a)
+    for wrong in (None, 3):
+        with pytest.raises(TypeError, match="covariance must be the path of a file"):
+            PatchCosine(covariance=wrong)
 
 
 def test_silent_inputs_have_no_value(tmp_path) -> None:

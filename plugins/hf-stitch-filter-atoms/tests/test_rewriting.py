@@ -68,3 +68,22 @@ def test_a_stitched_model_with_an_atomized_half(tmp_path) -> None:
     stitched.save_pretrained(tmp_path)
     loaded = type(stitched).from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(x), wanted)
+
+
+def test_a_part_has_its_own_record(tmp_path) -> None:
+    """Atomizing a part of a network is not recorded on the network, so that a stitched model cannot be saved."""
+    net, other = (timm.create_model("test_resnet", num_classes=4).eval() for _ in range(2))
+    atomize(net.layer1)
+    assert rewrites_of(net) == [] and len(rewrites_of(net.layer1)) == 1
+    x = torch.randn(8, 3, 160, 160)
+    stitched = hf_stitch.stitch(net, other, x, source_layer="layer2", target_layer="layer2", task=None, progress=False)
+    with pytest.raises(ValueError, match="this model cannot be saved, because modules of its networks were exchanged"):
+        stitched.save_pretrained(tmp_path)
+
+
+def test_writing_into_the_computed_weight_has_no_effect() -> None:
+    net = plain()
+    atomize(net)
+    before = copy.deepcopy(net.state_dict())
+    torch.nn.init.zeros_(net[0].weight)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
