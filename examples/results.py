@@ -51,12 +51,14 @@ class Experiment:
         options: Arguments of the script besides ``--preset``, ``--data-dir`` and ``--out``. ``{published}``,
             ``{networks}`` and ``{cache}`` stand for folders.
         script: Name of the script, if it is not ``name``.
+        data: Whether the script reads data sets.
     """
 
     folder: str
     name: str
     options: tuple[str, ...]
     script: str = ""
+    data: bool = True
 
     @property
     def file(self) -> Path:
@@ -67,7 +69,7 @@ class Experiment:
         """Return the arguments of the script."""
         out = shared.out
         places = {"published": shared.published, "networks": out / "networks", "cache": out / "cache"}
-        data = ["--data-dir", shared.data_dir] if shared.data_dir else []
+        data = ["--data-dir", shared.data_dir] if shared.data_dir and self.data else []
         options = [option.format(**places) for option in self.options]
         return ["--preset", shared.preset, *data, "--out", str(out / self.name), *options]
 
@@ -97,6 +99,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment("dr_frankenstein", "swapping", MATCHING, script="swaps"),
     Experiment("dynamics", "training_dynamics", RELATIVE, script="dynamics"),
+    *(Experiment("filter_atoms", name, (), data=False) for name in ("propositions", "toy_regression")),
+    *(
+        Experiment("filter_atoms", name, MATCHING)
+        for name in (
+            "correlation", "blindness", "probing_data", "decorrelation", "across_data_sets_atoms", "unequal_widths",
+            "dynamics_atoms", "federated", "federated_ensembles", "federated_table", "continual",
+        )
+    ),
 )  # fmt: skip
 
 

@@ -600,7 +600,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
     for found in record["tasks"]:
         name = found["architecture"]
-        stand_in, title = "stand-in " * (name == "vgg11"), TITLES[name]
+        title = TITLES[name]
         shown = []
         for arm in record["arms"]:
             if (arm["architecture"], arm["metric"]) == (name, ATOM):
@@ -613,12 +613,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             claim(
                 places[name][0], f"{title}: layers near the input settle first",
                 "first layer at .99 at epoch 36 of 150" if name == "alexnet" else "–",
-                f"rank correlation of depth and epoch {'; '.join(shown)}", count, stand_in + verdict(record, name),
+                f"rank correlation of depth and epoch {'; '.join(shown)}", count, f"stand-in {verdict(record, name)}",
             ),
             claim(
                 places[name][1], f"{title}: two tasks differ most in the middle layers", "–",
                 f"S_Atom of first minus middle layers {first:+.4f}, last minus middle {last:+.4f}; one task in two "
-                f"orders {again[0]:+.4f}, {again[1]:+.4f}", count, stand_in + task_verdict(found),
+                f"orders {again[0]:+.4f}, {again[1]:+.4f}", count, f"stand-in {task_verdict(found)}",
             ),
         ]  # fmt: skip
     return rows
