@@ -167,7 +167,11 @@ def test_a_rival_is_better_if_its_interval_is_above_rounding(patches: float, ans
     [([0.2, 0.5, 0.9], "confirmed"), ([0.2, 0.6, 0.5], "in part"), ([0.5, 0.6, 0.4], "refuted")],
 )
 def test_verdict_on_decorrelation(values: list[float], verdict: str, imported: Imported) -> None:
-    strengths = [{"r": {"cca": {"value": value, "low": value - 0.1, "high": value + 0.1}}} for value in values]
+    def strength(value: float, accuracy: float) -> dict[str, Any]:
+        return {"r": {"cca": {"value": value, "low": value - 0.1, "high": value + 0.1}}, "accuracy": accuracy}
+
+    ruined = strength(0.0, 0.1)  # does not count
+    strengths = [*(strength(value, 0.6) for value in values), ruined]
     assert imported("decorrelation").decided({"strengths": strengths}) == verdict
 
 
