@@ -16,8 +16,8 @@ from hf_stitch_filter_atoms.convolution import AtomConv2d
 
 GRID = 33
 """Scales that are tried at once, and for conditions above 10 that many for each power of 10."""
-ALTERNATIONS = 100
-"""Most steps that move each scale towards its next local best."""
+ALTERNATIONS = 300
+"""Most steps that move each scale towards its next local best, each with one of Dinkelbach's."""
 SAME = 1e-6
 """Logarithms of scales that differ by less are one."""
 ZOOMS = 10
@@ -78,7 +78,11 @@ def gauge_bounds(a: nn.Module, b: nn.Module, condition: float = 10.0) -> dict[st
     """Compute the least and greatest cosine of atoms over gauges, which change the function of neither network.
 
     The gauges are all M, the same for both networks, whose greatest singular value is at most ``condition`` times the
-    least. The values are exact to rounding: see :func:`extremes`.
+    least. Both bounds are attained by a gauge. They are found by a search from many starts (:func:`extremes`), which
+    is no proof that nothing lies outside. Measured on random atoms at condition 1000: three times as many starts
+    improved no bound by more than 1e-9 (120 pairs of networks), and gradient ascents over M from 24 random starts each
+    none at all (20 pairs). Least values above 0 and greatest ones below 0 have a proof, and were within 1e-10 of it at
+    conditions 10 to 1000 (60 values each). One 3×3 layer takes less than a second of one CPU core.
 
     Args:
         a: An atomized network.
@@ -166,10 +170,12 @@ def _greatest_positive(a: Tensor, b: Tensor, c: Tensor, bound: float) -> Tensor:
     """P of the greatest ratio, if it is not negative: the greatest over s of the greatest over P."""
     count = max(GRID, math.ceil(GRID * math.log10(bound) / 2))
     scales = _grid(-math.log(bound) / 2, math.log(bound) / 2, a, count)
+    found = _of_scales(scales, a, b, c, bound)[1]
     for _ in range(ALTERNATIONS):
-        before, scales = scales, _distinct(_best_scale(_of_scales(scales, a, b, c, bound)[1], a, b))
+        before, (scales, found) = scales, _distinct(_best_scale(found, a, b), found)
         if len(scales) == len(before) and bool(((scales - before).abs() < SAME).all()):
             break
+        found = _of_scales(scales, a, b, c, bound, start=found, steps=1)[1]
     values, found = _of_scales(scales, a, b, c, bound)
     best = scales[values.argmax()].item()
     width = math.log(bound) / GRID
@@ -205,10 +211,11 @@ def _grid(low: float, high: float, like: Tensor, count: int = GRID) -> Tensor:
     return torch.linspace(low, high, count, dtype=like.dtype)
 
 
-def _distinct(scales: Tensor) -> Tensor:
-    """The scales in order, without those that almost equal the one before."""
-    ordered = scales.sort().values
-    return ordered[torch.cat([torch.ones(1, dtype=torch.bool), ordered.diff() > SAME])]
+def _distinct(scales: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales in order, without those that almost equal the one before, and their P."""
+    scales, order = scales.sort()
+    kept = torch.cat([torch.ones(1, dtype=torch.bool), scales.diff() > SAME])
+    return scales[kept], found[order][kept]
 
 
 def _best_scale(p: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -217,14 +224,16 @@ def _best_scale(p: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _of_scales(
-    scales: Tensor, a: Tensor, b: Tensor, c: Tensor, bound: float, least: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Extremes over P of ``⟨P, C⟩ / ⟨P, E⟩`` for each s, by Dinkelbach's method: values and P."""
+    scales: Tensor, a: Tensor, b: Tensor, c: Tensor, bound: float, least: bool = False, start: Tensor | None = None,
+    steps: int = 50,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Extremes over P of ``⟨P, C⟩ / ⟨P, E⟩`` for each s, by Dinkelbach's method from a start: values and P."""
     s = scales.exp()[:, None, None]
     e = (s * a + b / s) / 2
-    ratio = c.trace() / e.diagonal(dim1=1, dim2=2).sum(1)
+    p = torch.eye(len(c), dtype=c.dtype) if start is None else start
+    ratio = (p * c).sum((-2, -1)) / (p * e).sum((1, 2))
     sign = -1 if least else 1
-    for _ in range(50):
+    for _ in range(steps):
         p = _extreme(sign * (c - ratio[:, None, None] * e), bound)
         following = (p * c).sum((1, 2)) / (p * e).sum((1, 2))
         done = bool((sign * (following - ratio) <= 1e-14).all())  # each step improves, quadratically near the end

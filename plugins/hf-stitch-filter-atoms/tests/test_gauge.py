@@ -8,6 +8,7 @@ import pytest
 import torch
 from atom_networks import pair, plain, relative
 from hf_stitch_filter_atoms import atomize, gauge_bounds, set_gauge
+from hf_stitch_filter_atoms import gauge as gauges
 from hf_stitch_filter_atoms.gauge import cosine, extremes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,6 +154,30 @@ def test_the_bounds_of_two_atoms_are_those_of_all_gauges(relation: float, condit
         least, greatest = (cosine(u, v, each) for each in extremes(u, v, condition))
         assert least - 1e-12 <= everywhere.min() <= least + 2e-4
         assert greatest - 2e-4 <= everywhere.max() <= greatest + 1e-12
+
+
+@pytest.mark.parametrize(("seed", "size", "relation"), [(15, 9, -0.3), (104, 9, 0.6), (105, 6, -0.9)])
+def test_more_scales_do_not_improve_bounds_of_a_large_condition(
+    seed: int, size: int, relation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first draw has a hill that needs more than ten steps towards its top."""
+    u, v, _ = random_atoms(seed, size, 9, relation)
+    least, greatest = (cosine(u, v, p) for p in extremes(u, v, 1000.0))
+    monkeypatch.setattr(gauges, "GRID", 99)
+    finer = [cosine(u, v, p) for p in extremes(u, v, 1000.0)]
+    assert [least, greatest] == pytest.approx(finer, abs=1e-9)
+
+
+def test_the_least_positive_cosine_has_a_proof() -> None:
+    """The least over P at one s is a lower bound of the least over P of the greatest over s."""
+    for seed in range(5):
+        u, v, _ = random_atoms(seed, 9, 9, 0.95)
+        for condition in (3.0, 10.0, 30.0):
+            p = extremes(u, v, condition)[0]
+            a, b, c = u @ u.T, v @ v.T, (u @ v.T + v @ u.T) / 2
+            s = gauges._best_scale(p[None], a, b)
+            proof = gauges._of_scales(s, a, b, c, condition**2, least=True)[0].item()
+            assert proof > 0 and cosine(u, v, p) == pytest.approx(proof, abs=1e-8)
 
 
 def test_bounds_of_networks() -> None:
