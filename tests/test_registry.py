@@ -82,7 +82,7 @@ def test_registering_a_taken_name_raises_and_names_its_origin(shapes, install):
     shapes.register("square", tuple)
     for name, holder in [
         ("ordered", "built-in, collections:OrderedDict"),
-        ("square", "registered at run time, <class 'tuple'>"),
+        ("square", "registered at run time, builtins:tuple"),
         ("disc", "plugin shape-plugin 2.0, shape_plugin:Disc"),
     ]:
         with pytest.raises(ValueError, match=f"'{name}' among shapes is taken \\({holder}\\)"):

@@ -84,6 +84,17 @@ def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None
         UnknownNameError: If the registry has no such name.
         TypeError: If an option is unknown, or is no JSON value.
         ValueError: If the rewrite does not fit the network.
+
+    Example:
+        >>> class Halved(Rewrite):
+        ...     name = "halved"
+        ...
+        ...     def apply(self, model):
+        ...         model.set_submodule("1", nn.Linear(4, 2))
+        >>> network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        >>> rewrite(network, Halved())
+        >>> network[1].out_features
+        2
     """
     built = registries.rewrites.build(change)
     record = json.loads(json.dumps(built.to_dict()))
@@ -99,6 +110,10 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
 
     Returns:
         For each rewrite its ``name`` and options, for ``registries.rewrites.build``; empty for most networks.
+
+    Example:
+        >>> rewrites_of(nn.Linear(2, 2))
+        []
     """
     return list(getattr(model, ATTRIBUTE, ()))
 

@@ -46,6 +46,11 @@ class Metric(ABC):
     Raises:
         TypeError: An option is unknown.
         ValueError: The value of an option is invalid.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> registries.metrics.build("linear_cka", debiased=True).label
+        'linear_cka(debiased=True)'
     """
 
     name: ClassVar[str]

@@ -43,6 +43,16 @@ def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> Non
         weights: Layer -> what was read.
         path: The file, which is written whole or not at all.
         metric: Name of the metric.
+
+    Raises:
+        OSError: If the file cannot be written. An earlier one is unchanged then.
+
+    Example:
+        >>> import tempfile, torch
+        >>> path = Path(tempfile.mkdtemp()) / "read.safetensors"
+        >>> save_weights({"conv1": Weights("conv1", {"kernel": torch.ones(3)})}, path, "kernel_cosine")
+        >>> load_weights(path, "kernel_cosine")["conv1"].tensors["kernel"]
+        tensor([1., 1., 1.])
     """
     from safetensors.torch import save_file
 
@@ -68,6 +78,13 @@ def load_weights(path: Path, metric: str) -> dict[str, Weights]:
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file does not contain what the metric has read.
+
+    Example:
+        >>> import tempfile, torch
+        >>> path = Path(tempfile.mkdtemp()) / "read.safetensors"
+        >>> save_weights({"conv1": Weights("conv1", {"kernel": torch.ones(3)})}, path, "kernel_cosine")
+        >>> list(load_weights(path, "kernel_cosine"))
+        ['conv1']
     """
     from safetensors import safe_open
 

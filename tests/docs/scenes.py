@@ -259,6 +259,11 @@ def trust_a_stitch() -> Namespace:
     }  # fmt: skip
 
 
+def filter_atoms() -> Namespace:
+    """Images for the README of the plugin of filter atoms."""
+    return {"batches": torch.randn(2, 2, 3, 64, 64)}
+
+
 def nothing() -> Namespace:
     """An empty scene, for pages that define everything themselves."""
     return {}
@@ -281,6 +286,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/trust-a-metric.md": trust_a_metric,
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
     "plugins/hf-stitch-diagonal/README.md": nothing,
+    "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
 }
 """Page with Python snippets -> function that creates its scene."""
