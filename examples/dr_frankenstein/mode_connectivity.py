@@ -83,7 +83,7 @@ greatest loss of relative accuracy below the line between its ends. Starts of on
 Rule, written before these figures were seen: a layer is connected if at least half of its paths have a barrier whose
 95% interval over images ends below {barrier}; the claim is confirmed if none of the first three layers is connected
 and at least half of the others, and in part if the share of connected paths is at least lower on the first three, or if
-a layer has no paths (the latter was added when bn2 to bn5 had none).
+a layer has no paths (the latter was added when bn2 to bn5 had none, in a run with a third of these steps).
 
 {table}
 
