@@ -53,7 +53,11 @@ def share_coefficients(models: Sequence[nn.Module], reference: nn.Module | None 
         )
         for name in layers[0]
     }
-    return [Truncation({name: _impose(conv, shared[name]) for name, conv in each.items()}) for each in layers]
+    before = [{name: _filters(conv) for name, conv in each.items()} for each in layers]  # a network may be named twice
+    return [
+        Truncation({name: _impose(conv, shared[name], weights[name]) for name, conv in each.items()})
+        for each, weights in zip(layers, before, strict=True)
+    ]
 
 
 def train_atoms_only(model: nn.Module, also: Iterable[str] = ()) -> list[nn.Parameter]:
@@ -128,9 +132,8 @@ def _common(filters: Sequence[Tensor], like: AtomConv2d) -> Tensor:
     return columns.view(like.coefficients.shape).to(like.coefficients)
 
 
-def _impose(conv: AtomConv2d, coefficients: Tensor) -> float:
-    """Exchange the coefficients, fit the atoms, and return the relative error of the weight."""
-    weight = _filters(conv)
+def _impose(conv: AtomConv2d, coefficients: Tensor, weight: Tensor) -> float:
+    """Exchange the coefficients, fit the atoms to the filters, and return the relative error of the weight."""
     given = coefficients.to(conv.coefficients)
     atoms = torch.linalg.pinv(given.cpu().double().flatten(0, 1)) @ weight
     with torch.no_grad():

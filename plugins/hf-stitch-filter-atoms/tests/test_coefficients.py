@@ -110,3 +110,11 @@ def test_unknown_modules_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             train_atoms_only(net, also=also)
     assert all(p.requires_grad for p in net.parameters())
+
+
+def test_a_network_that_is_named_twice_costs_the_same_twice() -> None:
+    net, reference = plain(1), plain(2)
+    for each in (net, reference):
+        atomize(each)
+    first, second = share_coefficients([net, net], reference)
+    assert first.by_layer == second.by_layer and first.worst > 0.3
