@@ -125,7 +125,9 @@ def test_compare_needs_no_data() -> None:
     assert atlas.layers_a == ("body.0", "body.2", "head") and atlas.n is None and atlas.pooling is None
     expected = [angle(WeightAngle().read(a)[x], WeightAngle().read(b)[x]) for x in atlas.layers_a]
     assert np.diag(atlas["weight_angle"]).tolist() == expected
-    assert atlas.whole == {"weight_angle": pytest.approx(np.mean(expected))}
+    assert (
+        atlas.whole == {"weight_angle": pytest.approx(np.mean(expected))} and type(atlas.whole["weight_angle"]) is float
+    )
     assert np.isnan(atlas["weight_angle"][0, 1]) and "shapes" in str(atlas.why("weight_angle", "body.0", "body.2"))
     assert "from weights, without samples; " in words(atlas) and "of the whole networks: 1.653" in words(atlas)
     again = hf_stitch.SimilarityAtlas.from_dict(atlas.to_dict())

@@ -271,7 +271,7 @@ def _whole(
         return np.nan, f"only one network has layer {min(different)!r}"
     if undefined := [layer for layer, value in by_layer.items() if np.isnan(value)]:
         return np.nan, f"layer {undefined[0]!r} has no value"
-    return metric.combine(by_layer), None
+    return float(metric.combine(by_layer)), None
 
 
 def _recipe(metrics: Mapping[str, WeightMetric]) -> dict[str, Any]:
