@@ -189,11 +189,14 @@ def _locked(folder: Path, remedy: str = KEPT) -> Iterator[Path]:
     lock = FileLock(aside / LOCK, timeout=WAIT)
     with readable_errors(f"{folder} could not be locked", remedy):
         while not lock.is_locked:
-            aside.mkdir(parents=True, exist_ok=True)
             try:
+                aside.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
             except FileNotFoundError:  # the last process removed the folder in between
                 continue
+            except FileExistsError:  # the same, while mkdir looked whether it is a folder
+                if aside.is_file() or aside.is_symlink():
+                    raise OSError(f"{aside} is no folder; delete it") from None
             except Timeout:
                 raise OSError(f"another process has been saving there for more than {WAIT:.0f} seconds") from None
     try:

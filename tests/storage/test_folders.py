@@ -169,6 +169,32 @@ def test_of_several_writers_one_wins_whole(folder: Path) -> None:
     of_one(read(folder))
 
 
+def test_a_hidden_folder_that_goes_while_it_is_made_is_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = os.mkdir
+    raised: list[Path] = []
+
+    def mkdir(path: Path, *rest: int) -> None:
+        if Path(path).name == ASIDE and not raised:
+            raised.append(path)
+            raise FileExistsError(path)  # another writer's, which removes it before anybody looks
+        made(path, *rest)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    save(folder, {"a": "new"})
+    assert raised and read(folder)["a"] == "new"
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_file_in_place_of_the_hidden_folder_is_named(folder: Path, dangling: bool) -> None:
+    (folder / ASIDE).symlink_to("nowhere") if dangling else (folder / ASIDE).write_text("mine")
+    before = read(folder)
+    with pytest.raises(OSError, match=rf"could not be locked .*{ASIDE} is no folder; delete it"):
+        save(folder, {"a": "new"})
+    assert read(folder) == before
+
+
 @pytest.mark.parametrize("named", ["../outside", "/etc/passwd", "", "..", 7])
 def test_a_journal_reaches_only_its_own_folder(named: object, folder: Path) -> None:
     (folder.parent / "outside").write_text("precious")
