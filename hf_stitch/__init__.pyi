@@ -5,6 +5,7 @@ from . import data as data
 from . import matchers as matchers
 from . import metrics as metrics
 from . import plots as plots
+from . import plugins as plugins
 from . import reference as reference
 from . import registry as registry
 from . import relative as relative
@@ -27,6 +28,7 @@ from .artefacts import StitchedModelForImageClassification as StitchedModelForIm
 from .artefacts import StitchedModelForSequenceClassification as StitchedModelForSequenceClassification
 from .artefacts import Stitcher as Stitcher
 from .data import Samples as Samples
+from .plugins import load_plugin as load_plugin
 from .reference import ModelReference as ModelReference
 from .registry import registries as registries
 from .representation import Representation as Representation

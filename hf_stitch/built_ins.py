@@ -110,6 +110,25 @@ BUILT_INS: dict[str, dict[str, str]] = {
     "networks": {
         "Head": "hf_stitch.artefacts.head:Head",
     },
+    "data": {
+        "sklearn": "hf_stitch.data.digits:ScikitLearn",
+    },
+    "commands": {
+        "quickstart": "hf_stitch.cli.quickstart:quickstart",
+        "layers": "hf_stitch.cli.layers:layers",
+        "doctor": "hf_stitch.cli.doctor:doctor",
+        "compare": "hf_stitch.cli.compare:compare",
+        "stitch": "hf_stitch.cli.stitch:stitch",
+        "grid": "hf_stitch.cli.grid:grid",
+        "bench": "hf_stitch.cli.bench:bench",
+        "swap": "hf_stitch.cli.swap:swap",
+        "evaluate": "hf_stitch.cli.evaluate:evaluate",
+        "push": "hf_stitch.cli.push:push",
+        "pull": "hf_stitch.cli.pull:pull",
+        "info": "hf_stitch.cli.info:info",
+        "list": "hf_stitch.cli.listing:listing",
+        "new-plugin": "hf_stitch.cli.new_plugin:new_plugin",
+    },
 }
 """From registry to built-in name to the class behind it, as ``module:attribute``."""
 
@@ -125,5 +144,7 @@ BASES: dict[str, str] = {
     "anchors": "hf_stitch.relative.selection:Selection",
     "heads": "hf_stitch.artefacts.modeling:StitchedModel",
     "networks": "transformers:PreTrainedModel",
+    "data": "hf_stitch.data.sources:DataSource",
+    "commands": "types:FunctionType",
 }
-"""From registry to the base class of all its entries, as ``module:attribute``."""
+"""From registry to the base class of all its entries, as ``module:attribute``; commands are functions."""

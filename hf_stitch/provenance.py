@@ -18,17 +18,16 @@ def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
     """Return the versions of the packages that a result depends on.
 
     Args:
-        methods: Methods in use, as pairs of a registry and a name; distributions of plugins are included. Default:
-            none.
+        methods: Methods in use, as pairs of a registry and a name; their plugins are included. Default: none.
 
     Returns:
-        Distribution -> version.
+        Distribution -> version; of a plugin in a single file, its name -> ``sha256:`` and its hash.
 
     Example:
         >>> sorted(versions())
         ['hf_stitch', 'python', 'timm', 'torch', 'transformers']
     """
-    plugins = [registries[kind].distribution(name) for kind, name in methods if name in registries[kind]]
+    plugins = [_provider(kind, name) for kind, name in methods if name in registries[kind]]
     return {
         "hf_stitch": __version__,
         "python": platform.python_version(),
@@ -45,7 +44,8 @@ def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
 
     Returns:
         A dictionary with ``registry``, ``name``, ``distribution`` and ``version`` for each method; distribution and
-        version are ``None`` for methods that were registered at run time.
+        version are ``None`` for methods that were registered at run time. A method of a single file has the name of
+        the ``file`` instead of a distribution, and its hash as version.
 
     Example:
         >>> requirements([("matchers", "lstsq")])
@@ -54,9 +54,17 @@ def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
     found = []
     for kind, name in dict.fromkeys(methods):
         if registries[kind].origin(name) != "built-in":
-            distribution, release = registries[kind].distribution(name) or (None, None)
-            found.append({"registry": kind, "name": name, "distribution": distribution, "version": release})
+            provider, release = _provider(kind, name) or (None, None)
+            by = "distribution" if registries[kind].file(name) is None else "file"
+            found.append({"registry": kind, "name": name, "distribution": None, by: provider, "version": release})
     return found
+
+
+def _provider(kind: str, name: str) -> tuple[str, str] | None:
+    """Distribution and version, or file and hash, of a method of a plugin."""
+    if (file := registries[kind].file(name)) is not None:
+        return file.path.name, f"sha256:{file.sha256}"
+    return registries[kind].distribution(name)
 
 
 def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> None:
@@ -77,6 +85,11 @@ def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> Non
         if name in registries[kind]:
             continue
         distribution = each.get("distribution")
+        if file := each.get("file"):
+            raise PluginError(
+                f"{where} needs {name!r} among {kind}, which comes from the file {file} ({each.get('version')}): if "
+                "you trust that file, load it with hf_stitch.load_plugin or hf-stitch --plugin"
+            )
         if distribution is None:
             raise PluginError(
                 f"{where} needs {name!r} among {kind}, which was registered at run time when {where} was created: "

@@ -290,8 +290,8 @@ def libraries_reading(config: Mapping[str, Any]) -> list[str]:
         >>> libraries_reading({"model_type": "bert"})
         ['transformers']
     """
-    kinds = map(registries.adapters.get, registries.adapters)
-    return [kind.library for kind in most_special([kind for kind in kinds if kind.reads(config)])]
+    kinds = [kind for kind in registries.adapters.usable() if kind.reads(config)]
+    return [kind.library for kind in most_special(kinds)]
 
 
 def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:

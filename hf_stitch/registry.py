@@ -1,10 +1,7 @@
 """Registries that map names to classes and functions, and import them on first use.
 
-The built-in entries are listed in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions add entries
-with entry points in the group ``hf_stitch.<registry>``, for example in their ``pyproject.toml``::
-
-    [project.entry-points."hf_stitch.matchers"]
-    diagonal = "hf_stitch_diagonal:Diagonal"
+The built-in entries are listed in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions and single
+files add entries as :mod:`hf_stitch.plugins` describes.
 """
 
 from __future__ import annotations
@@ -16,13 +13,14 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
+from hf_stitch.plugins import FilePlugin, PluginEntry, PluginError, installed, load_named, normalized, running
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter, Override
     from hf_stitch.adapters.rewriting import Rewrite
     from hf_stitch.artefacts import StitchedModel
+    from hf_stitch.data import DataSource
     from hf_stitch.detectors import Detector
     from hf_stitch.matchers import Matcher
     from hf_stitch.metrics import Metric
@@ -56,10 +55,6 @@ class UnknownNameError(ValueError, KeyError):
 
     # KeyError prints its message with quotes around it, as if it were a key.
     __str__ = Exception.__str__
-
-
-class PluginError(ImportError):
-    """Raised if an entry of an installed plugin cannot be imported; ``__cause__`` holds the original error."""
 
 
 def label_of(config: Any) -> str:
@@ -160,8 +155,10 @@ def _literal(text: str) -> Any:
 class Registry(Generic[T]):
     """A mapping from names to classes or functions of one kind, for example matchers or metrics.
 
-    Listing names imports nothing; :meth:`get` imports only the requested entry. Built-in entries cannot be replaced: a
-    plugin with the same name is ignored with a warning, and a registration at run time raises an error.
+    Listing names imports nothing; :meth:`get` imports only the requested entry. Built-in entries cannot be replaced. An
+    entry of a plugin has the full name ``distribution/name``. If its short name is taken by a built-in entry or by
+    another plugin, it is listed, chosen and recorded by its full name. A registration at run time under a name that is
+    taken raises an error.
 
     Args:
         kind: Plural name of the registry, for example ``"matchers"``. Plugins use the entry point group
@@ -190,6 +187,7 @@ class Registry(Generic[T]):
         self._base = base
         self._built_ins = dict(built_ins)
         self._registered: dict[str, Callable[..., Any]] = {}
+        self._files: dict[str, FilePlugin] = {}
 
     def __repr__(self) -> str:
         """Return for example ``<registry of matchers: identity, low_rank, lstsq>``."""
@@ -197,7 +195,9 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         """Whether the registry contains a name; imports nothing."""
-        return name in self._built_ins or name in self._registered or name in self._plugins
+        return name in self._built_ins or (
+            isinstance(name, str) and bool(self._named(name) or name in self._registered)
+        )
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in sorted order."""
@@ -210,8 +210,9 @@ class Registry(Generic[T]):
         return found
 
     def names(self) -> tuple[str, ...]:
-        """Return all names in sorted order; imports nothing, so that broken plugins are listed too."""
-        return tuple(sorted({*self._built_ins, *self._plugins, *self._registered}))
+        """Return all names in sorted order; imports no entry, so that broken plugins are listed too."""
+        of_plugins = {self._name_of(entry) for entry in self._plugins}
+        return tuple(sorted({*self._built_ins, *of_plugins, *self._registered}))
 
     def check(self, name: str) -> None:
         """Raise an error if a name is not in the registry; imports nothing.
@@ -251,14 +252,46 @@ class Registry(Generic[T]):
             return self._registered[name]
         if name in self._built_ins:
             return resolve_name(self._built_ins[name])
-        entry = self._plugins[name]
-        try:
-            return entry.load()
-        except Exception as error:
-            raise PluginError(
-                f"{name!r} among {self.kind} comes from the {_describe(entry)}, which cannot be imported "
-                f"({entry.value}): {type(error).__name__}: {error}. Repair or uninstall that distribution."
-            ) from error
+        entry = self._entry(name)
+        found = entry.load()
+        if (recorded := self._name_of(entry)) != entry.point.name and hasattr(found, "name"):
+            found.name = recorded  # records must tell it from the other entry with its name
+        return found
+
+    def usable(self) -> Iterator[Any]:
+        """Import all entries, for a choice among all of them; those of broken plugins are left out with a warning.
+
+        Yields:
+            The classes or functions, in the order of their names.
+
+        Example:
+            >>> [adapter.library for adapter in registries.adapters.usable()][:2]
+            ['hf_stitch', 'sentence_transformers']
+        """
+        for name in self:
+            try:
+                yield self.get(name)
+            except PluginError as error:
+                warnings.warn(f"{error} It is left out.", stacklevel=3)
+
+    def problem(self, name: str) -> str:
+        """Return why the entry of a plugin cannot be used with this version of hf-stitch; imports nothing.
+
+        Args:
+            name: The name.
+
+        Returns:
+            The reason; empty if nothing is known against the entry.
+
+        Raises:
+            UnknownNameError: If the registry has no such name.
+
+        Example:
+            >>> registries.matchers.problem("lstsq")
+            ''
+        """
+        self.check(name)
+        return "" if name in self._built_ins or name in self._registered else self._entry(name).problem
 
     def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
         """Build an instance from a name and options.
@@ -310,10 +343,25 @@ class Registry(Generic[T]):
                 f"{self.kind} must be given as a name, a {base.__name__} or a record of one, got {type(spec).__name__}"
             )
         factory = self.get(spec)
-        if not (isinstance(factory, type) and issubclass(factory, base)):
-            raise TypeError(f"{spec!r} among {self.kind} is {factory!r}, which is not a subclass of {base.__name__}")
+        self.check_kind(spec, factory)
         self._check_options(spec, factory, options)
         return factory(**options)
+
+    def check_kind(self, name: str, found: Any) -> None:
+        """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function.
+
+        Args:
+            name: The name.
+            found: The class or function behind it, as :meth:`get` returns it.
+
+        Raises:
+            TypeError: If it is something else.
+        """
+        if self.base is FunctionType:
+            if not isinstance(found, FunctionType):
+                raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is not a function")
+        elif not (isinstance(found, type) and issubclass(found, self.base)):
+            raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is not a subclass of {self.base.__name__}")
 
     def _check_options(self, name: str, factory: type[T], options: Mapping[str, Any]) -> None:
         """Raise an error for unknown or missing options; constructors with ``**kwargs`` check their own."""
@@ -364,6 +412,9 @@ class Registry(Generic[T]):
                 f"{name!r} among {self.kind} is taken ({self.origin(name)}, {self.source(name)}); choose another name"
             )
         self._registered[name] = factory
+        if (file := running()) is not None:
+            self._files[name] = file
+            file.undo.extend([partial(self._registered.pop, name), partial(self._files.pop, name)])
         return factory
 
     def origin(self, name: str) -> str:
@@ -373,7 +424,8 @@ class Registry(Generic[T]):
             name: The name.
 
         Returns:
-            ``built-in``, ``plugin <distribution> <version>`` or ``registered at run time``.
+            ``built-in``, ``plugin <distribution> <version>``, ``file <name> (sha256 <hash>)`` or ``registered at run
+            time``.
 
         Raises:
             UnknownNameError: If the registry has no such name.
@@ -385,7 +437,9 @@ class Registry(Generic[T]):
         self.check(name)
         if name in self._built_ins:
             return "built-in"
-        return _describe(self._plugins[name]) if name in self._plugins else "registered at run time"
+        if name in self._registered:
+            return self._files[name].origin if name in self._files else "registered at run time"
+        return self._entry(name).origin
 
     def distribution(self, name: str) -> tuple[str, str] | None:
         """Return the distribution and version of the plugin that an entry comes from.
@@ -400,8 +454,25 @@ class Registry(Generic[T]):
             UnknownNameError: If the registry has no such name.
         """
         self.check(name)
-        entry = None if name in self._built_ins or name in self._registered else self._plugins[name]
-        return (entry.dist.name, entry.dist.version) if entry is not None and entry.dist is not None else None
+        if name in self._built_ins or name in self._registered:
+            return None
+        dist = self._entry(name).point.dist
+        return (dist.name, dist.version) if dist is not None else None
+
+    def file(self, name: str) -> FilePlugin | None:
+        """Return the file that registered an entry.
+
+        Args:
+            name: The name.
+
+        Returns:
+            The file and its hash; ``None`` for entries from elsewhere.
+
+        Raises:
+            UnknownNameError: If the registry has no such name.
+        """
+        self.check(name)
+        return self._files.get(name)
 
     def source(self, name: str) -> str:
         """Return where the class or function behind a name is defined; imports nothing.
@@ -423,7 +494,7 @@ class Registry(Generic[T]):
         if name in self._registered:
             factory = self._registered[name]
             return f"{factory.__module__}:{factory.__qualname__}"
-        return self._built_ins[name] if name in self._built_ins else self._plugins[name].value
+        return self._built_ins[name] if name in self._built_ins else self._entry(name).point.value
 
     def summary(self, name: str) -> str:
         """Describe an entry in one line; imports nothing.
@@ -446,24 +517,43 @@ class Registry(Generic[T]):
             return _first_line(inspect.getdoc(self._registered[name]))
         if name in self._built_ins:
             return _docstring(self._built_ins[name])
-        distribution = self._plugins[name].dist
-        return str(distribution.metadata.json.get("summary", "")) if distribution is not None else ""
+        return self._entry(name).summary
 
     @cached_property
-    def _plugins(self) -> dict[str, EntryPoint]:
-        """Entry points of other distributions, read once; the first distribution by name keeps a duplicate name."""
-        plugins: dict[str, EntryPoint] = {}
-        for entry in sorted(entry_points(group=f"hf_stitch.{self.kind}"), key=_describe):
-            if entry.name in self._built_ins or entry.name in plugins:
-                holder = _describe(plugins[entry.name]) if entry.name in plugins else "a built-in"
-                warnings.warn(
-                    f"the {_describe(entry)} registers {entry.name!r} among {self.kind}, a name already taken by "
-                    f"{holder}. The entry is ignored; its author should choose another name.",
-                    stacklevel=2,
-                )
-            else:
-                plugins[entry.name] = entry
-        return plugins
+    def _plugins(self) -> list[PluginEntry]:
+        """Entries of installed distributions, read once, after the files that the environment names were loaded."""
+        load_named()
+        return installed(self.kind)
+
+    def _named(self, name: str) -> list[PluginEntry]:
+        """Entries of plugins with this name, or with this full name."""
+        distribution, _, plain = name.rpartition("/")
+        return [
+            entry
+            for entry in self._plugins
+            if entry.point.name == name
+            or (entry.point.name == plain and entry.distribution == normalized(distribution))
+        ]
+
+    def _name_of(self, entry: PluginEntry) -> str:
+        """The name of an entry, in full if its short name is taken."""
+        short = entry.point.name
+        alone = len(self._named(short)) == 1 and short not in self._built_ins
+        return short if alone else entry.full_name
+
+    def _entry(self, name: str) -> PluginEntry:
+        """The entry of a plugin by a name that exists.
+
+        Raises:
+            UnknownNameError: If several plugins have an entry of this name.
+        """
+        found = self._named(name)
+        if len(found) > 1:
+            raise UnknownNameError(
+                f"{len(found)} plugins have an entry {name!r} among {self.kind}: choose one in full, "
+                f"{' or '.join(repr(entry.full_name) for entry in found)}, or uninstall the others"
+            )
+        return found[0]
 
 
 @dataclass(frozen=True)
@@ -484,6 +574,8 @@ class Registries:
         anchors: Methods that select anchors.
         heads: Stitched models by task.
         networks: Networks defined by this package.
+        data: Sources of data sets.
+        commands: Commands of ``hf-stitch``.
 
     Example:
         >>> "lstsq" in registries.matchers
@@ -492,7 +584,7 @@ class Registries:
         True
         >>> list(registries)
         ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
-         'heads', 'networks']
+         'heads', 'networks', 'data', 'commands']
     """
 
     adapters: Registry[Adapter]
@@ -506,6 +598,8 @@ class Registries:
     anchors: Registry[Selection]
     heads: Registry[StitchedModel]
     networks: Registry[PreTrainedModel]
+    data: Registry[DataSource]
+    commands: Registry[FunctionType]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the registries."""
@@ -524,11 +618,6 @@ class Registries:
 
 
 registries = Registries(**{kind: Registry(kind, names, BASES[kind]) for kind, names in BUILT_INS.items()})
-
-
-def _describe(entry: EntryPoint) -> str:
-    """Describe the distribution of an entry point, for example ``plugin hf-stitch-diagonal 0.1.0``."""
-    return f"plugin {entry.dist.name} {entry.dist.version}" if entry.dist else f"plugin {entry.value}"
 
 
 def _first_line(docstring: str | None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
+from hf_stitch import plugins
 from hf_stitch.registry import BUILT_INS, PluginError, Registry, UnknownNameError, did_you_mean, registries
 
 HEAVY = ("torch", "transformers", "timm", "datasets", "evaluate")
@@ -119,23 +119,64 @@ def test_broken_plugin_does_not_affect_other_entries(shapes, install, value, cau
     assert isinstance(error.value.__cause__, cause)
 
 
-def test_plugin_cannot_replace_built_in(shapes, install):
+def test_plugin_cannot_replace_built_in_and_is_chosen_by_its_full_name(shapes, install):
     install("greedy-plugin", "1.0", "shapes", {"ordered": "builtins:list"})
-    with pytest.warns(
-        UserWarning, match="plugin greedy-plugin 1.0 registers 'ordered' among shapes.*taken by a built-in"
-    ):
-        assert shapes.names() == ("gone", "ordered")
-    assert shapes.origin("ordered") == "built-in"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert shapes.get("ordered") is not list
+    assert shapes.names() == ("gone", "greedy-plugin/ordered", "ordered")
+    assert shapes.origin("ordered") == "built-in" and shapes.get("ordered") is not list
+    assert shapes.origin("greedy-plugin/ordered") == "plugin greedy-plugin 1.0"
+    assert shapes.get("greedy-plugin/ordered") is list
 
 
-def test_duplicate_plugin_name_goes_to_first_distribution(shapes, install):
-    install("b-plugin", "1.0", "shapes", {"disc": "builtins:list"})
-    install("a-plugin", "1.0", "shapes", {"disc": "builtins:tuple"})
-    with pytest.warns(UserWarning, match="plugin b-plugin 1.0 registers 'disc'.*taken by plugin a-plugin 1.0"):
-        assert shapes.get("disc") is tuple
+def test_of_two_plugins_with_one_name_both_are_named_and_chosen_by_their_full_names(shapes, install):
+    disc = "class Disc:\n    name = 'disc'"
+    install("b_plugin", "1.0", "shapes", {"disc": "disc_of_b:Disc", "cube": "builtins:set"}, disc_of_b=disc)
+    install("a-plugin", "1.0", "shapes", {"disc": "disc_of_a:Disc"}, disc_of_a=disc)
+    assert shapes.names() == ("a-plugin/disc", "b-plugin/disc", "cube", "gone", "ordered")
+    with pytest.raises(UnknownNameError, match=r"2 plugins have an entry 'disc'.*'a-plugin/disc' or 'b-plugin/disc'"):
+        shapes.get("disc")
+    with pytest.raises(ValueError, match="2 plugins have an entry 'disc'"):
+        shapes.register("disc", tuple)
+    found = shapes.get("b_plugin/disc")
+    assert found.__module__ == "disc_of_b" and found.name == "b-plugin/disc"  # which is what records contain
+    assert shapes.distribution("b-plugin/disc") == ("b_plugin", "1.0")
+    assert shapes.get("b-plugin/cube") is shapes.get("cube") is set
+
+
+def test_full_names_are_recorded_only_where_they_are_needed(shapes, install):
+    install("b-plugin", "1.0", "shapes", {"disc": "disc_alone:Disc"}, disc_alone="class Disc:\n    name = 'disc'")
+    assert shapes.get("b-plugin/disc").name == "disc"
+
+
+@pytest.mark.parametrize(("built_for", "why"), [(2, ""), (3, "upgrade hf-stitch"), (1, "edges are float64")])
+def test_the_contract_is_read_from_metadata(shapes, install, monkeypatch, tmp_path, built_for, why):
+    monkeypatch.setitem(plugins.CHANGES, "shapes", ("edges are float64",))
+    install("shape-plugin", "2.0", "shapes", {"disc": "disc_of_contract:Disc"}, disc_of_contract="class Disc: pass")
+    with next(tmp_path.glob("*.dist-info")).joinpath("entry_points.txt").open("a") as file:
+        file.write(f"[hf_stitch.contracts]\nshapes = contract_{built_for}\n")
+    assert "disc_of_contract" not in sys.modules
+    if not why:
+        assert shapes.problem("disc") == "" and shapes.get("disc").__name__ == "Disc"
+        sys.modules.pop("disc_of_contract")
+        return
+    assert f"built for contract {built_for} of shapes, and this hf-stitch has contract 2" in shapes.problem("disc")
+    with pytest.raises(PluginError, match=rf"'disc' among shapes comes from the plugin shape-plugin 2.0.*{why}"):
+        shapes.get("disc")
+    assert "disc_of_contract" not in sys.modules
+
+
+def test_a_contract_that_is_none_is_named(shapes, install, tmp_path):
+    install("shape-plugin", "2.0", "shapes", {"disc": "builtins:set"})
+    with next(tmp_path.glob("*.dist-info")).joinpath("entry_points.txt").open("a") as file:
+        file.write("[hf_stitch.contracts]\nshapes = v1\n")
+    with pytest.raises(PluginError, match=r"plugin shape-plugin 2\.0 states 'v1' as its contract of shapes"):
+        shapes.get("disc")
+
+
+def test_broken_entries_are_left_out_of_a_choice_with_a_warning(install):
+    shapes = Registry("shapes", {"ordered": "collections:OrderedDict"}, "builtins:object")
+    install("bad-plugin", "0.3", "shapes", {"bad": "absent_plugin:Thing", "good": "builtins:list"})
+    with pytest.warns(UserWarning, match=r"'bad' among shapes comes from the plugin bad-plugin 0.3.*It is left out"):
+        assert [kind.__name__ for kind in shapes.usable()] == ["list", "OrderedDict"]
 
 
 def test_did_you_mean_ignores_case_and_returns_empty_string_without_match():

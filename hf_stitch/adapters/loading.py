@@ -183,7 +183,7 @@ def _serving(model: Any) -> type[Adapter]:
     Raises:
         TypeError: If no class or more than one serves it.
     """
-    kinds = [registries.adapters.get(name) for name in registries.adapters]
+    kinds = list(registries.adapters.usable())
     serving = [kind for kind in kinds if kind.serves(model)]
     chosen = most_special([kind for kind in serving if not kind.fallback] or serving)
     if len(chosen) != 1:

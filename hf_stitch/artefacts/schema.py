@@ -235,7 +235,9 @@ def _rewrites(found: Any, at: Place) -> list[Any]:
 
 
 STITCH = fields(("prefix",), source=SPEC, target=SPEC, pooling=one_of(*POOLINGS), body=MAP, prefix=maybe(MAP))
-REQUIREMENT = fields(registry=one_of(*registries), name=TEXT, distribution=maybe(TEXT), version=maybe(TEXT))
+REQUIREMENT = fields(
+    ("file",), registry=one_of(*registries), name=TEXT, distribution=maybe(TEXT), version=maybe(TEXT), file=TEXT
+)
 SIGNATURE = fields(
     ("manifest", "checksum", "files", "weights_hash"),
     others=True,

@@ -6,35 +6,51 @@ Commands import torch, transformers and timm when they run, so that ``--help`` s
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from hf_stitch import __version__
-from hf_stitch.cli import (
-    bench,
-    compare,
-    doctor,
-    evaluate,
-    grid,
-    info,
-    layers,
-    listing,
-    new_plugin,
-    pull,
-    push,
-    quickstart,
-    stitch,
-    swap,
-)
+from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.messages import in_options
+from hf_stitch.plugins import PluginError, load_plugin
+from hf_stitch.registry import registries
 
 __all__ = ["app", "main"]
 
 
-class _ErrorGroup(TyperGroup):
-    """A command group that prints warnings and errors as one line; an error as a traceback with ``--debug``."""
+class _OfPlugin(TyperCommand):
+    """A command of a plugin, which is imported when it runs; help shows the summary of its distribution."""
+
+    def __init__(self, name: str) -> None:
+        about = registries.commands.summary(name) or "A command"
+        super().__init__(name, callback=None, help=f"{about} ({registries.commands.origin(name)}).")
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        function = registries.commands.get(str(self.name))
+        registries.commands.check_kind(str(self.name), function)
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(self.name)(function)
+        command: Any = get_command(alone)
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+class _Group(TyperGroup):
+    """A command group with the commands of plugins.
+
+    It prints warnings and errors as one line; an error as a traceback with ``--debug``.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return own + [name for name in registries.commands if name not in own]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        return own if own is not None or cmd_name not in registries.commands else _OfPlugin(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         def line(message: object) -> str:
@@ -56,7 +72,7 @@ class _ErrorGroup(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_ErrorGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
 def _show_version(requested: bool) -> None:
@@ -65,30 +81,36 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
+def _load_plugins(paths: list[Path] | None) -> None:
+    for path in paths or ():
+        try:
+            load_plugin(path)
+        except (OSError, PluginError) as error:
+            raise typer.BadParameter(str(error)) from error
+
+
 @app.callback()
 def hf_stitch(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--plugin",
+            callback=_load_plugins,
+            is_eager=True,
+            help="Python file that registers methods, run before the command; it can be repeated. It may do whatever "
+            "Python can: name only files that you trust. HF_STITCH_PLUGINS names files for every command.",
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Compare, stitch and exchange neural networks at their layers."""
 
 
-app.command("quickstart")(quickstart.quickstart)
-app.command("layers")(layers.layers)
-app.command("doctor")(doctor.doctor)
-app.command("compare")(compare.compare)
-app.command("stitch")(stitch.stitch)
-app.command("grid")(grid.grid)
-app.command("bench")(bench.bench)
-app.command("swap")(swap.swap)
-app.command("evaluate")(evaluate.evaluate)
-app.command("push")(push.push)
-app.command("pull")(pull.pull)
-app.command("info")(info.info)
-app.command("list")(listing.listing)
-app.command("new-plugin")(new_plugin.new_plugin)
+for _name in BUILT_INS["commands"]:
+    app.command(_name)(registries.commands.get(_name))
 
 
 def main() -> None:

@@ -25,9 +25,7 @@ import json, sys
 from hf_stitch.registry import registries
 kind, name = sys.argv[1:]
 found = registries[kind].get(name)
-base = registries[kind].base
-if not (isinstance(found, type) and issubclass(found, base)):
-    raise TypeError(f"{found!r} is not a subclass of {base.__name__}")
+registries[kind].check_kind(name, found)
 about = {"summary": (found.__doc__ or "").strip().partition("\\n")[0]}
 if kind == "metrics":
     about |= {
@@ -58,8 +56,9 @@ def listing(
 ) -> None:
     """List the entries of a registry; metrics with direction, range, invariances and use.
 
-    Nothing is imported: of plugins, the list shows what their distributions state. With --check, each plugin is
-    imported, and one that is broken or takes too long is listed as broken.
+    Nothing is imported: of plugins, the list shows what their distributions state, and those that were built for
+    another contract as broken. With --check, each plugin is imported, and one that raises an error or takes too long
+    is listed as broken, too.
     """
     output = Output(json)
     registry = registries[kind]
@@ -97,11 +96,13 @@ def _entry(registry: Registry[Any], name: str, check: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": name, "origin": origin, "source": registry.source(name)}
     entry["summary"] = registry.summary(name)
     if registry.kind == "metrics":
-        if origin.startswith("plugin"):
+        if registry.distribution(name) is not None:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
             entry |= _described(CATALOGUE[name] if origin == BUILT_IN else _declared(registry.get(name)))
-    return entry | _imported(registry.kind, name) if check and origin.startswith("plugin") else entry
+    if problem := registry.problem(name):
+        return entry | {"source": BROKEN, "summary": problem}
+    return entry | _imported(registry.kind, name) if check and registry.distribution(name) is not None else entry
 
 
 def _declared(kind: Any) -> Described:

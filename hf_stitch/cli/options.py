@@ -286,8 +286,11 @@ def read_other(
 
     if data is None:
         return None
+    from hf_stitch.registry import registries
+
     name, split = data, None
-    if not Path(data).exists() and ":" in data.removeprefix("sklearn:"):
+    source, _, place = data.partition(":")
+    if not Path(data).exists() and ":" in (place if source in registries.data else data):
         name, _, split = data.rpartition(":")
     table = read_data(name, data_dir=data_dir, split=split)
     read = Samples.of(table, **{role: column for role, column in columns.items() if column in table.column_names})

@@ -3,6 +3,7 @@
 from hf_stitch.data.columns import Modality
 from hf_stitch.data.reading import read_data
 from hf_stitch.data.samples import Batch, Samples, check_same_order, paired_batches
+from hf_stitch.data.sources import DataSource
 from hf_stitch.data.tables import Id
 
-__all__ = ["Batch", "Id", "Modality", "Samples", "check_same_order", "paired_batches", "read_data"]
+__all__ = ["Batch", "DataSource", "Id", "Modality", "Samples", "check_same_order", "paired_batches", "read_data"]

@@ -1,32 +1,29 @@
-"""Loading of data sets from the Hub, from a folder, or from scikit-learn."""
+"""Loading of data sets from the Hub, from a folder, or from a registered source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from PIL.Image import fromarray
-
-from hf_stitch.data.samples import Samples
 from hf_stitch.hub import explained, without_waiting
+from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
     import datasets
 
 
 def read_data(source: str, data_dir: str | Path | None = None, split: str | None = None) -> datasets.Dataset:
-    """Load one split of a data set, from the Hub, from a folder, or from scikit-learn.
+    """Load one split of a data set, from the Hub, from a folder, or from a registered source.
 
     Args:
         source: A Hub id ``owner/name`` or ``owner/name/config``; a folder with one data file per split, for example
             ``train.parquet`` and ``test.parquet``, or with one subfolder of images per class (below ``train`` and
-            ``test``, if there are several splits); or ``sklearn:digits``: the 1797 images of handwritten digits, 8x8
-            pixels, that scikit-learn includes, 1438 for training and 359 for testing.
-        data_dir: Folder with local copies of data sets. The Hub's ``owner/name/config`` is then read from
+            ``test``, if there are several splits); or ``name:place`` for a source in ``hf_stitch.registries.data``, as
+            ``sklearn:digits``: the 1797 images of handwritten digits, 8x8 pixels, that scikit-learn includes, 1438 for
+            training and 359 for testing.
+        data_dir: Folder with local copies of data sets of the Hub. The Hub's ``owner/name/config`` is then read from
             ``<data_dir>/name/config`` without access to the Hub.
         split: Name of the split, for the Hub and for folders also a part of one (``"train[:1000]"``). Optional if there
             is only one split.
@@ -38,17 +35,19 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         FileNotFoundError: The data set does not exist.
         PermissionError: It is gated, or the token may not read it.
         ConnectionError: The Hub is not available.
-        ValueError: The split does not exist, there are several and none was named, or ``source`` is a file.
+        ValueError: The split does not exist, there are several and none was named, ``source`` is a file, or there is
+            no such registered source.
 
     Example:
-        >>> digits = read_data("sklearn:digits", split="test")
-        >>> Samples.of(digits)
+        >>> from hf_stitch import Samples
+        >>> Samples.of(read_data("sklearn:digits", split="test"))
         Samples(359 x image, 10 classes)
     """
     from datasets import Dataset
 
-    if source == "sklearn:digits":
-        return _pick_split(_digits(), source, split)
+    kind, colon, place = source.partition(":")
+    if colon and not Path(source).expanduser().exists():
+        return _pick_split(registries.data.build(kind).splits(place), source, split)
     if Path(source).expanduser().is_file():
         raise ValueError(
             f"{source} is a file: name its folder, which contains one file per split (train.parquet, test.parquet, …), "
@@ -91,21 +90,3 @@ def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str 
         asked = "needs a split" if split is None else f"has no split {split!r}"
         raise ValueError(f"{source} {asked}; the splits are: {', '.join(splits)}")
     return splits[split]
-
-
-@cache
-def _digits() -> dict[str, datasets.Dataset]:
-    """The handwritten digits of scikit-learn, with their 17 grey values scaled to 0 to 255."""
-    import datasets
-    from sklearn.datasets import load_digits
-
-    images, target = load_digits(return_X_y=True)
-    pixels = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    train, test = Samples.of(pixels, label=target).split(0.2, seed=0)
-    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=[str(d) for d in range(10)]))
-    return {
-        name: datasets.Dataset.from_dict(
-            {"image": [fromarray(pixels[id_]) for id_ in part.ids], "label": part.labels}, features=features
-        )
-        for name, part in (("train", train), ("test", test))
-    }

@@ -1,0 +1,288 @@
+"""Plugins: entry points of other distributions with the contracts they were built for, and single files.
+
+A distribution adds entries to a registry with entry points in the group ``hf_stitch.<registry>``, and states for which
+contract they were written, for example in its ``pyproject.toml``::
+
+    [project.entry-points."hf_stitch.matchers"]
+    diagonal = "hf_stitch_diagonal:Diagonal"
+
+    [project.entry-points."hf_stitch.contracts"]
+    matchers = "contract_1"
+
+A file registers its entries when it runs (``registries.matchers.register``), and runs only where it is named: with
+:func:`load_plugin`, ``hf-stitch --plugin file.py`` or the environment variable ``HF_STITCH_PLUGINS``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CHANGES", "FilePlugin", "PluginEntry", "PluginError", "contract_of", "installed", "load_plugin"]
+
+CHANGES: dict[str, tuple[str, ...]] = {}
+"""From registry to what changed with contract 2, 3, …: changes after which an entry that was written for the former
+contract must be adapted. A registry that is not listed is at contract 1."""
+
+VARIABLE = "HF_STITCH_PLUGINS"
+"""Environment variable with paths of files, separated as in ``PATH``."""
+
+
+class PluginError(ImportError):
+    """Raised if an entry of a plugin cannot be used; ``__cause__`` holds the original error, if there is one."""
+
+
+def contract_of(kind: str) -> int:
+    """Return the present contract of a registry.
+
+    Args:
+        kind: Name of the registry.
+
+    Returns:
+        A number that rises when entries of plugins must be adapted.
+
+    Example:
+        >>> contract_of("metrics")
+        1
+    """
+    return 1 + len(CHANGES.get(kind, ()))
+
+
+def normalized(distribution: str) -> str:
+    """Return the name of a distribution with hyphens and in lower case, as package indexes compare names.
+
+    Args:
+        distribution: The name.
+
+    Returns:
+        The normalized name.
+
+    Example:
+        >>> normalized("Own_Metrics")
+        'own-metrics'
+    """
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """An entry of a registry that an installed distribution provides; reading it imports nothing.
+
+    Attributes:
+        kind: Name of the registry.
+        point: The entry point.
+    """
+
+    kind: str
+    point: EntryPoint
+
+    @property
+    def distribution(self) -> str:
+        """Normalized name of the distribution."""
+        return normalized(self.point.dist.name) if self.point.dist is not None else ""
+
+    @property
+    def full_name(self) -> str:
+        """``distribution/name``, by which entries with the same name are told apart."""
+        return f"{self.distribution}/{self.point.name}"
+
+    @property
+    def origin(self) -> str:
+        """For example ``plugin hf-stitch-diagonal 0.1.0``."""
+        dist = self.point.dist
+        return f"plugin {dist.name} {dist.version}" if dist is not None else f"plugin {self.point.value}"
+
+    @property
+    def summary(self) -> str:
+        """Summary of the distribution."""
+        dist = self.point.dist
+        return str(dist.metadata.json.get("summary", "")) if dist is not None else ""
+
+    @property
+    def problem(self) -> str:
+        """Why the entry cannot be used with this version of hf-stitch; empty if nothing is known against it."""
+        built_for, present = self._contract(), contract_of(self.kind)
+        if built_for is None or built_for == present:
+            return ""
+        if built_for > present:
+            return (
+                f"it was built for contract {built_for} of {self.kind}, and this hf-stitch has contract {present}; "
+                "upgrade hf-stitch, or install an earlier version of the plugin"
+            )
+        changes = "; ".join(CHANGES[self.kind][built_for - 1 :])
+        return (
+            f"it was built for contract {built_for} of {self.kind}, and this hf-stitch has contract {present}. Since "
+            f"then: {changes}. Upgrade the plugin, or install an earlier version of hf-stitch"
+        )
+
+    def _contract(self) -> int | None:
+        """The contract for which the distribution was built; ``None`` if it states none."""
+        if self.point.dist is None:
+            return None
+        for stated in self.point.dist.entry_points.select(group="hf_stitch.contracts", name=self.kind):
+            if (found := re.fullmatch(r"contract_(\d+)", stated.value)) is None:
+                raise PluginError(
+                    f"the {self.origin} states {stated.value!r} as its contract of {self.kind}; expected contract_1, "
+                    "contract_2, …"
+                )
+            return int(found[1])
+        return None
+
+    def load(self) -> Any:
+        """Import the class or function.
+
+        Returns:
+            The class or function.
+
+        Raises:
+            PluginError: If it cannot be imported, or was built for another contract.
+        """
+        what = f"{self.point.name!r} among {self.kind} comes from the {self.origin}"
+        if problem := self.problem:
+            raise PluginError(f"{what}, which cannot be used: {problem}")
+        try:
+            return self.point.load()
+        except Exception as error:
+            raise PluginError(
+                f"{what}, which cannot be imported ({self.point.value}): {type(error).__name__}: {error}. Repair or "
+                "uninstall that distribution."
+            ) from error
+
+
+def installed(kind: str) -> list[PluginEntry]:
+    """Return the entries that installed distributions add to a registry; imports nothing.
+
+    Args:
+        kind: Name of the registry.
+
+    Returns:
+        The entries, sorted by their full names.
+    """
+    found = (PluginEntry(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
+    return sorted(found, key=lambda entry: entry.full_name)
+
+
+@dataclass(frozen=True)
+class FilePlugin:
+    """A file whose code has registered entries.
+
+    Attributes:
+        path: The file.
+        sha256: Hash of its content, 64 hexadecimal digits.
+        undo: What takes back each of its registrations.
+    """
+
+    path: Path
+    sha256: str
+    undo: list[Callable[[], Any]] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def origin(self) -> str:
+        """For example ``file own.py (sha256 1f2e3d4c)``."""
+        return f"file {self.path.name} (sha256 {self.sha256[:8]})"
+
+    def unload(self) -> None:
+        """Take back all registrations."""
+        _LOADED.pop(self.path, None)
+        while self.undo:
+            self.undo.pop()()
+
+
+_RUNNING: ContextVar[FilePlugin | None] = ContextVar("running", default=None)
+_LOADED: dict[Path, FilePlugin] = {}
+
+
+def running() -> FilePlugin | None:
+    """Return the file that runs at present and registers its entries; ``None`` outside of :func:`load_plugin`.
+
+    Returns:
+        The file.
+    """
+    return _RUNNING.get()
+
+
+def load_plugin(path: str | Path) -> FilePlugin:
+    """Run a file that registers entries, for example metrics, with ``hf_stitch.registries.metrics.register``.
+
+    Nothing runs a file that you do not name. Results and artefacts record its name and hash. A file that is loaded
+    already runs again only if it has changed; its new entries then replace the old ones.
+
+    Args:
+        path: A Python file. It can do whatever Python can: load only files that you trust.
+
+    Returns:
+        The file and its hash.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        PluginError: If it raises an error or registers nothing. Nothing that it had registered remains then.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_stitch import registries
+        >>> code = '''
+        ... from hf_stitch import registries
+        ... from hf_stitch.relative.selection import Random
+        ... registries.anchors.register("own", type("Own", (Random,), {"name": "own"}))
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "own.py").write_text(code)
+        ...     plugin = load_plugin(Path(folder, "own.py"))
+        >>> registries.anchors.origin("own").partition(" (")[0]
+        'file own.py'
+        >>> plugin.unload()
+    """
+    place = Path(path).expanduser().resolve()
+    if not place.is_file():
+        raise FileNotFoundError(f"the plugin {path} is no file; name a Python file that registers its entries")
+    code = place.read_bytes()
+    plugin = FilePlugin(place, hashlib.sha256(code).hexdigest())
+    if (before := _LOADED.get(place)) is not None:
+        if before == plugin:
+            return before
+        before.unload()
+    name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', place.stem)}_{plugin.sha256[:8]}"
+    spec = spec_from_file_location(name, place)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"the plugin {place} is no Python file; its name must end in .py")
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pickle look for it there
+    token = _RUNNING.set(plugin)
+    try:
+        spec.loader.exec_module(module)
+        if not plugin.undo:
+            raise PluginError("it registers nothing; decorate a class with hf_stitch.registries.metrics.register('…')")
+    except Exception as error:
+        del sys.modules[name]
+        plugin.unload()
+        what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        raise PluginError(f"the plugin {place} could not be loaded: {what}") from error
+    finally:
+        _RUNNING.reset(token)
+    _LOADED[place] = plugin
+    return plugin
+
+
+def load_named() -> None:
+    """Load the files that the environment variable ``HF_STITCH_PLUGINS`` names, unless they are loaded already.
+
+    Raises:
+        FileNotFoundError: If there is no such file; the message names the variable.
+        PluginError: If one cannot be loaded.
+    """
+    if running() is not None:  # a file looks something up while it is loaded
+        return
+    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        if Path(path).expanduser().resolve() not in _LOADED:
+            try:
+                load_plugin(path)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"{VARIABLE}: {error}") from None

@@ -1,0 +1,115 @@
+"""Plugins in single files: loaded only where they are named, recorded, and taken back whole after an error."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_stitch
+from hf_stitch import registries
+from hf_stitch.plugins import PluginError, load_plugin
+from hf_stitch.provenance import check_requirements, requirements
+
+CODE = """
+from dataclasses import dataclass
+from hf_stitch import registries
+from hf_stitch.matchers.lstsq import Lstsq
+
+@registries.matchers.register("file_lstsq")
+@dataclass(frozen=True)
+class FileLstsq(Lstsq):
+    name = "file_lstsq"
+    times: float = {times}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "own.py"
+    place.write_text(CODE.format(times=1.0))
+    yield place
+    if "file_lstsq" in registries.matchers:
+        load_plugin(place).unload()
+
+
+def test_its_entries_are_registered_once(file: Path) -> None:
+    plugin = load_plugin(file)
+    assert load_plugin(str(file)) is plugin
+    assert plugin.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert registries.matchers.origin("file_lstsq") == f"file own.py (sha256 {plugin.sha256[:8]})"
+    assert registries.matchers.distribution("file_lstsq") is None
+    assert registries.matchers.build("file_lstsq").times == 1.0  # type: ignore[attr-defined]
+
+
+def test_a_changed_file_replaces_its_entries(file: Path) -> None:
+    load_plugin(file)
+    file.write_text(CODE.format(times=2.0))
+    load_plugin(file)
+    assert registries.matchers.build("file_lstsq").times == 2.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (CODE.format(times=1.0) + "1 / 0", "ZeroDivisionError: division by zero"),
+        ("x = 1", "it registers nothing"),
+        (
+            "from hf_stitch import registries\nregistries.matchers.register('lstsq', int)",
+            "'lstsq' among matchers is taken",
+        ),
+        ("x =", "SyntaxError"),
+    ],
+)
+def test_nothing_of_a_broken_file_remains(tmp_path: Path, code: str, why: str) -> None:
+    place = tmp_path / "broken.py"
+    place.write_text(code)
+    modules = set(sys.modules)
+    with pytest.raises(PluginError, match=rf"the plugin {place} could not be loaded: .*{why}"):
+        load_plugin(place)
+    assert "file_lstsq" not in registries.matchers
+    assert not any(name.startswith("hf_stitch_plugin_") for name in set(sys.modules) - modules)
+
+
+def test_what_is_no_python_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("x = 1")
+    with pytest.raises(PluginError, match=r"its name must end in \.py"):
+        load_plugin(tmp_path / "own.txt")
+    with pytest.raises(FileNotFoundError, match=r"the plugin absent.py is no file"):
+        load_plugin("absent.py")
+
+
+def test_results_and_artefacts_record_it(file: Path) -> None:
+    plugin = load_plugin(file)
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval() for _ in "ab"]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    x = torch.randn(64, 4)
+    options = {"source_layer": "0", "target_layer": "0", "progress": False}
+    stitched = hf_stitch.stitch(a, b, x, matcher="file_lstsq", **options)  # type: ignore[arg-type]
+    assert stitched.config.recipe["versions"]["own.py"] == f"sha256:{plugin.sha256}"
+    needed = requirements([("matchers", "file_lstsq")])  # as of a class of stitches, which an artefact needs to load
+    assert needed[0]["file"] == "own.py" and needed[0]["version"] == f"sha256:{plugin.sha256}"
+    check_requirements(needed, "stitcher.json")
+    plugin.unload()
+    with pytest.raises(PluginError, match=r"stitcher\.json needs 'file_lstsq' among matchers.*from the file own\.py"):
+        check_requirements(needed, "stitcher.json")
+
+
+def test_the_environment_names_files(file: Path) -> None:
+    code = "from hf_stitch import registries; print(registries.matchers.origin('file_lstsq'))"
+
+    def run(named: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "HF_STITCH_PLUGINS": named}
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+
+    assert run(str(file)).stdout.startswith("file own.py (sha256 ")
+    assert "HF_STITCH_PLUGINS: the plugin /absent.py is no file" in run(f"{file}{os.pathsep}/absent.py").stderr
+    assert "no 'file_lstsq' among matchers" in run("").stderr
