@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from json import loads
 from typing import Annotated, Any
 
@@ -62,7 +64,8 @@ def listing(
     """
     output = Output(json)
     registry = registries[kind]
-    entries = [_entry(registry, name, check) for name in registry]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of processes that import plugins
+        entries = list(pool.map(lambda name: _entry(registry, name, check), registry))
     table = _metrics(entries) if kind == "metrics" else _plain(kind, entries)
     output.show(table if entries else f"no {kind} are registered")
     output.record(entries)

@@ -17,6 +17,7 @@ import typer
 
 from hf_stitch import __version__
 from hf_stitch.cli.output import Output
+from hf_stitch.plugins import contract_of
 from hf_stitch.registry import registries
 
 TEMPLATES = files("hf_stitch.cli") / "plugin_templates"
@@ -32,6 +33,8 @@ class Kind(StrEnum):
     detector = "detector"
     adapter = "adapter"
     override = "override"
+    data = "data"
+    command = "command"
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,16 @@ class _About:
     Attributes:
         registry: Registry of the entry.
         words: The kind, in words.
-        provides: Class of the entry, from the name of the class in the template.
+        provides: Class or function of the entry.
+        name: Name of the entry in the registry.
+        language: Language of the example in the README.
     """
 
     registry: str
     words: str
-    provides: str = "{}"
+    provides: str = "{class_name}"
+    name: str = "{entry}"
+    language: str = "python"
 
 
 ABOUT = {
@@ -55,8 +62,10 @@ ABOUT = {
     Kind.similarity: _About("similarities", "A similarity of relative representations"),
     Kind.anchors: _About("anchors", "A selection of anchors"),
     Kind.detector: _About("detectors", "A detector"),
-    Kind.adapter: _About("adapters", "An adapter", "{}Adapter"),
-    Kind.override: _About("overrides", "An override", "For{}"),
+    Kind.adapter: _About("adapters", "An adapter", provides="{class_name}Adapter"),
+    Kind.override: _About("overrides", "An override", provides="For{class_name}", name="{class_name}"),
+    Kind.data: _About("data", "A source of data"),
+    Kind.command: _About("commands", "A command", provides="{entry}", name="{command}", language="bash"),
 }
 
 
@@ -96,15 +105,20 @@ def files_of(entry: str, kind: Kind) -> dict[str, str]:
         Path in the distribution -> text.
     """
     about = ABOUT[kind]
-    class_name = "".join(part.capitalize() for part in entry.split("_"))
-    values = {
-        "distribution": f"hf-stitch-{entry.replace('_', '-')}",
+    names = {
+        "entry": entry,
+        "class_name": "".join(part.capitalize() for part in entry.split("_")),
+        "command": entry.replace("_", "-"),
+    }
+    values = names | {
+        "distribution": f"hf-stitch-{names['command']}",
         "package": f"hf_stitch_{entry}",
-        "entry": class_name if kind is Kind.override else entry,
-        "class_name": class_name,
-        "provides": about.provides.format(class_name),
+        "name": about.name.format(**names),
+        "provides": about.provides.format(**names),
         "registry": about.registry,
+        "contract": f"contract_{contract_of(about.registry)}",
         "about": about.words,
+        "language": about.language,
         "version": __version__,
         "year": str(datetime.date.today().year),
     }
@@ -135,10 +149,10 @@ def _entry(name: str, kind: Kind) -> str:
             f"a name has letters, digits and hyphens, and begins with a letter, as sliced-distance; got {name!r}",
             param_hint="NAME",
         )
-    registry = registries[ABOUT[kind].registry]
-    if entry in registry:
+    registry, taken = registries[ABOUT[kind].registry], entry.replace("_", "-") if kind is Kind.command else entry
+    if taken in registry:
         raise typer.BadParameter(
-            f"{entry!r} is among the {registry.kind} already ({registry.origin(entry)}); choose another name",
+            f"{taken!r} is among the {registry.kind} already ({registry.origin(taken)}); choose another name",
             param_hint="NAME",
         )
     return entry

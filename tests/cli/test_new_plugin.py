@@ -96,6 +96,7 @@ def test_every_kind_says_how_to_use_it() -> None:
         (["linear-cka", "--kind", "metric"], "'linear_cka' is among the metrics already"),
         (["2d", "--kind", "metric"], "begins with a letter"),
         (["lambda", "--kind", "metric"], "got 'lambda'"),
+        (["new-plugin", "--kind", "command"], "'new-plugin' is among the commands already"),
         (["own", "--kind", "metrics"], "is not one of"),
     ],
 )
