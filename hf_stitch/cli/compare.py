@@ -136,7 +136,7 @@ def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
     Returns:
         The path of the atlas (key ``atlas``) and of the figure of each metric (key: the metric).
     """
-    figures = {metric: f"{number}-{metric.partition('(')[0]}.png" for number, metric in enumerate(atlas.metrics, 1)}
+    figures = {metric: f"{number}-{metric.partition('(')[0].replace('/', '-')}.png" for number, metric in enumerate(atlas.metrics, 1)}
     with replacing(folder) as fresh:
         atlas.save(fresh / "atlas.json")
         for metric, name in figures.items():

@@ -63,8 +63,16 @@ def test_every_page_with_snippets_has_a_scene() -> None:
     assert {page for page in every_page() if any(snippets(page, "python"))} == set(PAGES)
 
 
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget at the end what a page registers."""
+    for kind in hf_stitch.registries:
+        registry = hf_stitch.registries[kind]
+        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_python(page: str, hub: None) -> None:
+def test_python(page: str, hub: None, registered: None) -> None:
     namespace = {"hf_stitch": hf_stitch, **PAGES[page]()}
     for line, text in snippets(page, "python"):
         # Leading blank lines align line numbers in tracebacks with the page.
