@@ -20,7 +20,7 @@ from hf_stitch.cli.options import (
     check_pooling,
     grouped,
 )
-from hf_stitch.cli.output import Output
+from hf_stitch.cli.output import Output, figure_name
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
@@ -136,7 +136,7 @@ def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
     Returns:
         The path of the atlas (key ``atlas``) and of the figure of each metric (key: the metric).
     """
-    figures = {metric: f"{number}-{metric.partition('(')[0].replace('/', '-')}.png" for number, metric in enumerate(atlas.metrics, 1)}
+    figures = {metric: figure_name(number, metric) for number, metric in enumerate(atlas.metrics, 1)}
     with replacing(folder) as fresh:
         atlas.save(fresh / "atlas.json")
         for metric, name in figures.items():

@@ -28,7 +28,7 @@ from hf_stitch.cli.options import (
     check_test_size,
     grouped,
 )
-from hf_stitch.cli.output import Output
+from hf_stitch.cli.output import Output, figure_name
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ def grid(
 def _save(found: StitchGrid, folder: Path) -> dict[str, Path]:
     """Save the scores, a heat map of each figure of each matcher, and accuracy beside detectors."""
     figures = {
-        f"{number}-{matcher.partition('(')[0]}-{figure}.png": (matcher, figure)
+        figure_name(number, matcher, figure): (matcher, figure)
         for number, matcher in enumerate(found.matchers, 1)
         for figure in found.figures
     }
     sides = {
-        f"{number}-{matcher.partition('(')[0]}.png": matcher
+        figure_name(number, matcher): matcher
         for number, matcher in enumerate(found.matchers, 1)
         if found.detections  # whose AUROC is drawn beside the accuracy
     }

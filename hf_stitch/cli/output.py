@@ -80,6 +80,25 @@ def output_folder(folder: Path) -> Iterator[None]:
         raise
 
 
+def figure_name(number: int, label: str, figure: str = "") -> str:
+    """Return the file name of a figure of a method.
+
+    Args:
+        number: Its place among all methods.
+        label: Name of the method, which may have options or be the full name of an entry of a plugin.
+        figure: What the figure shows, where a method has several.
+
+    Returns:
+        The name.
+
+    Example:
+        >>> figure_name(2, "own-metrics/cosine(k=3)", "r2")
+        '2-own-metrics-cosine-r2.png'
+    """
+    method = label.partition("(")[0].replace("/", "-")
+    return "-".join(filter(None, (str(number), method, figure))) + ".png"
+
+
 def as_json(record: Any) -> str:
     """Serialise a record as standard JSON, with ``null`` for NaN and infinite numbers.
 
