@@ -1,0 +1,128 @@
+"""Adapter for networks of torch_geometric."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from hf_stitch.adapters import Adapter, Interface
+from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.reference import ModelReference
+
+if TYPE_CHECKING:
+    from hf_stitch_graphs.classifiers import GraphClassifier
+    from hf_stitch_graphs.networks import NodeNetwork
+
+SAMPLES = 2
+"""Number of samples of the example."""
+
+
+class TorchGeometricAdapter(Adapter):
+    """Adapter for networks of torch_geometric on the nodes of a graph (``NodeNetwork``) and on graphs.
+
+    Samples are the features of nodes, as ``Graph.samples`` returns them, or graphs as ``dense`` returns them. A layer
+    is a cut if nothing passes around it: every convolution of GCN, GraphSAGE, GIN and GAT without jumping knowledge,
+    and of GCNII only the last one.
+    """
+
+    library: ClassVar[str] = "torch_geometric"
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Return whether the model is a network of nodes or graphs, or one that becomes a part of such a network.
+
+        Args:
+            model: Object of any type.
+        """
+        if "torch_geometric" not in sys.modules:  # then there is none
+            return False
+        from torch_geometric.nn.models.basic_gnn import BasicGNN  # type: ignore[import-untyped]
+
+        from hf_stitch_graphs.classifiers import GraphClassifier
+        from hf_stitch_graphs.networks import DeepGNN, NodeNetwork
+
+        return isinstance(model, (NodeNetwork, GraphClassifier, BasicGNN, DeepGNN))
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        reference: ModelReference,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> TorchGeometricAdapter:
+        """Create the adapter of a network.
+
+        Args:
+            model: The network.
+            reference: Where the network comes from.
+            example_inputs: At most four samples with which cuts are found and verified. ``None`` (default): random
+                features.
+            processor: Function from one raw sample to its tensor. ``None`` (default): samples are tensors.
+            content: Has no effect: there is one argument.
+
+        Returns:
+            The adapter.
+
+        Raises:
+            ExampleError: If the network lacks a graph.
+        """
+        from hf_stitch_graphs.classifiers import GraphClassifier
+        from hf_stitch_graphs.networks import NodeNetwork
+
+        if not isinstance(model, (NodeNetwork, GraphClassifier)):
+            raise ExampleError(
+                f"{type(model).__name__} also reads edges: pass hf_stitch_graphs.NodeNetwork(net, graph), whose "
+                "samples are the nodes of the graph, or hf_stitch_graphs.GraphClassifier(net, …)",
+                model,
+            )
+        dtype = next(model.parameters()).dtype
+        example = torch.randn(SAMPLES, *model.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        inputs = named(model, example if example_inputs is None else example_inputs, {})
+        (name,) = inputs
+        interface = Interface((name,), "tensor", {name: model.shape}, {name: str(dtype).removeprefix("torch.")})
+        return cls(model, interface, inputs, reference, processor)
+
+    @property
+    def task(self) -> str | None:
+        """One vector of logits per sample, which is what stitched models for the classification of images return."""
+        return "image-classification"
+
+    def blueprint(self) -> dict[str, Any]:
+        """Return the class and the arguments of the network, and the size of its graph or graphs.
+
+        Raises:
+            ValueError: If the network was not made by ``hf_stitch_graphs.create``.
+        """
+        from hf_stitch_graphs.networks import NodeNetwork, record_of
+
+        model: NodeNetwork | GraphClassifier = self.model  # type: ignore[assignment]
+        if isinstance(model, NodeNetwork):
+            return {"library": self.library, "net": record_of(model.net), "graph": model.size}
+        return {"library": self.library, "net": record_of(model.encoder.net), "classifier": model.arguments}
+
+    @classmethod
+    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+        """Construct the network that a :meth:`blueprint` describes, with a graph of the right size.
+
+        Args:
+            blueprint: The result of :meth:`blueprint`.
+
+        Returns:
+            The network, without trained weights; features and edges of its graph are all 0.
+        """
+        from hf_stitch_graphs.classifiers import GraphClassifier
+        from hf_stitch_graphs.graphs import Graph
+        from hf_stitch_graphs.networks import NodeNetwork, create
+
+        net = create(blueprint["net"]["class"], **blueprint["net"]["arguments"])
+        if "classifier" in blueprint:
+            return GraphClassifier(net, **blueprint["classifier"]).eval()
+        size = blueprint["graph"]
+        x, edges = torch.zeros(size["nodes"], size["features"]), torch.zeros(2, size["edges"], dtype=torch.int64)
+        return NodeNetwork(net, Graph(x, edges)).eval()

@@ -1,0 +1,148 @@
+"""Graphs: features, edges and labels of nodes, and a reader of citation graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.utils import subgraph  # type: ignore[import-untyped]
+
+from hf_stitch import Samples
+
+PARTS = ("train", "val", "test")
+"""The masks of the public splits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One graph, whose nodes are samples.
+
+    Attributes:
+        x: Features of the nodes, shape (nodes, features).
+        edge_index: Edges from the first row to the second, shape (2, edges) int64; both directions of an undirected
+            one.
+        y: Classes of the nodes, shape (nodes,) int64; -1 for nodes without a label. ``None`` if there are no labels.
+        masks: Name of a split -> its nodes, shape (nodes,) bool.
+        ids: Ids of the nodes in the graph that was read, shape (nodes,) int64. ``None``: their positions.
+
+    Raises:
+        ValueError: If the shapes do not agree, or an edge has an end that is no node.
+
+    Example:
+        >>> graph = Graph(torch.eye(3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([0, 1, 0]))
+        >>> graph
+        Graph(nodes=3, features=3, edges=4)
+        >>> graph.samples()
+        Samples(3 x tensor, 2 classes)
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        nodes, edges = len(self.x), self.edge_index
+        if self.x.dim() != 2 or edges.dim() != 2 or len(edges) != 2:
+            raise ValueError(
+                "a graph has features of the shape (nodes, features) and edges of the shape (2, edges), got "
+                f"{tuple(self.x.shape)} and {tuple(edges.shape)}"
+            )
+        if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < nodes:
+            raise ValueError(
+                f"an edge has an end that is none of the {nodes} nodes: {int(edges.min())} or {edges.max()}"
+            )
+        for name, values in {"y": self.y, "ids": self.ids, **self.masks}.items():
+            if values is not None and values.shape != (nodes,):
+                raise ValueError(f"{name} must have one value per node, {nodes}, got the shape {tuple(values.shape)}")
+
+    def __repr__(self) -> str:
+        """Return the sizes."""
+        return f"Graph(nodes={len(self.x)}, features={self.x.shape[1]}, edges={self.edge_index.shape[1]})"
+
+    def __len__(self) -> int:
+        """Number of nodes."""
+        return len(self.x)
+
+    def samples(self) -> Samples:
+        """Return the nodes as samples: the features of each, with its label and id, in the order of the graph."""
+        ids = range(len(self)) if self.ids is None else self.ids.tolist()
+        return Samples.of(self.x, id=list(ids), label=None if self.y is None else self.y.tolist())
+
+    def normalized(self) -> Graph:
+        """Return the graph with features that sum to 1 at each node, as ``NormalizeFeatures`` of torch_geometric.
+
+        Features that are all 0 stay so.
+
+        Example:
+            >>> Graph(torch.tensor([[1.0, 3.0]]), torch.empty(2, 0, dtype=torch.int64)).normalized().x
+            tensor([[0.2500, 0.7500]])
+        """
+        return replace(self, x=self.x / self.x.sum(1, keepdim=True).clamp_min(1))
+
+    def induced(self, nodes: Tensor) -> Graph:
+        """Return the graph of some nodes, with the edges between them only.
+
+        With the graph of the training nodes and that of the held-out ones, no edge connects the two (the inductive
+        protocol).
+
+        Args:
+            nodes: Positions of the nodes, shape (n,) int64, or a mask, shape (nodes,) bool. Their order is kept.
+
+        Raises:
+            ValueError: If a node is named twice.
+
+        Example:
+            >>> graph = Graph(torch.eye(3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+            >>> graph.induced(torch.tensor([2, 1])).edge_index
+            tensor([[1, 0],
+                    [0, 1]])
+        """
+        nodes = nodes.nonzero()[:, 0] if nodes.dtype == torch.bool else nodes
+        if len(nodes.unique()) < len(nodes):
+            raise ValueError("a node is named twice, expected each node at most once")
+        edges, _ = subgraph(nodes, self.edge_index, num_nodes=len(self))
+        place = torch.empty(len(self), dtype=torch.int64).scatter(0, nodes, torch.arange(len(nodes)))
+        return Graph(
+            self.x[nodes],
+            place[edges],
+            None if self.y is None else self.y[nodes],
+            {name: mask[nodes] for name, mask in self.masks.items()},
+            nodes if self.ids is None else self.ids[nodes],
+        )
+
+
+def read_planetoid(folder: str | Path, name: str) -> Graph:
+    """Read a citation graph of Planetoid (Yang, Cohen & Salakhutdinov 2016) from a file of arrays, without downloads.
+
+    Args:
+        folder: Folder of the files.
+        name: ``cora`` or ``citeseer``: ``<name>.npz`` has the arrays ``x_data``, ``x_indices``, ``x_indptr`` and
+            ``x_shape`` (sparse features), ``edge_index``, ``y``, ``has_label`` and ``<split>_mask``.
+
+    Returns:
+        The graph, with features as they are. Nodes without a label have the class -1.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the features of some nodes are missing, as in an incomplete copy of PubMed.
+    """
+    path = Path(folder).expanduser() / f"{name}.npz"
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; expected one per graph, cora.npz and citeseer.npz")
+    with np.load(path, allow_pickle=False) as held:
+        if "has_x" in held.files and not held["has_x"].all():
+            missing = int((~held["has_x"]).sum())
+            raise ValueError(f"{path} lacks the features of {missing:,} of {len(held['has_x']):,} nodes")
+        nodes, width = held["x_shape"].tolist()
+        rows = np.repeat(np.arange(nodes), np.diff(held["x_indptr"]))
+        x = torch.zeros(nodes, width)
+        x[torch.from_numpy(rows), torch.from_numpy(held["x_indices"]).long()] = torch.from_numpy(held["x_data"])
+        y = np.where(held["has_label"], held["y"], -1)
+        masks = {part: torch.from_numpy(held[f"{part}_mask"]) for part in PARTS}
+        return Graph(x, torch.from_numpy(held["edge_index"]).long(), torch.from_numpy(y).long(), masks)
