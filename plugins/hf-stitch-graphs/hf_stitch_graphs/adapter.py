@@ -29,7 +29,7 @@ class TorchGeometricAdapter(Adapter):
     and of GCNII only the last one.
     """
 
-    library: ClassVar[str] = "torch_geometric"
+    library: ClassVar[str] = "pyg"
 
     @classmethod
     def serves(cls, model: Any) -> bool:

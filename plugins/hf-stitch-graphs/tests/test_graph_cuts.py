@@ -41,7 +41,7 @@ def network(name: str, seed: int = 0) -> NodeNetwork:
 
 
 def test_the_adapter_is_registered() -> None:
-    assert registries.adapters.get("torch_geometric") is TorchGeometricAdapter
+    assert registries.adapters.get("pyg") is TorchGeometricAdapter
 
 
 @pytest.mark.parametrize("name", NETWORKS)
