@@ -80,6 +80,11 @@ class PluginEntry:
     Attributes:
         kind: Name of the registry.
         point: The entry point.
+
+    Example:
+        >>> entry = PluginEntry("shapes", EntryPoint("disc", "shape_plugin:Disc", "hf_stitch.shapes"))
+        >>> entry.origin
+        'plugin shape_plugin:Disc'
     """
 
     kind: str
@@ -166,6 +171,10 @@ def installed(kind: str) -> list[PluginEntry]:
 
     Returns:
         The entries, sorted by their full names.
+
+    Example:
+        >>> installed("no_such_registry")
+        []
     """
     found = (PluginEntry(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
     return sorted(found, key=lambda entry: entry.full_name)
@@ -179,6 +188,10 @@ class FilePlugin:
         path: The file.
         sha256: Hash of its content, 64 hexadecimal digits.
         undo: What takes back each of its registrations.
+
+    Example:
+        >>> FilePlugin(Path("own.py"), "1f2e3d4c" * 8).origin
+        'file own.py (sha256 1f2e3d4c)'
     """
 
     path: Path

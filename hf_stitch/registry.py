@@ -265,8 +265,8 @@ class Registry(Generic[T]):
             The classes or functions, in the order of their names.
 
         Example:
-            >>> [adapter.library for adapter in registries.adapters.usable()][:2]
-            ['hf_stitch', 'sentence_transformers']
+            >>> {"timm", "transformers"} <= {adapter.library for adapter in registries.adapters.usable()}
+            True
         """
         for name in self:
             try:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from hf_stitch.papers import Paper
 from hf_stitch.registry import label_of
@@ -24,7 +25,8 @@ class Matcher:
         name: Name in the registry of matchers.
         title: Name in text.
         papers: Papers that define the matcher.
-        fits: What the matcher is fitted from: ``"moments"`` (in closed form) or ``"task"`` (trained on the task loss).
+        fits: What the matcher is fitted from: ``"moments"`` (in closed form), ``"rows"`` or ``"task"`` (trained on the
+            task loss).
         unequal_widths: Whether the two representations may have different widths.
 
     Example:
@@ -36,7 +38,7 @@ class Matcher:
     name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
-    fits: ClassVar[Literal["moments", "task"]]
+    fits: ClassVar[Literal["moments", "rows", "task"]]
     unequal_widths: ClassVar[bool] = True
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,7 +64,7 @@ class ClosedFormMatcher(Matcher, ABC):
         1.0
     """
 
-    fits: ClassVar[Literal["moments", "task"]] = "moments"
+    fits: ClassVar[Literal["moments", "rows", "task"]] = "moments"
 
     @abstractmethod
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
@@ -82,6 +84,37 @@ class ClosedFormMatcher(Matcher, ABC):
 
 
 @dataclasses.dataclass(frozen=True)
+class RowsMatcher(Matcher, ABC):
+    """Base class of matchers that need the paired rows themselves: their regions, or gradient descent on them.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> x = torch.randn(200, 3)
+        >>> registries.matchers.build("piecewise", clusters=2).fit(x, 2 * x.abs()).fitted["n"]
+        200
+    """
+
+    fits: ClassVar[Literal["moments", "rows", "task"]] = "rows"
+
+    @abstractmethod
+    def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> Stitch:
+        """Fit the stitch that maps x rows to y rows.
+
+        Args:
+            x: ``(n, dx)`` floating point: the source's rows.
+            y: ``(n, dy)`` floating point: the target's rows.
+            dtype: Dtype of the weights.
+
+        Returns:
+            The stitch, on the CPU. Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
+
+        Raises:
+            ValueError: The rows do not determine a stitch: there are too few, or y does not vary.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainedMatcher(Matcher, ABC):
     """Base class of matchers that train a stitch on the task loss, initialised by another matcher.
 
@@ -94,7 +127,7 @@ class TrainedMatcher(Matcher, ABC):
         False
     """
 
-    fits: ClassVar[Literal["moments", "task"]] = "task"
+    fits: ClassVar[Literal["moments", "rows", "task"]] = "task"
     initial: ClosedFormMatcher
 
     @abstractmethod

@@ -1,9 +1,9 @@
-"""Fit a stitching layer between two networks on samples, with a closed-form matcher."""
+"""Fit a stitching layer between two networks on samples, with a matcher of moments or of rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
-from hf_stitch.matchers import Matcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
-from hf_stitch.statistics import InterpolatedMoments, LayerMoments, Moments
+from hf_stitch.statistics import Features, InterpolatedMoments, LayerMoments, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import Stitch, StitchingLayer
 from hf_stitch.stitches.layer import enlarges, paired_prefix, paired_rows, part_widths
@@ -24,6 +24,8 @@ NO_GRID = (-1, -1)
 """Place of a missing grid among numbers."""
 Statistics = dict[str, Moments]
 """Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
+PairedRows = dict[str, Features]
+"""Rows by part of a stitching layer."""
 
 
 @torch.no_grad()
@@ -59,8 +61,61 @@ def collect(
         ValueError: Activations are NaN or infinite (the message names layer and sample), or rows do not correspond.
     """
     pairs = list(dict.fromkeys(pairs))
-    layers_a, layers_b = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
+    layers = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
     moments = PairMoments(pairs, pooling)
+    for x, y in _run(source, target, *layers, samples, target_samples, batch_size, progress):
+        moments.update(x, y)
+    return {pair: moments.of(*pair) for pair in pairs}
+
+
+@torch.no_grad()
+def collect_rows(
+    source: Adapter,
+    target: Adapter,
+    pair: tuple[str, str],
+    samples: Samples,
+    pooling: Pooling = "none",
+    *,
+    target_samples: Samples | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> PairedRows:
+    """Collect the paired rows of two layers in one pass over the data, in memory.
+
+    Args:
+        source: The first network.
+        target: The second network.
+        pair: Layer of the source, and layer of the target.
+        samples: Raw samples, the same for both networks.
+        pooling: The pooling.
+        target_samples: Samples for the second network, in the same order, if they differ.
+        batch_size: Samples per forward pass.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The rows, by part of the stitching layer.
+
+    Raises:
+        ValueError: Activations are NaN or infinite (the message names layer and sample), or rows do not correspond.
+    """
+    found: PairedRows = {}
+    for x, y in _run(source, target, [pair[0]], [pair[1]], samples, target_samples, batch_size, progress):
+        for part, rows in paired_rows(x[pair[0]], y[pair[1]], pooling).items():
+            found.setdefault(part, Features()).update(*rows)
+    return found
+
+
+def _run(
+    source: Adapter,
+    target: Adapter,
+    layers_a: Sequence[str],
+    layers_b: Sequence[str],
+    samples: Samples,
+    target_samples: Samples | None,
+    batch_size: int,
+    progress: bool,
+) -> Iterator[tuple[dict[str, Representation], dict[str, Representation]]]:
+    """Yield the representations of both networks batch by batch, checked for NaN and infinity."""
     others = samples if target_samples is None else target_samples
     for batch, other in paired_batches(samples, others, batch_size, progress="fitting" if progress else None):
         x = source.encode(source.preprocess(batch.samples), layers_a)
@@ -68,8 +123,7 @@ def collect(
         for side, representations in (("source", x), ("target", y)):
             for name, representation in representations.items():
                 check_finite(representation, f"layer {name!r} of the {side}", batch)
-        moments.update(x, y)
-    return {pair: moments.of(*pair) for pair in pairs}
+        yield x, y
 
 
 class PairMoments:
@@ -290,16 +344,16 @@ def _origins(layers: list[Tensor]) -> list[Tensor]:
 
 def fit_layer(
     matcher: Matcher,
-    statistics: Statistics,
+    statistics: Statistics | PairedRows,
     source: RepresentationSpec,
     target: RepresentationSpec,
     pooling: Pooling = "none",
 ) -> StitchingLayer:
-    """Fit the stitching layer of a closed-form matcher from the moments of its parts.
+    """Fit the stitching layer of a matcher from the moments or the rows of its parts.
 
     Args:
-        matcher: A closed-form matcher.
-        statistics: Moments by part of the stitching layer.
+        matcher: A closed-form matcher, or a matcher of rows.
+        statistics: What the matcher is fitted from, by part of the stitching layer: moments, or rows.
         source: Spec of the source representation.
         target: Spec of the target representation.
         pooling: The pooling.
@@ -308,17 +362,23 @@ def fit_layer(
         The stitching layer, in eval mode.
 
     Raises:
-        ValueError: The matcher could not fit a part; the message names the part.
+        ValueError: The matcher could not fit a part (the message names the part), or needs other statistics.
     """
     maps: dict[str, Stitch] = {}
+    means: dict[str, Tensor] = {}
     for part in part_widths(source, target, pooling):
+        found = statistics[part]
         try:
-            maps[part] = matcher.fit(statistics[part])  # type: ignore[attr-defined]
+            if isinstance(matcher, RowsMatcher) and isinstance(found, Features):
+                maps[part], means[part] = matcher.fit(found.x, found.y), found.y.double().mean(0)
+            elif isinstance(matcher, ClosedFormMatcher) and isinstance(found, Moments):
+                maps[part], means[part] = matcher.fit(found), found.mean_y
+            else:
+                raise ValueError(f"matcher {matcher.name!r} is fitted to {matcher.fits}; here are only {found!r}")
         except ValueError as error:
             vectors = "positions" if pooling == "none" else f"vectors (pooling {pooling!r})"
             what = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
             raise ValueError(f"{what} from {source} to {target}: {error}") from error
-    means = {part: moments.mean_y for part, moments in statistics.items()}
     return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import Spectrum, default_rcond, require
@@ -47,12 +48,7 @@ class Ridge(ClosedFormMatcher):
     ridge: float | Literal["gcv"] = "gcv"
 
     def __post_init__(self) -> None:
-        if self.ridge == "gcv":
-            return
-        if isinstance(self.ridge, bool) or not isinstance(self.ridge, float | int) or not math.isfinite(self.ridge):
-            raise ValueError(f"ridge must be a finite number or 'gcv', got {self.ridge!r}")
-        if self.ridge < 0:
-            raise ValueError(f"ridge must be >= 0, got {self.ridge}")
+        check_penalty(self.ridge)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map.
@@ -69,13 +65,43 @@ class Ridge(ClosedFormMatcher):
             torch.linalg.LinAlgError: The eigendecomposition did not converge.
         """
         require(moments, 2)
-        given = None if self.ridge == "gcv" else float(self.ridge)
-        # Without a penalty, directions of x within rounding would dominate.
-        spectrum = Spectrum.of(moments.sxx, 0.0 if given else default_rcond(moments.dx))
-        ridge = _least_gcv(moments, spectrum) if given is None else given
-        stitch = affine_stitch(LinearStitch, moments, {"weight": spectrum.solve(moments.sxy, ridge).T}, dtype)
-        df = 1 + (spectrum.values / (spectrum.values + ridge)).sum().item()
-        return recorded(stitch, moments, ridge=ridge, df=df)
+        weight, found = penalised(moments, self.ridge)
+        return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **found)
+
+
+def check_penalty(ridge: float | Literal["gcv"]) -> None:
+    """Check the option ``ridge`` of a matcher.
+
+    Args:
+        ridge: The penalty, or ``"gcv"``.
+
+    Raises:
+        ValueError: If it is neither ``"gcv"`` nor a finite number >= 0.
+    """
+    if ridge == "gcv":
+        return
+    if isinstance(ridge, bool) or not isinstance(ridge, float | int) or not math.isfinite(ridge):
+        raise ValueError(f"ridge must be a finite number or 'gcv', got {ridge!r}")
+    if ridge < 0:
+        raise ValueError(f"ridge must be >= 0, got {ridge}")
+
+
+def penalised(moments: Moments, ridge: float | Literal["gcv"]) -> tuple[Tensor, dict[str, float]]:
+    """Solve ridge regression.
+
+    Args:
+        moments: Moments of the source's rows (x) and the target's rows (y).
+        ridge: The penalty, or ``"gcv"``.
+
+    Returns:
+        The weights, ``(dy, dx)`` float64, and the penalty ``ridge`` and degrees of freedom ``df``.
+    """
+    given = None if ridge == "gcv" else float(ridge)
+    # Without a penalty, directions of x within rounding would dominate.
+    spectrum = Spectrum.of(moments.sxx, 0.0 if given else default_rcond(moments.dx))
+    chosen = _least_gcv(moments, spectrum) if given is None else given
+    df = 1 + (spectrum.values / (spectrum.values + chosen)).sum().item()
+    return spectrum.solve(moments.sxy, chosen).T, {"ridge": chosen, "df": df}
 
 
 def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:

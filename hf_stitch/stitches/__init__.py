@@ -9,12 +9,16 @@ from hf_stitch.stitches.layer import StitchingLayer
 from hf_stitch.stitches.linear import LinearStitch, as_linear
 from hf_stitch.stitches.low_rank import LowRankStitch
 from hf_stitch.stitches.masked import MaskedStitch
+from hf_stitch.stitches.piecewise import PiecewiseStitch
+from hf_stitch.stitches.residual_mlp import ResidualMLPStitch
 
 __all__ = [
     "IdentityStitch",
     "LinearStitch",
     "LowRankStitch",
     "MaskedStitch",
+    "PiecewiseStitch",
+    "ResidualMLPStitch",
     "Stitch",
     "StitchingLayer",
     "as_linear",

@@ -31,7 +31,7 @@ from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, TrainedMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
@@ -158,7 +158,12 @@ def stitch_grid(
     task = scored_task(target, task)
     layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
     train, test = _apart(target, data, test_data, test_size, seed)
-    for matcher in chosen.values():
+    for label, matcher in chosen.items():
+        if isinstance(matcher, RowsMatcher):
+            raise ValueError(
+                f"matcher {label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers take "
+                "too much memory: stitch single pairs with hf_stitch.stitch"
+            )
         if isinstance(matcher, TrainedMatcher):
             matcher.check(train, task)
     outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))

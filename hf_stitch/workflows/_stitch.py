@@ -18,8 +18,8 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.matchers import Matcher, TrainedMatcher
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
+from hf_stitch.matchers.fitting import PairedRows, Statistics, collect, collect_rows, fit_layer
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
@@ -141,9 +141,12 @@ def stitch(
         fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
 
     pair = (source_layer, target_layer)
-    statistics = collect(
-        a, b, [pair], train, pooling, target_samples=other_train, batch_size=batch_size, progress=progress
-    )[pair]
+    reading: Any = {"target_samples": other_train, "batch_size": batch_size, "progress": progress}
+    statistics: Statistics | PairedRows
+    if isinstance(fitted_by, RowsMatcher):
+        statistics = collect_rows(a, b, pair, train, pooling, **reading)
+    else:
+        statistics = collect(a, b, [pair], train, pooling, **reading)[pair]
     first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
     stitched.stitch = fit_layer(first, statistics, a.spec(source_layer), b.spec(target_layer), pooling)
     if isinstance(fitted_by, TrainedMatcher):

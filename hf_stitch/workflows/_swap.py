@@ -20,14 +20,14 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.matchers import Matcher, TrainedMatcher
+from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
 from hf_stitch.representation import Pooling, RepresentationSpec
-from hf_stitch.statistics import Moments
+from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
 from hf_stitch.workflows._evaluate import evaluate
@@ -454,6 +454,8 @@ def _fitted(
     fitted_by = registries.matchers.build(matcher)
     if isinstance(fitted_by, TrainedMatcher):
         raise ValueError(f"a swap does not train, but matcher {fitted_by.name!r} does: use hf_stitch.stitch")
+    if isinstance(fitted_by, RowsMatcher):
+        return fit_layer(fitted_by, {"body": Features().update(vectors, entering)}, new.spec, spec, new.pooling)
     moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
     return fit_layer(fitted_by, {"body": moments}, new.spec, spec, new.pooling)
 

@@ -12,7 +12,7 @@ import torch
 from sklearn.linear_model import Lasso as SklearnLasso
 from sklearn.linear_model import Ridge as SklearnRidge
 
-from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Recoloured, Ridge
+from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Recoloured, Ridge, RidgeToIdentity
 from hf_stitch.matchers.permutation import Compare
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
@@ -114,6 +114,23 @@ def test_ridge_of_zero_is_least_squares(rows: Rows) -> None:
     stitch = Ridge(ridge=0).fit(rows.moments, DOUBLE)
     np.testing.assert_allclose(weights(stitch)[0], weights(Lstsq().fit(rows.moments, DOUBLE))[0], rtol=1e-12)
     assert (stitch.fitted["ridge"], stitch.fitted["df"]) == (0.0, rows.x.shape[1] + 1)
+
+
+@pytest.mark.parametrize("n", [5, 300])
+@pytest.mark.parametrize("ridge", [1e-3, 1.0, 1e3])
+def test_ridge_to_identity_is_sklearns_ridge_of_the_change(ridge: float, n: int, paired: type[Rows]) -> None:
+    rows = paired(*paired.draw(n, 7, 7))
+    matrix, bias = weights(RidgeToIdentity(ridge=ridge).fit(rows.moments, DOUBLE))
+    expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y - rows.x)
+    np.testing.assert_allclose(matrix, expected.coef_.T + np.eye(7), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(bias, expected.intercept_, rtol=1e-7, atol=1e-9)
+
+
+def test_ridge_to_identity_of_equal_sides_is_the_identity(paired: type[Rows]) -> None:
+    x, _ = paired.draw(4, 9, 9)
+    matrix, bias = weights(RidgeToIdentity().fit(paired(x, x).moments, DOUBLE))
+    np.testing.assert_allclose(matrix, np.eye(9), atol=1e-12)
+    np.testing.assert_allclose(bias, 0, atol=1e-12)
 
 
 def gcv(x: np.ndarray, y: np.ndarray, ridge: float) -> tuple[float, float]:

@@ -20,6 +20,8 @@ from hf_stitch.stitches import (
     LinearStitch,
     LowRankStitch,
     MaskedStitch,
+    PiecewiseStitch,
+    ResidualMLPStitch,
     Stitch,
     as_linear,
 )
@@ -36,6 +38,10 @@ STITCHES = [
     LowRankStitch(6, 4, rank=4, bias=False, dtype="float64"),
     MaskedStitch.of(weight=torch.randn(6, 4), mask=torch.rand(6, 4) > 0.5, bias=torch.randn(6)),
     MaskedStitch(6, 4, bias=False, dtype="float64"),
+    PiecewiseStitch(4, 6, pieces=3),
+    PiecewiseStitch(6, 4, pieces=1, dtype="float64"),
+    ResidualMLPStitch(4, 6, hidden=5),
+    ResidualMLPStitch(6, 4, hidden=3, dtype="float64"),
 ]
 
 
@@ -79,7 +85,7 @@ def test_low_rank_is_a_linear_stitch_of_that_rank() -> None:
     assert torch.linalg.matrix_rank(thin.matrix()) == 2
 
 
-@pytest.mark.parametrize("stitch", STITCHES, ids=str)
+@pytest.mark.parametrize("stitch", [stitch for stitch in STITCHES if stitch.affine], ids=str)
 def test_matrix_is_the_map_without_its_bias(stitch: IdentityStitch | LinearStitch | LowRankStitch) -> None:
     dtype = next((parameter.dtype for parameter in stitch.parameters()), torch.float32)
     origin = stitch(torch.zeros(1, stitch.in_features, dtype=dtype))
@@ -100,7 +106,7 @@ def test_masked_weights_take_no_part_get_no_gradient_and_stay() -> None:
     assert stitch.half().mask.dtype == torch.bool
 
 
-@pytest.mark.parametrize("stitch", STITCHES, ids=str)
+@pytest.mark.parametrize("stitch", [stitch for stitch in STITCHES if stitch.affine], ids=str)
 def test_every_affine_stitch_is_one_weight_and_one_bias(stitch: Stitch) -> None:
     linear = as_linear(stitch)
     x = torch.randn(5, stitch.in_features, dtype=linear.weight.dtype)

@@ -298,7 +298,7 @@ def test_closed_form_matchers_are_registered() -> None:
     closed = {name for name in built_in if registries.matchers.get(name).fits == "moments"}
     assert closed == {
         "identity", "inverse_relative", "lasso", "low_rank", "lstsq", "permutation", "procrustes", "random",
-        "recoloured", "ridge",
+        "recoloured", "ridge", "ridge_to_identity",
     }  # fmt: skip
 
 

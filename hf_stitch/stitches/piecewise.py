@@ -1,0 +1,88 @@
+"""The stitch with an affine correction for each region."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_stitch.stitches.base import Stitch, as_dtype
+
+
+class PiecewiseStitch(Stitch):
+    """``x ↦ Wx + b + Σ_k p_k(x) (W_k x + b_k)``, with ``p(x) = softmax(-‖x - c_k‖² / width²)`` over centres c_k.
+
+    One affine map for all vectors, and a correction near each centre; between centres, corrections are mixed.
+
+    Attributes:
+        weight: ``(out_features, in_features)`` of the common map.
+        bias: ``(out_features,)`` of the common map.
+        weights: ``(pieces, out_features, in_features)`` of the corrections.
+        biases: ``(pieces, out_features)`` of the corrections.
+        centres: ``(pieces, in_features)``.
+        width: Scalar: the distance over which corrections mix.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        pieces: Number of corrections, at least 1.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
+
+    Raises:
+        ValueError: A width or the number of pieces is below 1, or the dtype is not floating point.
+
+    Example:
+        >>> stitch = PiecewiseStitch(4, 3, pieces=2)
+        >>> stitch(torch.randn(5, 4)).shape
+        torch.Size([5, 3])
+    """
+
+    name: ClassVar[str] = "piecewise"
+    title: ClassVar[str] = "an affine map with a correction for each region"
+
+    def __init__(
+        self, in_features: int, out_features: int, pieces: int, dtype: torch.dtype | str = torch.float32
+    ) -> None:
+        super().__init__(in_features, out_features)
+        if pieces < 1:
+            raise ValueError(f"a piecewise stitch needs at least 1 piece, got {pieces}")
+        self.pieces = pieces
+        kind, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=kind))
+        self.weights = nn.Parameter(torch.zeros(pieces, out_features, in_features, dtype=kind))
+        self.biases = nn.Parameter(torch.zeros(pieces, out_features, dtype=kind))
+        self.centres = nn.Parameter(torch.randn(pieces, in_features, dtype=kind))
+        self.width = nn.Parameter(torch.ones((), dtype=kind))
+
+    def shares(self, x: Tensor) -> Tensor:
+        """Return how much of each correction applies.
+
+        Args:
+            x: ``(..., in_features)``.
+
+        Returns:
+            ``(..., pieces)``, which add up to 1.
+        """
+        squares = (x[..., None, :] - self.centres).square().sum(-1)
+        return torch.softmax(-squares / self.width.square(), -1)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """``Wx + b + Σ_k p_k(x) (W_k x + b_k)``."""
+        shares, mapped = self.shares(x), functional.linear(x, self.weight, self.bias)
+        for piece in range(self.pieces):  # all at once would take `pieces` times the memory
+            correction = functional.linear(x, self.weights[piece], self.biases[piece])
+            mapped = mapped + shares[..., piece, None] * correction
+        return mapped
+
+    def config(self) -> dict[str, Any]:
+        """Return the widths, the number of pieces and the name of the dtype."""
+        return {
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "pieces": self.pieces,
+            "dtype": str(self.weight.dtype).removeprefix("torch."),
+        }
