@@ -290,6 +290,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/plugins/index.md": nothing,
     "plugins/hf-stitch-diagonal/README.md": nothing,
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
+    "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
 }
 """Page with Python snippets -> function that creates its scene."""
