@@ -1,0 +1,140 @@
+"""Alignment of the word vectors of two languages from a small dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_stitch import registries
+from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import Stitch
+from hf_stitch_word_vectors.retrieval import nearest_words, unit_rows
+from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """A map from the word vectors of one language to those of another.
+
+    Attributes:
+        source: Word vectors of the first language.
+        target: Those of the second.
+        stitch: The map of vectors of length 1.
+    """
+
+    source: WordVectors
+    target: WordVectors
+    stitch: Stitch
+
+    def mapped(self, words: Iterable[str]) -> Tensor:
+        """Return the vectors of source words in the target space.
+
+        Args:
+            words: Words of the source.
+
+        Returns:
+            Tensor (n, width of the target).
+
+        Raises:
+            ValueError: A word has no vector.
+        """
+        with torch.no_grad():
+            found: Tensor = self.stitch(unit_rows(self.source.rows(words), "source"))
+        return found
+
+    def translate(self, words: Sequence[str], k: int = 5, *, csls: bool = False) -> dict[str, list[str]]:
+        """Find the nearest target words.
+
+        Args:
+            words: Words of the source.
+            k: Number of target words.
+            csls: Whether to rank by cross-domain similarity local scaling (see :func:`retrieval_scores`), for which all
+                source vectors are mapped.
+
+        Returns:
+            Word -> target words, nearest first.
+
+        Raises:
+            ValueError: A word has no vector.
+        """
+        among = self.mapped(self.source.words) if csls else None
+        found = nearest_words(self.mapped(words), self.target.rows(self.target.words), k, csls=csls, among=among)
+        return {
+            word: [self.target.words[place] for place in places]
+            for word, places in zip(words, found.tolist(), strict=True)
+        }
+
+    def precision(
+        self, dictionary: Iterable[tuple[str, str]], k: Sequence[int] = (1, 5), *, csls: bool = False
+    ) -> dict[int, float]:
+        """Compute the share of source words with a right translation among the k nearest target words.
+
+        Args:
+            dictionary: Pairs of words, other than those of the alignment. A word may have several translations.
+            k: Numbers of target words.
+            csls: As for :meth:`translate`.
+
+        Returns:
+            k -> precision.
+
+        Raises:
+            ValueError: A source word has no vector, or the dictionary is empty.
+        """
+        right: dict[str, set[str]] = {}
+        for word, translation in dictionary:
+            right.setdefault(word, set()).add(translation)
+        if not right:
+            raise ValueError("the dictionary is empty")
+        found = self.translate(list(right), max(k), csls=csls)
+        return {each: sum(bool(right[w] & set(found[w][:each])) for w in right) / len(right) for each in k}
+
+
+def align(
+    source: Any,
+    target: Any,
+    dictionary: Iterable[tuple[str, str]],
+    matcher: str | Matcher | Mapping[str, Any] = "procrustes",
+    **options: Any,
+) -> Alignment:
+    """Align the word vectors of two languages from a small dictionary.
+
+    Vectors are divided by their norms first (Xing et al. 2015), then a closed-form matcher fits the map to the pairs of
+    the dictionary.
+
+    Args:
+        source: Word vectors of the first language, as for :func:`as_word_vectors`.
+        target: Those of the second.
+        dictionary: Pairs of a source word and a target word.
+        matcher: A closed-form matcher, as for ``hf_stitch.stitch``.
+        **options: Options of the matcher, if it is given by name.
+
+    Returns:
+        The alignment.
+
+    Raises:
+        ValueError: A word has no vector, the matcher is not a closed form, or there are too few pairs for it.
+
+    Example:
+        >>> rotation = torch.linalg.qr(torch.randn(4, 4)).Q
+        >>> vectors = torch.randn(40, 4)
+        >>> one = WordVectors.of([f"word{i}" for i in range(40)], vectors)
+        >>> other = WordVectors.of([f"wort{i}" for i in range(40)], vectors @ rotation)
+        >>> aligned = align(one, other, [(f"word{i}", f"wort{i}") for i in range(10)], center=False)
+        >>> aligned.precision([(f"word{i}", f"wort{i}") for i in range(10, 40)])
+        {1: 1.0, 5: 1.0}
+    """
+    a, b = as_word_vectors(source), as_word_vectors(target)
+    pairs = list(dictionary)
+    if not pairs:
+        raise ValueError("the dictionary is empty")
+    fitted_by = registries.matchers.build(matcher, **options)
+    if not isinstance(fitted_by, ClosedFormMatcher):
+        raise ValueError(f"matcher must be a closed form, such as 'procrustes' or 'ridge', got {fitted_by.name!r}")
+    x = unit_rows(a.rows(word for word, _ in pairs), "source")
+    y = unit_rows(b.rows(word for _, word in pairs), "target")
+    return Alignment(a, b, fitted_by.fit(Moments(x.shape[1], y.shape[1]).update(x, y)).eval())

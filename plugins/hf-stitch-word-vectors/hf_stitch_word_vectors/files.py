@@ -1,0 +1,168 @@
+"""Read word vectors from files: word2vec (text and binary), fastText and GloVe. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors
+
+FASTTEXT = (793712314).to_bytes(4, "little")
+"""First bytes of a model of Facebook's fastText."""
+GZIP, PICKLE = b"\x1f\x8b", b"\x80"
+LONGEST_HEADER = 64
+"""Bytes; a longer first line contains a vector."""
+
+
+def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pickle: bool = False) -> WordVectors:
+    r"""Read word vectors from a file, whose format is found from its content.
+
+    Formats: word2vec, text or binary; fastText, ``.vec`` or the model ``.bin``; GloVe, text without a header. Files may
+    be compressed with gzip, except models of fastText.
+
+    Args:
+        path: The file.
+        most_frequent: Number of words to read, the first ones: files are ordered by frequency. ``None`` (default): all.
+        trust_pickle: Whether to open files that gensim's ``save`` wrote. They are pickles, which can run any code:
+            pass ``True`` only for files that you trust.
+
+    Returns:
+        The vectors, in the order of the file. A repeated word has the first of its vectors.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is a pickle, or has none of these formats; the message names the line.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "glove.txt")
+        ...     _ = path.write_text("cat 1 2\ndog 3 4\n")
+        ...     read_vectors(path).rows(["dog"])
+        tensor([[3., 4.]])
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    if most_frequent is not None and most_frequent < 1:
+        raise ValueError(f"most_frequent must be at least 1, got {most_frequent}")
+    with _opened(path) as file:
+        first = file.readline(LONGEST_HEADER)
+        if first.startswith(PICKLE):
+            return _unpickled(path, most_frequent, trust_pickle)
+        if first.startswith(FASTTEXT):
+            return _of_fasttext(path, most_frequent)
+        header = _header(first)
+        if header is None:
+            file.seek(0)
+            return _from_text(path, file, None, most_frequent)
+        if _is_text(file, header[1]):
+            return _from_text(path, file, header, most_frequent)
+    return _from_binary(path, header, most_frequent)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    with open(path, "rb") as file:
+        is_compressed = file.read(2) == GZIP
+    return gzip.open(path, "rb") if is_compressed else open(path, "rb")  # type: ignore[return-value]
+
+
+def _header(line: bytes) -> tuple[int, int] | None:
+    """Return the number of words and the width, if the first line of a file contains them."""
+    parts = line.split()
+    if line.endswith(b"\n") and len(parts) == 2 and all(part.isdigit() for part in parts) and int(parts[1]) > 0:
+        return int(parts[0]), int(parts[1])
+    return None
+
+
+def _is_text(file: IO[bytes], width: int) -> bool:
+    """Return whether the rest of a file is text, and stay at its beginning."""
+    before = file.tell()
+    line = file.readline(LONGEST_HEADER * (width + 16))
+    file.seek(before)
+    try:
+        return len([float(value) for value in line.decode().rstrip().rsplit(" ", width)[1:]]) == width
+    except ValueError:  # also a character that is not UTF-8
+        return False
+
+
+def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most_frequent: int | None) -> WordVectors:
+    """Read a word and its numbers from every line. A word may contain spaces."""
+    start = 1 if header is None else 2
+    lines: Iterator[bytes] = iter(file)
+    if header is None:
+        first = next(lines, b"")
+        width = len(first.split()) - 1
+        lines = chain([first], lines)
+    else:
+        width = header[1]
+    found: dict[str, NDArray[np.float32]] = {}
+    read = 0
+    for number, line in enumerate(islice(lines, most_frequent), start):
+        try:
+            word, *values = line.decode("utf-8", "replace").rstrip().rsplit(" ", width)
+            row = np.array(values, dtype=np.float32)
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number} is not a word and {width} numbers ({error})") from error
+        if len(row) != width or width < 1:
+            raise ValueError(
+                f"{path}: line {number} is not a word and {max(width, 1)} numbers separated by spaces; expected a file "
+                "of word2vec (text or binary), fastText or GloVe"
+            )
+        found.setdefault(word, row)
+        read += 1
+    if header is not None and read < min(header[0], most_frequent or header[0]):
+        raise ValueError(f"{path} promises {header[0]} words in its first line and has {read}: it is damaged")
+    if not found:
+        raise ValueError(f"{path} is empty")
+    return WordVectors.of(list(found), torch.from_numpy(np.stack(list(found.values()))))
+
+
+def _from_binary(path: Path, header: tuple[int, int], most_frequent: int | None) -> WordVectors:
+    from gensim.models import KeyedVectors  # type: ignore[import-untyped]
+
+    words, width = header
+    least = 4 * width * min(words, most_frequent or words)
+    with open(path, "rb") as file:
+        is_compressed = file.read(2) == GZIP
+    if not is_compressed and path.stat().st_size < least:
+        raise ValueError(
+            f"{path} is shorter than {words} vectors of width {width}, which its first line promises: it is damaged, "
+            "or not in the binary format of word2vec"
+        )
+    try:
+        kept = KeyedVectors.load_word2vec_format(path, binary=True, limit=most_frequent, unicode_errors="replace")
+    except (EOFError, ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not in the binary format of word2vec, or is damaged: {error}") from error
+    return as_word_vectors(kept)
+
+
+def _of_fasttext(path: Path, most_frequent: int | None) -> WordVectors:
+    from gensim.models.fasttext import load_facebook_vectors  # type: ignore[import-untyped]
+
+    return _first(as_word_vectors(load_facebook_vectors(str(path))), most_frequent)
+
+
+def _unpickled(path: Path, most_frequent: int | None, is_trusted: bool) -> WordVectors:
+    from gensim.utils import unpickle  # type: ignore[import-untyped]
+
+    if not is_trusted:
+        raise ValueError(
+            f"{path} is a pickle, as gensim's save() writes it: opening it can run any code. If you trust it, pass "
+            "trust_remote_code=True to hf_stitch.load (trust_pickle=True to read_vectors), or write it once in another "
+            "format: vectors.save_word2vec_format(path, binary=True)"
+        )
+    kind = type(unpickle(str(path)))
+    return _first(as_word_vectors(kind.load(str(path))), most_frequent)
+
+
+def _first(vectors: WordVectors, count: int | None) -> WordVectors:
+    words = vectors.words[:count]
+    return WordVectors.of(words, vectors.rows(words))

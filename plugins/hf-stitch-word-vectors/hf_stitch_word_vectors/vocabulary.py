@@ -1,0 +1,64 @@
+"""Words of two vocabularies as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_stitch import Samples
+from hf_stitch_word_vectors.vectors import as_word_vectors
+
+
+def shared_vocabulary(a: Any, b: Any, min_length: int = 4, most_frequent: int | None = 20_000) -> list[str]:
+    """Return the words that two vocabularies share, the most frequent first.
+
+    Both vocabularies must be ordered by frequency, as trained ones are. Words are ordered by the sum of their places in
+    both.
+
+    Args:
+        a: Word vectors, as for :func:`as_word_vectors`.
+        b: Others.
+        min_length: Number of characters of the shortest word (4 in Moschella et al. 2023).
+        most_frequent: Number of words, at most. ``None``: all.
+
+    Returns:
+        The words.
+
+    Raises:
+        ValueError: They share no such word.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch_word_vectors import WordVectors
+        >>> a = WordVectors.of(["the", "house", "tree", "green"], torch.eye(4))
+        >>> b = WordVectors.of(["tree", "the", "house"], torch.eye(3))
+        >>> shared_vocabulary(a, b)
+        ['tree', 'house']
+    """
+    places = [{word: place for place, word in enumerate(as_word_vectors(each).words)} for each in (a, b)]
+    shared = [word for word in places[0] if word in places[1] and len(word) >= min_length]
+    if not shared:
+        raise ValueError(
+            f"the vocabularies share no word of {min_length} or more characters; mind upper and lower case"
+        )
+    return sorted(shared, key=lambda word: places[0][word] + places[1][word])[:most_frequent]
+
+
+def word_samples(words: Sequence[str]) -> Samples:
+    """Return words as samples whose ids are the words, so that anchors can be chosen by word.
+
+    Args:
+        words: The words, without repetitions.
+
+    Returns:
+        The samples.
+
+    Example:
+        >>> from hf_stitch.relative import select_anchors
+        >>> words = word_samples(["house", "tree", "green"])
+        >>> select_anchors(words, 2, "parallel", ids=["green", "house"]).ids
+        ('green', 'house')
+        >>> select_anchors(words, 2, "frequency", counts={"tree": 5, "house": 3}).ids
+        ('tree', 'house')
+    """
+    return Samples.of(list(words), id=list(words))
