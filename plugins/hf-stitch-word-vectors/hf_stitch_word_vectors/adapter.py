@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -146,7 +147,10 @@ class WordVectorsAdapter(Adapter):
         """
         if unknown := options.keys() - hub.DownloadOptions.__annotations__.keys():
             raise TypeError(f"word vectors have no loading option {', '.join(sorted(unknown))}")
-        path = _found(str(reference.id).partition(":")[2], options)
+        place = str(reference.id).partition(":")[2]
+        path = _found(place, options)
+        if Path(place).expanduser().is_file():  # the folder of this process is not that of others
+            reference = dataclasses.replace(reference, id=f"{cls.library}:{path.resolve()}")
         vectors = read_vectors(path, most_frequent, trust_pickle=trust_remote_code)
         return cls.of(vectors, reference, processor=processor)
 

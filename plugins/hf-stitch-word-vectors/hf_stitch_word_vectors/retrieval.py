@@ -49,7 +49,7 @@ def retrieval_scores(
     queries: Tensor | None = None,
     csls: bool = False,
 ) -> RetrievalScores:
-    """Search every word in the target space by its source vector (Moschella et al. 2023, section 4.1).
+    """Search every word in the target space by its source vector (Moschella et al. 2023, section 4).
 
     Both sides are in one space: relative to the same anchors, or the source mapped by a stitch. The metrics ``jaccard``
     of hf-stitch compares neighbours within each space instead, and needs no common one; ``mrr`` and ``paired_cosine``

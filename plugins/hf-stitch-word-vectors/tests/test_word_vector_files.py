@@ -91,11 +91,13 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
         read_vectors(tmp_path / "file.txt")
 
 
-def test_word_vectors_are_loaded_by_name(tmp_path: Path) -> None:
+def test_word_vectors_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "glove.txt").write_text(CONTENT["glove.txt"])
     adapter = hf_stitch.load(f"word_vectors:{tmp_path / 'glove.txt'}", most_frequent=3)
     assert len(adapter.model) == 3
     assert adapter.reference.kwargs == {"most_frequent": 3}
+    monkeypatch.chdir(tmp_path)
+    assert hf_stitch.load("word_vectors:glove.txt").reference.id == f"word_vectors:{tmp_path / 'glove.txt'}"
     with pytest.raises(FileNotFoundError, match="no file"):
         hf_stitch.load("word_vectors:./nothing.txt")
     with pytest.raises(TypeError, match="no loading option dtype"):
