@@ -50,6 +50,7 @@ class Preset:
         anchors: Number of anchors.
         width: Width of the networks.
         nodes: Number of nodes, the first of the graph. ``None``: all.
+        resamples: Number of bootstrap resamples.
     """
 
     runs: int
@@ -62,18 +63,20 @@ class Preset:
     anchors: int
     width: int
     nodes: int | None = None
+    resamples: int = 1_000
 
     @property
     def training(self) -> dict[str, Any]:
         """What decides the training of a run."""
-        return {**{name: value for name, value in asdict(self).items() if name != "fresh"}, "runs": 0}
+        others = {name: value for name, value in asdict(self).items() if name not in ("fresh", "resamples")}
+        return {**others, "runs": 0}
 
 
 EPOCHS, FURTHER = (10, 30, 50), (1, 2, 3, 5, 7, 15, 20, 25, 35, 40, 45)
 PRESETS = {
     "small": Preset(120, 60, 5, (32, 64), EPOCHS, FURTHER, 500, 300, 32),
     "paper": Preset(320, 320, 5, (32, 64), EPOCHS, FURTHER, 500, 300, 32),
-    "test": Preset(12, 8, 2, (2, 3), (3, 6, 9), (1, 2, 5), 15, 20, 8, 200),
+    "test": Preset(12, 8, 2, (2, 3), (3, 6, 9), (1, 2, 5), 15, 20, 8, 200, 50),
 }
 HELD_OUT = 0.1
 """Share of held-out nodes."""
@@ -327,7 +330,6 @@ def floor(reference: Mapping[str, Tensor], task: Task) -> float:
 
 # -- correlations ------------------------------------------------------------------------------------------------------
 
-RESAMPLES = 1_000
 GOOD, MODERATE = 0.6, 0.5
 """Accuracies: of the networks of the second table, and of the runs in which epochs are compared (as the authors do)."""
 ENOUGH = 0.8
@@ -353,17 +355,18 @@ class Points:
     values: Mapping[str, Array]
     run: NDArray[np.int64]
     epoch: Array
+    resamples: int
 
     def where(self, chosen: NDArray[np.bool_]) -> "Points":
         """Return some of the configurations."""
         values = {name: each[chosen] for name, each in self.values.items()}
-        return Points(self.accuracy[chosen], values, self.run[chosen], self.epoch[chosen])
+        return Points(self.accuracy[chosen], values, self.run[chosen], self.epoch[chosen], self.resamples)
 
     def draws(self) -> Iterator[NDArray[np.int64]]:
         """Draw runs with replacement; a run takes all of its configurations with it."""
         random = np.random.default_rng(0)
         members = [np.flatnonzero(self.run == run) for run in np.unique(self.run)]
-        for _ in range(RESAMPLES):
+        for _ in range(self.resamples):
             yield np.concatenate([members[i] for i in random.integers(len(members), size=len(members))])
 
     def correlations(self, names: Sequence[str], kind: str, minus: str | None = None) -> dict[str, Estimate]:
@@ -384,7 +387,7 @@ class Points:
         return {name: Estimate(*map(float, each)) for name, *each in zip(names, values, low, high, strict=True)}
 
 
-def points_of(runs: Sequence[Mapping[str, Any]]) -> Points:
+def points_of(runs: Sequence[Mapping[str, Any]], resamples: int = 1_000) -> Points:
     """Collect the configurations of runs. Metrics that are undefined count as least similar."""
     rows = [[number, *each] for number, run in enumerate(runs) for each in run["configurations"]]
     table = np.array(rows, dtype=float)
@@ -392,7 +395,7 @@ def points_of(runs: Sequence[Mapping[str, Any]]) -> Points:
     accuracy = values.pop("accuracy")
     for name, own in values.items():
         values[name] = np.where(np.isnan(own), np.nanmin(own) if np.isfinite(own).any() else 0.0, own)
-    return Points(accuracy, values, table[:, 0].astype(np.int64), values[EPOCH])
+    return Points(accuracy, values, table[:, 0].astype(np.int64), values[EPOCH], resamples)
 
 
 def within_runs(runs: Sequence[Mapping[str, Any]], predictor: str, kind: str) -> tuple[Estimate, int]:
@@ -412,7 +415,7 @@ def within_runs(runs: Sequence[Mapping[str, Any]], predictor: str, kind: str) ->
     if not len(values):
         return Estimate(float("nan"), float("nan"), float("nan")), 0
     random = np.random.default_rng(0)
-    means = values[random.integers(len(values), size=(RESAMPLES, len(values)))].mean(1)
+    means = values[random.integers(len(values), size=(1_000, len(values)))].mean(1)
     return Estimate(float(values.mean()), *map(float, np.quantile(means, [0.025, 0.975]))), len(values)
 
 
@@ -444,9 +447,9 @@ def stored(found: Any) -> Any:
     return {name: stored(each) for name, each in found.items()} if isinstance(found, dict) else found
 
 
-def across(runs: Sequence[Mapping[str, Any]], reference: str, epochs: Sequence[int]) -> dict[str, Any]:
+def across(runs: Sequence[Mapping[str, Any]], points: Points, reference: str, epochs: Sequence[int]) -> dict[str, Any]:
     """Return the correlations of all predictors with accuracy in several sets of configurations."""
-    points, found = points_of(runs), {}
+    found = {}
     for title, some in {**populations(points, epochs), **groups(runs, points)}.items():
         if len(np.unique(some.run)) < 3:
             continue
@@ -491,21 +494,17 @@ def choice(first: Points, second: Points, reference: str) -> dict[str, Any]:
 
 def analysed(first: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[str, Any]], preset: Preset) -> dict[str, Any]:
     """Return all correlations of the first runs and of the fresh ones."""
-    points, further = points_of(first), points_of(fresh)
+    points, further = (points_of(runs, preset.resamples) for runs in (first, fresh))
     halves = [points.where(points.run % 2 == half) for half in (0, 1)]
-    parts = {"first, ReLU": (first, RELU), "first, tanh": (first, TANH), "fresh, tanh": (fresh, TANH)}
+    parts = {"first, ReLU": (first, points, RELU), "first, tanh": (first, points, TANH)}
+    parts["fresh, tanh"] = fresh, further, TANH
     found: dict[str, Any] = {
         title: {
-            "across": across(runs, reference, preset.epochs),
+            "across": across(runs, some, reference, preset.epochs),
             "within": within(runs, reference),
-            "advantage": {
-                name: points_of(runs).correlations([of(SIMILARITY, reference)], SPEARMAN, name)[
-                    of(SIMILARITY, reference)
-                ]
-                for name in (of(AGREEMENT, reference), SPREAD)
-            },
+            "advantage": advantages(some, reference),
         }
-        for title, (runs, reference) in parts.items()
+        for title, (runs, some, reference) in parts.items()
     }
     found["choice"] = {RELU: choice(*halves, RELU), TANH: choice(points, further, TANH)}
     return {name: stored(each) for name, each in found.items()}
