@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import SkipTest
 
 
 def require(condition: bool, message: str) -> None:
@@ -18,3 +19,9 @@ def require_error(error: type[Exception], action: Callable[[], object], what: st
     except error as raised:
         return str(raised)
     raise AssertionError(f"{what} must raise {error.__name__}; nothing was raised")
+
+
+def skip_unless(condition: bool, reason: str) -> None:
+    """Raise SkipTest with the reason why a part does not apply unless the condition is true."""
+    if not condition:
+        raise SkipTest(reason)

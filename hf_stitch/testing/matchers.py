@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
-from hf_stitch.testing._require import require, require_error
+from hf_stitch.testing._require import require, require_error, skip_unless
+from hf_stitch.testing.conformance import conformance
 from hf_stitch.testing.stitches import check_stitch
 
 _ROWS = 200
 
 
-def check_matcher(matcher: str | Matcher, **options: Any) -> None:
+@conformance
+def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str, Callable[[], None]]]:
     """Check that a matcher satisfies the contract of ``Matcher``.
 
-    The matcher is a frozen config that can be rebuilt from JSON. A closed-form matcher is also fitted to rows of widths
-    12 to 12, 12 to 8 and 8 to 12. The same moments give the same stitch bit for bit and are not modified. Moments that
-    are streamed in batches, merged in another order, or computed from reordered rows give the same stitch as moments of
-    all rows at once, to 1e-10. Empty moments raise an error. ``fitted`` contains ``n`` and ``r2``, and the stitch
-    passes ``check_stitch``.
+    The parts; all but the first apply to closed-form matchers, which are fitted to moments of rows of widths 12 to 12,
+    12 to 8 and 8 to 12:
+
+    - ``config``: it is a frozen config that can be rebuilt from JSON, and ``fits`` is that of its base class.
+    - ``pure``: a fit does not modify the moments.
+    - ``repeatable``: the same moments give the same stitch bit for bit.
+    - ``streamed``: moments that are streamed in batches, merged in another order, or computed from reordered rows give
+      the same stitch as moments of all rows at once, to 1e-10.
+    - ``fitted``: ``fitted`` contains the number of rows ``n``, and ``r2``.
+    - ``empty``: empty moments raise a ``ValueError``.
+    - ``unequal_widths``: so do moments of unequal widths, if it needs equal ones.
+    - ``stitch``: the stitch passes ``check_stitch``.
 
     Args:
         matcher: Name in the registry of matchers, or a registered matcher.
@@ -37,22 +48,43 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> None:
     Example:
         >>> check_matcher("ridge", ridge=0.5)
     """
-    built = registries.matchers.build(matcher, **options)
-    _check_config(built)
-    if isinstance(built, ClosedFormMatcher):
-        for dx, dy in ((12, 12), (12, 8), (8, 12)):
-            if dx == dy or built.unequal_widths:
-                _check_fit(built, *_rows(dx, dy))
-            else:
-                _check_refused(built, Moments(dx, dy).update(*_rows(dx, dy)))
+
+    @cache
+    def built() -> Matcher:
+        return registries.matchers.build(matcher, **options)
+
+    def of_fits(
+        check: Callable[[ClosedFormMatcher, Tensor, Tensor], None], refused: bool = False
+    ) -> Callable[[], None]:
+        def run() -> None:
+            closed = built()
+            skip_unless(isinstance(closed, ClosedFormMatcher), f"{closed.name} is not computed from moments")
+            assert isinstance(closed, ClosedFormMatcher)
+            skip_unless(not (refused and closed.unequal_widths), f"{closed.name} takes unequal widths")
+            for dx, dy in ((12, 12), (12, 8), (8, 12)):
+                if (dx == dy or closed.unequal_widths) != refused:
+                    check(closed, *_rows(dx, dy))
+
+        return run
+
+    yield "config", lambda: _check_config(built())
+    yield "pure", of_fits(_check_pure)
+    yield "repeatable", of_fits(_check_repeatable)
+    yield "streamed", of_fits(_check_streamed)
+    yield "fitted", of_fits(_check_fitted)
+    yield "empty", of_fits(lambda closed, x, y: _check_refused(closed, Moments(x.shape[1], y.shape[1])))
+    yield "unequal_widths", of_fits(lambda closed, x, y: _check_refused(closed, _moments_at_once(x, y)), refused=True)
+    yield "stitch", of_fits(lambda closed, x, y: check_stitch(closed.fit(_moments_at_once(x, y))))
 
 
 def _check_config(matcher: Matcher) -> None:
     described = json.loads(json.dumps(matcher.to_dict(), allow_nan=False))
     require(registries.matchers.build(described) == matcher, f"{described} must rebuild {matcher!r}")
-    require(matcher.fits in ("moments", "task"), f"fits must be 'moments' or 'task', got {matcher.fits!r}")
-    closed = isinstance(matcher, ClosedFormMatcher)
-    require((matcher.fits == "moments") == closed, "fits must be 'moments' for a ClosedFormMatcher, and only for that")
+    known = ("moments", "rows", "task")
+    require(matcher.fits in known, f"fits must be one of {known}, got {matcher.fits!r}")
+    for kind, fits in ((ClosedFormMatcher, "moments"), (RowsMatcher, "rows")):
+        right = (matcher.fits == fits) == isinstance(matcher, kind)
+        require(right, f"fits must be {fits!r} for a {kind.__name__}, and only for that")
     require_error(AttributeError, lambda: setattr(matcher, "name", "other"), "setting an attribute of a frozen config")
 
 
@@ -64,21 +96,29 @@ def _rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     return x, x @ draw[_ROWS:, dx:] + 0.3 * draw[:_ROWS, dx:] - 3
 
 
-def _check_fit(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
-    at_once = _moments_at_once(x, y)
-    before = at_once.state_dict()
-    stitch = matcher.fit(at_once, dtype=torch.float64)
-    after = at_once.state_dict()
+def _check_pure(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
+    moments = _moments_at_once(x, y)
+    before = {key: value.clone() for key, value in moments.state_dict().items()}
+    matcher.fit(moments, dtype=torch.float64)
+    after = moments.state_dict()
     require(all(torch.equal(before[key], after[key]) for key in before), "a fit must not modify the moments")
-    _check_same(stitch, matcher.fit(at_once, dtype=torch.float64), x, "twice", tolerance=0.0)
+
+
+def _check_repeatable(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
+    stitch, again = (matcher.fit(_moments_at_once(x, y), dtype=torch.float64) for _ in range(2))
+    _check_same(stitch, again, x, "twice", tolerance=0.0)
+
+
+def _check_streamed(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
+    stitch = matcher.fit(_moments_at_once(x, y), dtype=torch.float64)
     for route, moments in _moments_streamed(x, y).items():
         _check_same(stitch, matcher.fit(moments, dtype=torch.float64), x, route, tolerance=1e-10)
-    found = stitch.fitted
-    require(
-        found.get("n") == len(x) and "r2" in found, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}"
-    )
-    _check_refused(matcher, Moments(at_once.dx, at_once.dy))
-    check_stitch(matcher.fit(at_once))
+
+
+def _check_fitted(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
+    found = matcher.fit(_moments_at_once(x, y), dtype=torch.float64).fitted
+    right = found.get("n") == len(x) and "r2" in found
+    require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
 
 
 def _check_refused(matcher: ClosedFormMatcher, moments: Moments) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +14,22 @@ from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.registry import registries
 from hf_stitch.testing._require import require
+from hf_stitch.testing.conformance import conformance
 
 
-def check_rewrite(change: Rewrite, model: nn.Module) -> None:
+@conformance
+def check_rewrite(change: Rewrite, model: nn.Module) -> Iterator[tuple[str, Callable[[], None]]]:
     """Check that a rewrite does what its class promises.
 
-    - It can be built again from its own record, after this went through JSON.
-    - It changes the network in place and is recorded on it, and the network can still be copied.
-    - With other values of the weights, and without values, modules and tensors have the same names, classes, shapes
-      and dtypes.
-    - New tensors are on the device and in the dtype of the network.
+    The parts:
+
+    - ``config``: it can be built again from its own record, after this went through JSON.
+    - ``recorded``: it is recorded on the network.
+    - ``changes``: it changes modules or tensors of the network in place.
+    - ``copied``: a copy of the rewritten network equals it.
+    - ``values``: with other values of the weights, modules and tensors have the same names, classes, shapes and dtypes.
+    - ``dtype``: new tensors are in the dtype of the network.
+    - ``weightless``: so are they in a network without values, on its device.
 
     Args:
         change: The rewrite.
@@ -33,14 +41,41 @@ def check_rewrite(change: Rewrite, model: nn.Module) -> None:
     Example:
         >>> check_rewrite(registries.rewrites.build("my_rewrite"), timm.create_model("resnet10t"))  # doctest: +SKIP
     """
+
+    @cache
+    def made() -> nn.Module:
+        changed = copy.deepcopy(model)
+        rewrite(changed, change)
+        return changed
+
+    yield "config", lambda: _check_config(change)
+    yield "recorded", lambda: _check_recorded(change, model, made())
+    yield "changes", lambda: _check_changes(model, made())
+    yield "copied", lambda: _check_copied(made())
+    yield "values", lambda: _check_values(change, model, made())
+    yield "dtype", lambda: _check_dtype(change, model)
+    yield "weightless", lambda: _check_weightless(change, model, made())
+
+
+def _check_config(change: Rewrite) -> None:
     again = registries.rewrites.build(json.loads(json.dumps(change.to_dict())))
     require(again == change, f"built from its own record, it is {again}, not {change}")
-    made = copy.deepcopy(model)
-    rewrite(made, change)
+
+
+def _check_recorded(change: Rewrite, model: nn.Module, made: nn.Module) -> None:
     recorded = [*rewrites_of(model), json.loads(json.dumps(change.to_dict()))]
     require(rewrites_of(made) == recorded, f"the network must record {recorded}, got {rewrites_of(made)}")
+
+
+def _check_changes(model: nn.Module, made: nn.Module) -> None:
     require(_outline(made) != _outline(model), "it must change modules or tensors of the network, got the same ones")
+
+
+def _check_copied(made: nn.Module) -> None:
     require(_outline(copy.deepcopy(made)) == _outline(made), "a copy of the rewritten network must equal it")
+
+
+def _check_values(change: Rewrite, model: nn.Module, made: nn.Module) -> None:
     other = copy.deepcopy(model)
     with torch.no_grad():
         for tensor in _tensors(other).values():
@@ -48,10 +83,16 @@ def check_rewrite(change: Rewrite, model: nn.Module) -> None:
                 tensor.neg_()
     change.apply(other)
     require(_outline(other) == _outline(made), "with other values of the weights, it must make the same modules")
+
+
+def _check_dtype(change: Rewrite, model: nn.Module) -> None:
     double = copy.deepcopy(model).double()
     change.apply(double)
     left = sorted({str(t.dtype) for t in _tensors(double).values() if t.is_floating_point()} - {"torch.float64"})
     require(not left, f"new tensors in a network of float64 must be float64, got {', '.join(left)}")
+
+
+def _check_weightless(change: Rewrite, model: nn.Module, made: nn.Module) -> None:
     empty = copy.deepcopy(model).to("meta")
     try:
         with weightless():

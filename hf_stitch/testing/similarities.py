@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,18 +14,26 @@ from hf_stitch.registry import registries
 from hf_stitch.relative.similarities import Similarity
 from hf_stitch.testing._moved import moved
 from hf_stitch.testing._require import require, require_error
+from hf_stitch.testing.conformance import conformance
 
 _WIDTH, _ANCHORS, _ROWS = 6, 14, 9
 _INVARIANCES = ("orthogonal", "scaling", "invertible", "permutation", "translation")
 
 
-def check_similarity(similarity: str | Similarity, **options: Any) -> None:
+@conformance
+def check_similarity(similarity: str | Similarity, **options: Any) -> Iterator[tuple[str, Callable[[], None]]]:
     """Check that a similarity satisfies the contract of ``Similarity``.
 
-    The similarity is a frozen config that can be rebuilt from JSON. It accepts any leading dimensions, maps each vector
-    independently, in its own dtype, and does not modify vectors or anchors. Declared invariances hold to 1e-9, and
-    undeclared ones do not hold. Gradients with respect to the vectors agree with finite differences. Vectors and
-    anchors of different widths or dtypes raise an error.
+    The parts:
+
+    - ``config``: it is a frozen config that can be rebuilt from JSON.
+    - ``pure``: it does not modify vectors or anchors.
+    - ``shapes``: it accepts any leading dimensions, and no vectors at all.
+    - ``independent``: it maps each vector independently.
+    - ``dtypes``: float32 and bfloat16 give finite values of the same dtype.
+    - ``mismatches``: vectors and anchors of different widths or dtypes raise a ``ValueError``.
+    - ``invariances``: those that it declares hold to 1e-9, and others do not hold.
+    - ``gradient``: gradients with respect to the vectors agree with finite differences.
 
     Args:
         similarity: Name in the registry of similarities, or a registered similarity.
@@ -35,32 +45,68 @@ def check_similarity(similarity: str | Similarity, **options: Any) -> None:
     Example:
         >>> check_similarity("lp", p=3)
     """
-    built = registries.similarities.build(similarity, **options)
-    described = json.loads(json.dumps(built.to_dict(), allow_nan=False))
-    require(registries.similarities.build(described) == built, f"{described} must rebuild {built!r}")
-    require_error(AttributeError, lambda: setattr(built, "name", "other"), "setting an attribute of a frozen config")
-    generator = torch.Generator().manual_seed(0)
-    x, anchors = (torch.randn(n, _WIDTH, generator=generator, dtype=torch.float64) + 1 for n in (_ROWS, _ANCHORS))
-    _check_values(built, x, anchors)
-    _check_invariances(built, x, anchors)
-    agrees = torch.autograd.gradcheck(lambda rows: built(rows, anchors), (x.requires_grad_(),), raise_exception=False)
-    require(agrees, "the gradient at the vectors must agree with finite differences")
+
+    @cache
+    def built() -> Similarity:
+        return registries.similarities.build(similarity, **options)
+
+    def of(check: Callable[[Similarity, Tensor, Tensor], None]) -> Callable[[], None]:
+        def run() -> None:
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randn(_ROWS, _WIDTH, generator=generator, dtype=torch.float64) + 1
+            check(built(), rows, torch.randn(_ANCHORS, _WIDTH, generator=generator, dtype=torch.float64) + 1)
+
+        return run
+
+    yield "config", lambda: _check_config(built())
+    yield "pure", of(_check_pure)
+    yield "shapes", of(_check_shapes)
+    yield "independent", of(_check_independent)
+    yield "dtypes", of(_check_dtypes)
+    yield "mismatches", of(_check_mismatches)
+    yield "invariances", of(_check_invariances)
+    yield "gradient", of(_check_gradient)
+
+
+def _check_config(similarity: Similarity) -> None:
+    described = json.loads(json.dumps(similarity.to_dict(), allow_nan=False))
+    require(registries.similarities.build(described) == similarity, f"{described} must rebuild {similarity!r}")
+    require_error(
+        AttributeError, lambda: setattr(similarity, "name", "other"), "setting an attribute of a frozen config"
+    )
 
 
 @torch.no_grad()
-def _check_values(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
+def _check_pure(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
     before = x.clone(), anchors.clone()
-    values = similarity(x, anchors)
+    similarity(x, anchors)
     require(torch.equal(x, before[0]) and torch.equal(anchors, before[1]), "vectors and anchors must not be modified")
-    for shaped in (x[0], x[:0], x.reshape(3, 3, -1)):
+
+
+@torch.no_grad()
+def _check_shapes(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
+    for shaped in (x, x[0], x[:0], x.reshape(3, 3, -1)):
         shape, expected = similarity(shaped, anchors).shape, (*shaped.shape[:-1], len(anchors))
         require(shape == expected, f"vectors of shape {tuple(shaped.shape)} must give {expected}, gave {tuple(shape)}")
+
+
+@torch.no_grad()
+def _check_independent(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
     apart = torch.stack([similarity(row, anchors) for row in x])
-    require(_close(values, apart), "the similarities of a vector must not depend on the other vectors")
+    close = _close(similarity(x, anchors), apart)
+    require(close, "the similarities of a vector must not depend on the other vectors")
+
+
+@torch.no_grad()
+def _check_dtypes(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         narrow = similarity(x.to(dtype), anchors.to(dtype))
         require(narrow.dtype == dtype, f"vectors of {dtype} must give {dtype}, gave {narrow.dtype}")
         require(bool(narrow.isfinite().all()), f"vectors of {dtype} must give finite values")
+
+
+@torch.no_grad()
+def _check_mismatches(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
     require_error(ValueError, lambda: similarity(x[:, 1:], anchors), "vectors narrower than the anchors")
     require_error(ValueError, lambda: similarity(x.float(), anchors), "vectors of another dtype than the anchors")
 
@@ -79,6 +125,12 @@ def _check_invariances(similarity: Similarity, x: Tensor, anchors: Tensor) -> No
                 require(kept, f"{similarity.name} declares invariance to {invariance}, but its values change")
             else:
                 require(not kept, f"{similarity.name} is invariant to {invariance} but does not declare it")
+
+
+def _check_gradient(similarity: Similarity, x: Tensor, anchors: Tensor) -> None:
+    x.requires_grad_()
+    agrees = torch.autograd.gradcheck(lambda rows: similarity(rows, anchors), (x,), raise_exception=False)
+    require(agrees, "the gradient at the vectors must agree with finite differences")
 
 
 def _close(values: Tensor, others: Tensor) -> bool:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from hf_stitch.registry import registries
 from hf_stitch.stitches import Stitch
-from hf_stitch.testing._require import require, require_error
+from hf_stitch.testing._require import require, require_error, skip_unless
+from hf_stitch.testing.conformance import conformance
 
 
-def check_stitch(stitch: Stitch) -> None:
+@conformance
+def check_stitch(stitch: Stitch) -> Iterator[tuple[str, Callable[[], None]]]:
     """Check that a stitch satisfies the contract of ``Stitch``; the stitch is not modified.
 
-    The stitch is registered under its class. Config and state dict rebuild it bit for bit, directly and on ``meta``. It
-    accepts any leading dimensions and maps each vector independently, in its own dtype. Gradients reach its input and
-    parameters. A wrong width raises an error that names the right one.
+    The parts:
+
+    - ``registered``: its name is that of its class in the registry of stitches.
+    - ``rebuilt``: config and state dict rebuild it bit for bit, directly and on ``meta``.
+    - ``shapes``: it accepts any leading dimensions, and no vectors at all.
+    - ``dtypes``: it computes in its own dtype, and in float64 once it is cast.
+    - ``independent``: it maps each vector independently.
+    - ``affine``: it is an affine map, if declared.
+    - ``gradients``: finite gradients reach its input and parameters.
+    - ``width``: an input of a wrong width raises a ``ValueError`` that names the right one.
 
     Args:
         stitch: The stitch, with its weights fitted or loaded.
@@ -30,13 +40,14 @@ def check_stitch(stitch: Stitch) -> None:
         >>> from hf_stitch.stitches import LinearStitch
         >>> check_stitch(LinearStitch(3, 2))
     """
-    x = _probe(stitch)
-    _check_rebuilding(stitch, x)
-    _check_vectors(stitch, x)
-    _check_gradients(stitch, x)
-    wrong = x.new_zeros(2, stitch.in_features + 1)
-    message = require_error(ValueError, lambda: stitch(wrong), f"an input of width {wrong.shape[1]}")
-    require(str(stitch.in_features) in message, f"the error on a wrong width must name {stitch.in_features}: {message}")
+    yield "registered", lambda: _check_registered(stitch)
+    yield "rebuilt", lambda: _check_rebuilding(stitch, _probe(stitch))
+    yield "shapes", lambda: _check_shapes(stitch, _probe(stitch))
+    yield "dtypes", lambda: _check_dtypes(stitch, _probe(stitch))
+    yield "independent", lambda: _check_independent(stitch, _probe(stitch))
+    yield "affine", lambda: _check_affine(stitch, _probe(stitch))
+    yield "gradients", lambda: _check_gradients(stitch, _probe(stitch))
+    yield "width", lambda: _check_width(stitch, _probe(stitch))
 
 
 def _probe(stitch: Stitch) -> Tensor:
@@ -47,10 +58,13 @@ def _probe(stitch: Stitch) -> Tensor:
     return x.to(tensors[0].device if tensors else "cpu", dtype)
 
 
-@torch.no_grad()
-def _check_rebuilding(stitch: Stitch, x: Tensor) -> None:
+def _check_registered(stitch: Stitch) -> None:
     registered = registries.stitches.get(stitch.name)
     require(registered is type(stitch), f"{stitch.name!r} is registered as {registered}, not as {type(stitch)}")
+
+
+@torch.no_grad()
+def _check_rebuilding(stitch: Stitch, x: Tensor) -> None:
     description = json.loads(json.dumps(stitch.to_dict(), allow_nan=False))
     expected = stitch(x)
     for device in (x.device, torch.device("meta")):
@@ -64,20 +78,38 @@ def _check_rebuilding(stitch: Stitch, x: Tensor) -> None:
 
 
 @torch.no_grad()
-def _check_vectors(stitch: Stitch, x: Tensor) -> None:
+def _check_shapes(stitch: Stitch, x: Tensor) -> None:
     for shaped in (x, x[0], x[0, 0], x[:0]):
         shape, expected = stitch(shaped).shape, (*shaped.shape[:-1], stitch.out_features)
         require(shape == expected, f"an input of shape {tuple(shaped.shape)} must give {expected}, gave {tuple(shape)}")
+
+
+@torch.no_grad()
+def _check_dtypes(stitch: Stitch, x: Tensor) -> None:
     require(stitch(x).dtype == x.dtype, f"an input of {x.dtype} must give {x.dtype}, gave {stitch(x).dtype}")
-    exact, x = copy.deepcopy(stitch).double(), x.double()
-    require(exact(x).dtype == x.dtype, "cast to float64, it must compute in float64")
+    exact = _in_float64(stitch)
+    require(exact(x.double()).dtype == torch.float64, "cast to float64, it must compute in float64")
+
+
+@torch.no_grad()
+def _check_independent(stitch: Stitch, x: Tensor) -> None:
+    exact, x = _in_float64(stitch), x.double()
     apart = torch.stack([exact(vector) for vector in x.flatten(0, 1)])
     close = torch.allclose(exact(x).flatten(0, 1), apart, rtol=1e-10, atol=1e-12)
     require(close, "the output for a vector must not depend on the other vectors")
-    if stitch.affine:
-        mixed = torch.lerp(exact(x[:1]), exact(x[1:2]), 0.3)
-        close = torch.allclose(exact(torch.lerp(x[:1], x[1:2], 0.3)), mixed, rtol=1e-10, atol=1e-12)
-        require(close, "the map is not affine: set affine = False")
+
+
+@torch.no_grad()
+def _check_affine(stitch: Stitch, x: Tensor) -> None:
+    skip_unless(stitch.affine, f"{stitch.name} does not declare that it is affine")
+    exact, x = _in_float64(stitch), x.double()
+    mixed = torch.lerp(exact(x[:1]), exact(x[1:2]), 0.3)
+    close = torch.allclose(exact(torch.lerp(x[:1], x[1:2], 0.3)), mixed, rtol=1e-10, atol=1e-12)
+    require(close, "the map is not affine: set affine = False")
+
+
+def _in_float64(stitch: Stitch) -> Stitch:
+    return copy.deepcopy(stitch).double()
 
 
 def _check_gradients(stitch: Stitch, x: Tensor) -> None:
@@ -89,3 +121,9 @@ def _check_gradients(stitch: Stitch, x: Tensor) -> None:
     for name, tensor in [("the input", x), *twin.named_parameters()]:
         reached = not tensor.requires_grad or (tensor.grad is not None and bool(tensor.grad.isfinite().all()))
         require(reached, f"no finite gradient reaches {name}")
+
+
+def _check_width(stitch: Stitch, x: Tensor) -> None:
+    wrong = x.new_zeros(2, stitch.in_features + 1)
+    message = require_error(ValueError, lambda: stitch(wrong), f"an input of width {wrong.shape[1]}")
+    require(str(stitch.in_features) in message, f"the error on a wrong width must name {stitch.in_features}: {message}")

@@ -1,0 +1,38 @@
+"""Commands in a module that is light, for the tests of ``check_command``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str, typer.Argument(help="A name.")]
+
+
+def greet(name: Name, loud: Annotated[bool, typer.Option(help="In capitals.")] = False) -> None:
+    """Greet somebody by name."""
+    typer.echo(name.upper() if loud else name)
+
+
+def undescribed(name: Name) -> None:
+    typer.echo(name)
+
+
+def without_help(name: str) -> None:
+    """Greet somebody by name."""
+    typer.echo(name)
+
+
+def of_no_type(name: Annotated[str | int, typer.Argument(help="A name.")]) -> None:
+    """Greet somebody by name."""
+    typer.echo(name)
+
+
+def failing(name: Name) -> None:
+    """Greet somebody by name."""
+    raise ValueError(f"{name} is not at home")
+
+
+def helpless(name: Name, help: Annotated[bool, typer.Option("--help", help="Ask for more.")] = False) -> None:
+    """Greet somebody by name."""
+    raise typer.Exit(3 if help else 0)

@@ -1,0 +1,231 @@
+"""Similarities, selections, stitches and matchers that break one promise fail the part that checks it, and no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from failing_parts import assert_fails_only, failing, names
+from torch import Tensor
+
+from hf_stitch.data import Samples
+from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.registry import registries
+from hf_stitch.relative.selection import Selection
+from hf_stitch.relative.similarities import Similarity
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch, Stitch
+from hf_stitch.testing import check_matcher, check_selection, check_similarity, check_stitch
+
+
+@dataclasses.dataclass(frozen=True)
+class Products(Similarity):
+    """Inner products, with a defect to choose."""
+
+    name: ClassVar[str] = "products"
+    defect: str = ""
+
+    @property
+    def invariances(self) -> Any:
+        return ("permutation",) if self.defect == "invariances" else ("orthogonal", "permutation")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name} if self.defect == "config" else super().to_dict()
+
+    def __call__(self, x: Tensor, anchors: Tensor) -> Tensor:
+        if self.defect == "mismatches":
+            width = min(x.shape[-1], anchors.shape[-1])
+            return (x.to(anchors)[..., :width]) @ anchors[..., :width].T
+        if self.defect == "shapes" and x.ndim > 2:
+            return super().__call__(x, anchors).flatten(0, -2)
+        if self.defect == "pure" and not x.requires_grad:
+            values = super().__call__(x, anchors)
+            anchors.add_(1).add_(-1 + 1e-15)
+            return values
+        values = super().__call__(x, anchors)
+        if self.defect == "dtypes" and x.dtype == torch.bfloat16:
+            return values.float()
+        return 1.001 * values if self.defect == "independent" and x.ndim == 1 else values
+
+    def against(self, anchors: Tensor) -> Any:
+        def products(x: Tensor) -> Tensor:
+            return (x.detach() if self.defect == "gradient" else x) @ anchors.T
+
+        return products
+
+
+SIMILARITIES = {
+    "config": "must rebuild",
+    "pure": "must not be modified",
+    "shapes": r"vectors of shape \(3, 3, 6\) must give",
+    "independent": "must not depend on the other vectors",
+    "dtypes": "vectors of torch.bfloat16 must give torch.bfloat16, gave torch.float32",
+    "mismatches": "vectors narrower than the anchors must raise ValueError",
+    "invariances": "is invariant to orthogonal but does not declare it",
+    "gradient": "the gradient at the vectors",
+}
+
+
+@pytest.mark.parametrize("part", SIMILARITIES)
+def test_a_similarity_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setitem(registries.similarities._registered, "products", Products)
+    assert failing(check_similarity, "products") == {}
+    assert_fails_only(part, SIMILARITIES[part], check_similarity, "products", defect=part)
+
+
+@dataclasses.dataclass(frozen=True)
+class First(Selection):
+    """The first samples, with a defect to choose."""
+
+    name: ClassVar[str] = "first"
+    needs: ClassVar[Any] = "features"
+    defect: str = ""
+
+    def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
+        if self.defect == "pure":
+            torch.rand(1)
+        if self.defect == "repeatable":
+            COUNTED.append(count)
+            return [(place + len(COUNTED)) % len(samples) for place in range(count)]
+        return list(range(max(1, count - (self.defect == "distinct"))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Needy(First):
+    needs: ClassVar[Any] = "samples"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unequal(First):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+COUNTED: list[int] = []
+SELECTIONS = {
+    "config": "must rebuild",
+    "distinct": "12 different samples were asked for",
+    "repeatable": "two selections of 1 samples differ",
+    "pure": "must not change torch's random state",
+    "needs": "needs must be labels, features or None, got 'samples'",
+}
+
+
+@pytest.mark.parametrize("part", SELECTIONS)
+def test_a_selection_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    kind = {"needs": Needy, "config": Unequal}.get(part, First)
+    monkeypatch.setitem(registries.anchors._registered, "first", kind)
+    assert_fails_only(part, SELECTIONS[part], check_selection, "first", defect=part)
+
+
+class Shifted(Stitch):
+    """A shift, with a defect to choose."""
+
+    name: ClassVar[str] = "shifted"
+
+    def __init__(self, in_features: int, out_features: int, defect: str = "") -> None:
+        super().__init__(in_features, out_features)
+        self.defect, self.affine = defect, defect != "dtypes"
+        self.register_buffer("shift", torch.linspace(1, 2, in_features), persistent=defect != "rebuilt")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.defect == "width" and x.shape[-1] != self.in_features:
+            return x
+        return super().forward(x)
+
+    def transform(self, x: Tensor) -> Tensor:
+        if self.defect == "independent" and x.ndim == 1:
+            return x + self.shift + 1e-6
+        if self.defect == "shapes" and not x.numel():
+            return x[..., :1]
+        if self.defect == "affine":
+            return x + self.shift + x.square()
+        x = x.detach() if self.defect == "gradients" else x
+        return (x + self.shift).float() if self.defect == "dtypes" else x + self.shift
+
+    def config(self) -> dict[str, Any]:
+        return {"in_features": self.in_features, "out_features": self.out_features, "defect": self.defect}
+
+
+STITCHES = {
+    "registered": "'shifted' is registered as",
+    "rebuilt": "shift is not in the state dict",
+    "shapes": r"an input of shape \(0, 3, 3\) must give",
+    "dtypes": "must compute in float64",
+    "independent": "must not depend on the other vectors",
+    "affine": "the map is not affine",
+    "gradients": "no gradient reaches the input",
+    "width": "an input of width 4 must raise ValueError",
+}
+
+
+@pytest.mark.parametrize("part", STITCHES)
+def test_a_stitch_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setitem(registries.stitches._registered, "shifted", Shifted)
+    stitch = Shifted(3, 3, part)
+    if part == "registered":
+        stitch = type("Other", (Shifted,), {})(3, 3)
+        stitch.to_dict = Shifted(3, 3).to_dict
+    assert_fails_only(part, STITCHES[part], check_stitch, stitch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(ClosedFormMatcher):
+    """A matcher for equal widths, with a defect to choose."""
+
+    name: ClassVar[str] = "diagonal"
+    unequal_widths: ClassVar[bool] = False
+    defect: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name} if self.defect == "config" else super().to_dict()
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
+        if moments.dx != moments.dy and self.defect != "unequal_widths":
+            raise ValueError(f"diagonal needs equal widths, got {moments.dx} and {moments.dy}")
+        if not moments.n and self.defect != "empty":
+            raise ValueError("diagonal needs rows")
+        ratio = moments.sxy.diagonal()[:8] / moments.sxx.diagonal()[:8]
+        if self.defect == "repeatable":
+            ratio = ratio * (1 + 1e-13 * torch.rand(1, dtype=torch.float64))
+        if self.defect == "pure":
+            moments.syy.zero_()
+        kind = type("Other", (LinearStitch,), {}) if self.defect == "stitch" else LinearStitch
+        stitch = kind(moments.dx, moments.dy, dtype=dtype)
+        with torch.no_grad():
+            stitch.weight.zero_()
+            stitch.bias.zero_()
+            stitch.weight.diagonal()[:8] = ratio
+        if self.defect == "streamed":  # what rounding leaves of the mean differs from order to order of the rows
+            stitch.bias.data += 1e6 * (moments.mean_x.sum() - round(moments.mean_x.sum().item(), 8))
+        stitch.fitted = {} if self.defect == "fitted" else {"n": moments.n, "r2": 0.5}
+        return stitch
+
+
+MATCHERS = {
+    "config": "must rebuild",
+    "pure": "must not modify the moments",
+    "repeatable": "twice, the stitch differs",
+    "streamed": "fitted to the same rows .*, the stitch differs by .* > 1e-10",
+    "fitted": "fitted must contain 'r2' and the 'n' of 200",
+    "empty": r"fitting Moments\(dx=12, dy=12, n=0, .* must raise ValueError",
+    "unequal_widths": r"fitting Moments\(dx=12, dy=8, .* must raise ValueError",
+    "stitch": "'linear' is registered as",
+}
+
+
+@pytest.mark.parametrize("part", MATCHERS)
+def test_a_matcher_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setitem(registries.matchers._registered, "diagonal", Diagonal)
+    assert failing(check_matcher, "diagonal") == {}
+    assert_fails_only(part, MATCHERS[part], check_matcher, "diagonal", defect=part)
+
+
+def test_every_part_can_fail() -> None:
+    assert set(SIMILARITIES) == names(check_similarity, "cosine")
+    assert set(SELECTIONS) == names(check_selection, "random")
+    assert set(STITCHES) == names(check_stitch, LinearStitch(2, 2))
+    assert set(MATCHERS) == names(check_matcher, "lstsq")
