@@ -93,6 +93,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Experiment("relative_representations", name, RELATIVE)
         for name in ("pretrained", "translated_labels", "reconstruction", "end_to_end")
     ),
+    *(Experiment("relative_representations", name, RELATIVE) for name in ("graph_stitching", "performance_proxy")),
     *(
         Experiment("relative_representations", name, (*RELATIVE, "--encoders", "local"))
         for name in ("cross_architecture_text", "cross_language")

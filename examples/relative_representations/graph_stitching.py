@@ -370,8 +370,8 @@ they be stitched between convolutions?
 Setting: networks of torch_geometric (`plugins/hf-stitch-graphs`): GCN, GAT and GraphSAGE of two convolutions and GCN2
 of {deep}, width {width}, tanh, {seeds} seeds each, {steps} steps of AdamW on the whole graph, the last one is scored
 (the paper: 32 layers of GCN2, the best epoch). A random tenth of the nodes with labels is held out; features sum to 1.
-Heads are linear. Relative networks: cosines to {anchors} random training nodes,
-embedded at every step without gradients. **PubMed is out of reach**: the copy at hand lacks features. Weighted F1 in
+Heads are linear. Relative networks: cosines to {anchors} random training nodes, embedded at every step without
+gradients. **PubMed is out of reach**: the copy at hand lacks features. Weighted F1 in
 percent. *Chance* predicts by the frequency of classes.
 
 The rules, fixed before the figures were seen. Training: relative training costs little on a data set if its difference
@@ -389,6 +389,8 @@ anchors, against relative networks. Intervals are over networks (both of a pair 
 | data | networks | n | absolute | relative | relative − absolute | cost | paper: absolute | relative |
 |---|---|---|---|---|---|---|---|---|
 {trained}
+
+{outliers}
 
 ## Encoders and heads exchanged, without training
 
@@ -424,6 +426,7 @@ def page(record: dict[str, Any]) -> str:
         **{name: sizes[name] for name in ("deep", "width", "seeds", "steps", "anchors")},
         margin=MARGIN, preset=record["preset"], pairs=len(record["results"][0]["stitched"]) // len(CUTS), **said,
         trained="\n".join(line for each in found for line in _trained(each)),
+        outliers=" ".join(map(_outliers, found)),
         exchanged=_exchanged(found), cuts=_cuts(record["results"]), stitched=_stitched(record["results"]),
     )  # fmt: skip
 
@@ -441,6 +444,19 @@ def _trained(each: Compared) -> list[str]:
         row = (title, group or "all", int(chosen.sum()), *cells, each.difference(group).shown(), *last)
         lines.append("| " + " | ".join(map(str, row)) + " |")
     return lines
+
+
+FAR = 10.0
+"""Points of F1 from which a relative network counts as far below the absolute one."""
+
+
+def _outliers(each: Compared) -> str:
+    """Say how the differences of a data set are distributed."""
+    gaps = np.diag(each.f1[RELATIVE]) - np.diag(each.f1[ABSOLUTE])
+    return (
+        f"{DATA[each.found['data']]}: the median difference is {np.median(gaps):.1f}; {int((gaps < -FAR).sum())} of "
+        f"{len(gaps)} relative networks are more than {FAR:g} points below, at the last step."
+    )
 
 
 def _exchanged(found: Sequence[Compared]) -> str:
