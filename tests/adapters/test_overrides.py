@@ -14,7 +14,7 @@ import hf_stitch
 from hf_stitch.adapters.doctor import diagnose
 from hf_stitch.adapters.overrides.base import Override, override_of
 from hf_stitch.registry import registries
-from hf_stitch.testing import check_adapter
+from hf_stitch.testing import Part, check_adapter, check_override, parametrize_with_checks
 
 SIGLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4}
 FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -42,6 +42,16 @@ def test_families_with_an_override(name: str) -> None:
     adapter = hf_stitch.load(make().eval())
     assert adapter.layers == layers
     check_adapter(adapter, {n: v.flip(0) if v.is_floating_point() else v for n, v in adapter.example.items()})
+
+
+def clip() -> Any:
+    torch.manual_seed(0)
+    return FAMILIES["clip"][0]().eval()
+
+
+@parametrize_with_checks(check_override, override_of(clip()), clip())
+def test_a_built_in_override_conforms(check: Part) -> None:
+    check()
 
 
 def test_an_override_cannot_turn_a_bypassed_layer_into_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from sklearn.neural_network import MLPClassifier
 
 from hf_stitch.detectors import Classifier, Detector, Energy, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
 from hf_stitch.representation import Representation
-from hf_stitch.testing import check_detector
+from hf_stitch.testing import Part, check_detector
 
 QUICK = Energy.preset("small", width=4, blocks=1, size=8, epochs=3, fine_tune_epochs=3)
 DETECTORS = [
@@ -38,9 +38,9 @@ def area(scorer: Scorer, strange: torch.Tensor, own: torch.Tensor) -> float:
     return float(roc_auc_score([1] * len(strange) + [0] * len(own), torch.cat(scores).numpy()))
 
 
-@pytest.mark.parametrize("detector", DETECTORS, ids=str)
-def test_conforms(detector: Detector) -> None:
-    check_detector(detector)
+@pytest.mark.parametrize("check", [part for detector in DETECTORS for part in check_detector.parts(detector)], ids=str)
+def test_conforms(check: Part) -> None:
+    check()
 
 
 def test_mahalanobis_is_scipys_averaged_over_positions() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from hf_stitch.matchers import (
     Lasso,
     LowRank,
     Lstsq,
-    Matcher,
     Permutation,
     Procrustes,
     Random,
@@ -26,9 +25,7 @@ from hf_stitch.matchers import (
     RidgeToIdentity,
 )
 from hf_stitch.registry import UnknownNameError, registries
-from hf_stitch.statistics import Moments
-from hf_stitch.stitches import LinearStitch, Stitch
-from hf_stitch.testing import check_matcher
+from hf_stitch.testing import Part, check_matcher
 
 if TYPE_CHECKING:
     from conftest import Rows
@@ -58,9 +55,9 @@ MATCHERS = [
 ]
 
 
-@pytest.mark.parametrize("matcher", MATCHERS, ids=str)
-def test_conforms(matcher: Matcher) -> None:
-    check_matcher(matcher)
+@pytest.mark.parametrize("check", [part for matcher in MATCHERS for part in check_matcher.parts(matcher)], ids=str)
+def test_conforms(check: Part) -> None:
+    check()
 
 
 @pytest.mark.parametrize("matcher", [matcher for matcher in MATCHERS if matcher.unequal_widths], ids=str)
@@ -189,62 +186,3 @@ def test_a_fit_draws_no_random_numbers(rows: Rows) -> None:
         if matcher.unequal_widths:
             matcher.fit(rows.moments)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagonal(ClosedFormMatcher):
-    """A plugin's matcher for equal widths, with a defect to choose."""
-
-    name: ClassVar[str] = "diagonal"
-    unequal_widths: ClassVar[bool] = False
-
-    defect: str = ""
-
-    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
-        if moments.dx != moments.dy and self.defect != "any width":
-            raise ValueError(f"diagonal needs equal widths, got {moments.dx} and {moments.dy}")
-        if not moments.n and self.defect != "no rows":
-            raise ValueError("diagonal needs rows")
-        ratio = moments.sxy.diagonal()[:8] / moments.sxx.diagonal()[:8]
-        if self.defect == "random":
-            ratio = ratio * torch.rand(1)
-        if self.defect == "changes":
-            moments.sxx.zero_()
-        stitch = LinearStitch(moments.dx, moments.dy, dtype=dtype)
-        with torch.no_grad():
-            stitch.weight.zero_()
-            stitch.bias.zero_()
-            stitch.weight.diagonal()[:8] = ratio
-        stitch.fitted = {} if self.defect == "silent" else {"n": moments.n, "r2": 0.5}
-        return stitch
-
-
-@pytest.mark.parametrize(
-    ("defect", "message"),
-    [
-        ("any width", r"fitting Moments\(dx=12, dy=8, .* must raise ValueError"),
-        ("no rows", r"fitting Moments\(dx=12, dy=12, n=0, .* must raise ValueError"),
-        ("random", "twice, the stitch differs"),
-        ("changes", "must not modify the moments"),
-        ("silent", "fitted must contain 'r2' and the 'n' of 200"),
-    ],
-)
-def test_the_check_finds_defects(monkeypatch: pytest.MonkeyPatch, defect: str, message: str) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "diagonal", Diagonal)
-    check_matcher("diagonal")
-    with pytest.raises(AssertionError, match=message):
-        check_matcher("diagonal", defect=defect)
-
-
-def test_the_check_finds_dependence_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Fragile(Diagonal):
-        def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
-            stitch = super().fit(moments, dtype)
-            # What rounding leaves of the mean differs from one order of the rows to another.
-            stitch.bias.data += 1e6 * (moments.mean_x.sum() - round(moments.mean_x.sum().item(), 8))
-            return stitch
-
-    monkeypatch.setitem(registries.matchers._registered, "diagonal", Fragile)
-    with pytest.raises(AssertionError, match=r"fitted to the same rows .*, the stitch differs by .* > 1e-10"):
-        check_matcher("diagonal")

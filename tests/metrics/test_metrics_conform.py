@@ -31,7 +31,7 @@ from hf_stitch.metrics import (
 from hf_stitch.metrics._catalogue import CATALOGUE
 from hf_stitch.metrics.base import Metric
 from hf_stitch.registry import UnknownNameError, registries
-from hf_stitch.testing.metrics import check_metric
+from hf_stitch.testing import Part, check_metric
 
 WEIGHT = torch.ones(5, 5, dtype=torch.float64)
 METRICS: list[tuple[type[Metric], dict[str, Any]]] = [
@@ -82,9 +82,11 @@ METRICS: list[tuple[type[Metric], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("metric", "options"), METRICS, ids=lambda part: getattr(part, "name", None) or str(part))
-def test_conforms(metric: type[Metric], options: dict[str, Any]) -> None:
-    check_metric(metric, **options)
+@pytest.mark.parametrize(
+    "check", [part for kind, options in METRICS for part in check_metric.parts(kind, **options)], ids=str
+)
+def test_conforms(check: Part) -> None:
+    check()
 
 
 def test_every_public_function_is_that_of_a_class_that_conforms() -> None:

@@ -19,6 +19,7 @@ from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
 from hf_stitch.relative.selection import KMeans, Random
+from hf_stitch.testing import Part, check_selection
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
 ROWS = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
@@ -97,6 +98,19 @@ def test_any_number_of_anchors_can_be_chosen(name: str) -> None:
         chosen = select_anchors(DATA, count, name, features=ROWS)
         assert len(set(chosen.ids)) == len(chosen) == count
         assert chosen.ids == select_anchors(DATA, count, name, features=ROWS).ids
+
+
+SELECTIONS = [
+    part
+    for name in registries.anchors.names()
+    if name not in ("bootstrap", "frequency", "ood", "parallel")
+    for part in check_selection.parts(name)
+]
+
+
+@pytest.mark.parametrize("check", SELECTIONS, ids=str)
+def test_selections_that_need_no_other_data_conform(check: Part) -> None:
+    check()
 
 
 @pytest.mark.parametrize(

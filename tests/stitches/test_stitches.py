@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import UnknownNameError
 from hf_stitch.relative.projection import RelativeProjection
 from hf_stitch.stitches import (
     IdentityStitch,
@@ -25,7 +25,7 @@ from hf_stitch.stitches import (
     Stitch,
     as_linear,
 )
-from hf_stitch.testing import check_stitch
+from hf_stitch.testing import Part, check_stitch
 
 STITCHES = [
     IdentityStitch(4, 4),
@@ -45,9 +45,9 @@ STITCHES = [
 ]
 
 
-@pytest.mark.parametrize("stitch", STITCHES, ids=str)
-def test_conforms(stitch: Stitch) -> None:
-    check_stitch(stitch)
+@pytest.mark.parametrize("check", [part for stitch in STITCHES for part in check_stitch.parts(stitch)], ids=str)
+def test_conforms(check: Part) -> None:
+    check()
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.sampled_from([torch.float16, torch.float32, torch.int64, torch.bool]))
@@ -115,8 +115,8 @@ def test_every_affine_stitch_is_one_weight_and_one_bias(stitch: Stitch) -> None:
 
 
 def test_what_is_no_affine_map_has_no_weight() -> None:
-    with pytest.raises(ValueError, match="Shifted is not an affine map"):
-        as_linear(Shifted(3, 3))
+    with pytest.raises(ValueError, match="PiecewiseStitch is not an affine map"):
+        as_linear(PiecewiseStitch(3, 3, pieces=2))
 
 
 def test_fitted_travels_beside_the_config() -> None:
@@ -173,53 +173,6 @@ def test_an_unknown_type_is_refused() -> None:
         Stitch.from_dict({"name": "linaer", "in_features": 3, "out_features": 3})
     with pytest.raises(TypeError, match="rank"):
         Stitch.from_dict({"name": "linear", "in_features": 3, "out_features": 3, "rank": 2})
-
-
-class Shifted(Stitch):
-    """A plugin's stitch, with a defect to choose."""
-
-    name: ClassVar[str] = "shifted"
-
-    def __init__(self, in_features: int, out_features: int, defect: str = "") -> None:
-        super().__init__(in_features, out_features)
-        self.defect = defect
-        self.register_buffer("shift", torch.linspace(1, 2, in_features), persistent=defect != "lost buffer")
-
-    def transform(self, x: torch.Tensor) -> torch.Tensor:
-        x = x - x.mean(tuple(range(x.ndim - 1))) if self.defect == "batch" and x.ndim > 1 else x
-        x = x.detach() if self.defect == "gradient" else x
-        return (x + self.shift).float() if self.defect == "dtype" else x + self.shift
-
-    def config(self) -> dict[str, Any]:
-        return {"in_features": self.in_features, "out_features": self.out_features, "defect": self.defect}
-
-
-@pytest.mark.parametrize(
-    ("defect", "message"),
-    [
-        ("", None),
-        ("lost buffer", "shift is not in the state dict"),
-        ("batch", "must not depend on the other vectors"),
-        ("gradient", "no gradient reaches the input"),
-        ("dtype", "must compute in float64"),
-    ],
-)
-def test_the_check_finds_defects(monkeypatch: pytest.MonkeyPatch, defect: str, message: str | None) -> None:
-    monkeypatch.setitem(registries.stitches._registered, "shifted", Shifted)
-    stitch = Shifted(3, 3, defect)
-    if message is None:
-        check_stitch(stitch)
-        return
-    with pytest.raises(AssertionError, match=message):
-        check_stitch(stitch)
-
-
-def test_the_check_wants_a_registered_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnknownNameError, match="shifted"):
-        check_stitch(Shifted(3, 3))
-    monkeypatch.setitem(registries.stitches._registered, "shifted", LinearStitch)
-    with pytest.raises(AssertionError, match="'shifted' is registered as"):
-        check_stitch(Shifted(3, 3))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_stitch.data import Samples
 from hf_stitch.matchers import ClosedFormMatcher
-from hf_stitch.registry import registries
+from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative.selection import Selection
 from hf_stitch.relative.similarities import Similarity
 from hf_stitch.statistics import Moments
@@ -170,6 +170,11 @@ def test_a_stitch_fails_only_the_part_that_it_violates(monkeypatch: pytest.Monke
         stitch = type("Other", (Shifted,), {})(3, 3)
         stitch.to_dict = Shifted(3, 3).to_dict
     assert_fails_only(part, STITCHES[part], check_stitch, stitch)
+
+
+def test_a_stitch_must_be_registered() -> None:
+    with pytest.raises(UnknownNameError, match="shifted"):
+        check_stitch(Shifted(3, 3))
 
 
 @dataclasses.dataclass(frozen=True)
