@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
@@ -19,23 +20,24 @@ from hf_stitch.testing.conformance import conformance
 from hf_stitch.testing.stitches import check_stitch
 
 _ROWS = 200
+Fitted = ClosedFormMatcher | RowsMatcher
 
 
 @conformance
 def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str, Callable[[], None]]]:
     """Check that a matcher satisfies the contract of ``Matcher``.
 
-    The parts; all but the first apply to closed-form matchers, which are fitted to moments of rows of widths 12 to 12,
-    12 to 8 and 8 to 12:
+    The parts; all but the first apply to closed-form matchers and to matchers of rows, which are fitted to rows of
+    widths 12 to 12, 12 to 8 and 8 to 12, or to their moments:
 
     - ``config``: it is a frozen config that can be rebuilt from JSON, and ``fits`` is that of its base class.
-    - ``pure``: a fit does not modify the moments.
-    - ``repeatable``: the same moments give the same stitch bit for bit.
-    - ``streamed``: moments that are streamed in batches, merged in another order, or computed from reordered rows give
-      the same stitch as moments of all rows at once, to 1e-10.
+    - ``pure``: a fit does not modify the moments or the rows.
+    - ``repeatable``: the same moments or rows give the same stitch bit for bit, whatever the global random state.
+    - ``streamed``, for closed-form matchers: moments that are streamed in batches, merged in another order, or computed
+      from reordered rows give the same stitch as moments of all rows at once, to 1e-10.
     - ``fitted``: ``fitted`` contains the number of rows ``n``, and ``r2``.
-    - ``empty``: empty moments raise a ``ValueError``.
-    - ``unequal_widths``: so do moments of unequal widths, if it needs equal ones.
+    - ``empty``: no rows, or moments of none, raise a ``ValueError``.
+    - ``unequal_widths``: so do unequal widths, if it needs equal ones.
     - ``stitch``: the stitch passes ``check_stitch``.
 
     Args:
@@ -53,17 +55,15 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
     def built() -> Matcher:
         return registries.matchers.build(matcher, **options)
 
-    def of_fits(
-        check: Callable[[ClosedFormMatcher, Tensor, Tensor], None], refused: bool = False
-    ) -> Callable[[], None]:
+    def of_fits(check: Callable[[Fitted, Tensor, Tensor], None], refused: bool = False) -> Callable[[], None]:
         def run() -> None:
-            closed = built()
-            skip_unless(isinstance(closed, ClosedFormMatcher), f"{closed.name} is not computed from moments")
-            assert isinstance(closed, ClosedFormMatcher)
-            skip_unless(not (refused and closed.unequal_widths), f"{closed.name} takes unequal widths")
+            found = built()
+            if not isinstance(found, ClosedFormMatcher | RowsMatcher):
+                raise SkipTest(f"{found.name} is trained through networks")
+            skip_unless(not (refused and found.unequal_widths), f"{found.name} takes unequal widths")
             for dx, dy in ((12, 12), (12, 8), (8, 12)):
-                if (dx == dy or closed.unequal_widths) != refused:
-                    check(closed, *_rows(dx, dy))
+                if (dx == dy or found.unequal_widths) != refused:
+                    check(found, *_rows(dx, dy))
 
         return run
 
@@ -72,9 +72,16 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
     yield "repeatable", of_fits(_check_repeatable)
     yield "streamed", of_fits(_check_streamed)
     yield "fitted", of_fits(_check_fitted)
-    yield "empty", of_fits(lambda closed, x, y: _check_refused(closed, Moments(x.shape[1], y.shape[1])))
-    yield "unequal_widths", of_fits(lambda closed, x, y: _check_refused(closed, _moments_at_once(x, y)), refused=True)
-    yield "stitch", of_fits(lambda closed, x, y: check_stitch(closed.fit(_moments_at_once(x, y))))
+    yield "empty", of_fits(lambda found, x, y: _check_refused(found, x[:0], y[:0]))
+    yield "unequal_widths", of_fits(_check_refused, refused=True)
+    yield "stitch", of_fits(lambda found, x, y: check_stitch(_fit(found, x, y, torch.float32)))
+
+
+def _fit(matcher: Fitted, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Stitch:
+    """Fit a matcher to rows, or to their moments."""
+    if isinstance(matcher, ClosedFormMatcher):
+        return matcher.fit(_moments_at_once(x, y), dtype=dtype)
+    return matcher.fit(x, y, dtype=dtype)
 
 
 def _check_config(matcher: Matcher) -> None:
@@ -96,37 +103,48 @@ def _rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     return x, x @ draw[_ROWS:, dx:] + 0.3 * draw[:_ROWS, dx:] - 3
 
 
-def _check_pure(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
-    moments = _moments_at_once(x, y)
-    before = {key: value.clone() for key, value in moments.state_dict().items()}
-    matcher.fit(moments, dtype=torch.float64)
-    after = moments.state_dict()
-    require(all(torch.equal(before[key], after[key]) for key in before), "a fit must not modify the moments")
+def _check_pure(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+    if isinstance(matcher, ClosedFormMatcher):
+        moments = _moments_at_once(x, y)
+        before = {key: value.clone() for key, value in moments.state_dict().items()}
+        matcher.fit(moments, dtype=torch.float64)
+        after = moments.state_dict()
+        require(all(torch.equal(before[key], after[key]) for key in before), "a fit must not modify the moments")
+    else:
+        own = x.clone(), y.clone()
+        matcher.fit(*own, dtype=torch.float64)
+        require(torch.equal(own[0], x) and torch.equal(own[1], y), "a fit must not modify the rows")
 
 
-def _check_repeatable(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
-    stitch, again = (matcher.fit(_moments_at_once(x, y), dtype=torch.float64) for _ in range(2))
-    _check_same(stitch, again, x, "twice", tolerance=0.0)
+def _check_repeatable(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+    stitch = _fit(matcher, x, y)
+    torch.rand(1)
+    _check_same(stitch, _fit(matcher, x, y), x, "twice", tolerance=0.0)
 
 
-def _check_streamed(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
+def _check_streamed(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+    if not isinstance(matcher, ClosedFormMatcher):
+        raise SkipTest(f"{matcher.name} is not fitted to moments")
     stitch = matcher.fit(_moments_at_once(x, y), dtype=torch.float64)
     for route, moments in _moments_streamed(x, y).items():
         _check_same(stitch, matcher.fit(moments, dtype=torch.float64), x, route, tolerance=1e-10)
 
 
-def _check_fitted(matcher: ClosedFormMatcher, x: Tensor, y: Tensor) -> None:
-    found = matcher.fit(_moments_at_once(x, y), dtype=torch.float64).fitted
+def _check_fitted(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+    found = _fit(matcher, x, y).fitted
     right = found.get("n") == len(x) and "r2" in found
     require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
 
 
-def _check_refused(matcher: ClosedFormMatcher, moments: Moments) -> None:
-    require_error(ValueError, lambda: matcher.fit(moments), f"fitting {moments}")
+def _check_refused(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+    what = f"fitting {len(x)} rows of widths {x.shape[1]} and {y.shape[1]}"
+    require_error(ValueError, lambda: _fit(matcher, x, y), what)
 
 
 def _moments_at_once(x: Tensor, y: Tensor) -> Moments:
     """Moments by definition, from all rows at once."""
+    if not len(x):
+        return Moments(x.shape[1], y.shape[1])
     mean_x, mean_y = x.mean(0), y.mean(0)
     x, y = x - mean_x, y - mean_y
     return Moments.of(len(x), mean_x, mean_y, x.T @ x, y.T @ y, x.T @ y)

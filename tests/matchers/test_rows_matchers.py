@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import hf_stitch
 from hf_stitch import Moments
 from hf_stitch.matchers import Piecewise, ResidualMLP, Retrieval, Ridge, RowsMatcher
 from hf_stitch.stitches import LinearStitch
+from hf_stitch.testing import check_matcher
 
 MATCHERS = [Piecewise(clusters=3), ResidualMLP(width=16, epochs=8), Retrieval(epochs=8)]
 
@@ -25,6 +27,11 @@ def rows(n: int = 240, dx: int = 6, dy: int = 4) -> tuple[torch.Tensor, torch.Te
     g = torch.Generator().manual_seed(0)
     x = torch.randn(n, dx, generator=g) + 4 * torch.randint(0, 2, (n, 1), generator=g)
     return x, x.abs() @ torch.randn(dx, dy, generator=g) + 0.1 * torch.randn(n, dy, generator=g) + 2
+
+
+@pytest.mark.parametrize("check", [part for matcher in MATCHERS for part in check_matcher.parts(matcher)], ids=str)
+def test_conforms(check: Callable[[], None]) -> None:
+    check()
 
 
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)
