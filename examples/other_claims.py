@@ -11,7 +11,6 @@ ROWS = (
     ("1", "C.2", "ImageNet ↔ CelebA", "no such data; CIFAR-10 ↔ Fashion-MNIST stands in", "out of reach",
      "across_data_sets"),
     ("1", "A.1 to A.9", "further plots of the appendix", "their figures are not in the text", "out of reach", ""),
-    ("2", "section 4, table 1", "word embeddings: FastText and Word2Vec", "planned as a plugin", "not yet", ""),
     ("2", "section 4", "training on relative representations, PubMed", "its features are not at hand", "out of reach",
      "end_to_end"),
     ("2", "section 5.2", "other architecture, text: DBpedia and Amazon", "no such data; TREC is", "out of reach",

@@ -98,6 +98,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Experiment("relative_representations", name, (*RELATIVE, "--encoders", "local"))
         for name in ("cross_architecture_text", "cross_language")
     ),
+    Experiment("relative_representations", "word_vectors", (*RELATIVE, "--texts", "{cache}/texts")),
     Experiment("dr_frankenstein", "swapping", MATCHING, script="swaps"),
     Experiment("dynamics", "training_dynamics", RELATIVE, script="dynamics"),
     *(Experiment("filter_atoms", name, (), data=False) for name in ("propositions", "toy_regression")),
