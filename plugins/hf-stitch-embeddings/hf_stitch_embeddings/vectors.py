@@ -1,0 +1,438 @@
+"""Vectors of documents and queries: reading them from any container, checking them, and encoding texts."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hf_stitch.storage.files import write_whole
+
+Metric: TypeAlias = Literal["cosine", "dot", "l2"]
+"""How a store ranks documents: by cosine, by inner product, or by Euclidean distance."""
+Vectors: TypeAlias = npt.NDArray[Any]
+"""Rows of vectors, ``(n, d)``; possibly memory-mapped."""
+
+BATCH = 8192
+"""Rows that are converted or mapped at once."""
+UNIT = 1e-2
+"""Largest deviation from 1 of the length of a vector that counts as normalised (float16 and int8 are not exact)."""
+SAMPLED = 4096
+"""Rows whose lengths decide whether vectors are normalised."""
+
+
+def read_vectors(given: Any, name: str = "vectors") -> Vectors:
+    """Read vectors from any container; memory-mapped arrays stay on the disk.
+
+    Args:
+        given: ``(n, d)``: a numpy array, also memory-mapped, of any real dtype (float16 and int8, too); a torch tensor;
+            an Arrow array of lists; a sequence of rows; the path of an ``.npy`` file, which is memory-mapped; or an
+            iterator of batches of any of these, which are joined.
+        name: What the vectors are, for messages.
+
+    Returns:
+        The vectors as a numpy array in their own dtype.
+
+    Raises:
+        ValueError: If they are no matrix of real numbers, or there are none.
+
+    Example:
+        >>> read_vectors(iter([[[1, 2]], [[3, 4], [5, 6]]])).shape
+        (3, 2)
+    """
+    if isinstance(given, str | Path):
+        given = np.load(given, mmap_mode="r")
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu()
+        given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
+    elif hasattr(given, "to_numpy") and not isinstance(given, np.ndarray):
+        given = _from_column(given)
+    elif isinstance(given, Iterator):
+        batches = [read_vectors(batch, f"a batch of {name}") for batch in given]
+        if not batches:
+            raise ValueError(f"{name} are empty: the stream has no batch")
+        if len(widths := {batch.shape[1] for batch in batches}) > 1:
+            raise ValueError(f"{name} have batches of different widths: {sorted(widths)}")
+        given = np.concatenate(batches)
+    try:
+        found = given if isinstance(given, np.ndarray) else np.asarray(given)
+    except ValueError as error:
+        raise ValueError(f"{name} are no matrix: {error}") from error
+    if found.ndim != 2 or found.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be numbers of shape (n, d), got {found.dtype} of shape {found.shape}")
+    if 0 in found.shape:
+        raise ValueError(f"{name} are empty: shape {found.shape}")
+    return found
+
+
+def _from_column(given: Any) -> Vectors:
+    """Read an Arrow array or a column of a data frame, whose items are lists."""
+    if hasattr(given, "combine_chunks"):
+        given = given.combine_chunks()
+    if getattr(given, "null_count", 0):
+        raise ValueError(f"the Arrow array has {given.null_count} empty rows; remove them on both sides")
+    if hasattr(given, "flatten") and hasattr(given, "type"):
+        flat = np.asarray(given.flatten())
+        if len(given) == 0 or flat.size % len(given):
+            raise ValueError("the lists in the Arrow array have different lengths")
+        return flat.reshape(len(given), -1)
+    values = given.to_numpy()
+    return np.stack([np.asarray(row) for row in values]) if values.ndim == 1 else np.asarray(values)
+
+
+def batches(vectors: Vectors, size: int = BATCH) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the rows in batches of float32.
+
+    Args:
+        vectors: ``(n, d)``.
+        size: Rows of a batch.
+
+    Yields:
+        ``(<= size, d)``.
+    """
+    for start in range(0, len(vectors), size):
+        yield np.asarray(vectors[start : start + size], dtype=np.float32)
+
+
+def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "cosine") -> None:
+    """Check all rows, in batches: finite, and with cosine not zero.
+
+    Args:
+        vectors: ``(n, d)``.
+        name: What they are, for messages.
+        metric: Metric of the index.
+
+    Raises:
+        ValueError: If a row has NaN or infinite values, or is zero where lengths are divided by; the message has the
+            numbers of the first rows.
+    """
+    if metric not in get_args(Metric):
+        raise ValueError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}")
+    start = 0
+    for batch in batches(vectors):
+        bad = ~np.isfinite(batch).all(1)
+        what = "NaN or infinite values"
+        if not bad.any() and metric == "cosine":
+            bad, what = ~batch.any(1), "only zeros, so that their cosine is undefined"
+        if bad.any():
+            rows = (start + np.flatnonzero(bad)).tolist()
+            raise ValueError(
+                f"{name}: {len(rows)} of rows {start} to {start + len(batch) - 1} have {what}, e.g. {rows[:5]}; "
+                "remove these rows on both sides"
+            )
+        start += len(batch)
+
+
+def normalized(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Divide each row by its length; zero rows stay.
+
+    Args:
+        vectors: ``(n, d)``.
+
+    Returns:
+        ``(n, d)`` float32.
+
+    Example:
+        >>> normalized(np.array([[3.0, 4.0]])).round(2).tolist()
+        [[0.6000000238418579, 0.800000011920929]]
+    """
+    vectors = np.asarray(vectors, dtype=np.float32)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
+def are_normalized(vectors: Vectors) -> bool:
+    """Return whether the rows have length 1, by a sample of evenly spaced rows.
+
+    Args:
+        vectors: ``(n, d)``.
+
+    Returns:
+        Whether all sampled rows have.
+
+    Example:
+        >>> are_normalized(np.eye(3)), are_normalized(2 * np.eye(3))
+        (True, False)
+    """
+    rows = np.asarray(vectors[:: max(1, len(vectors) // SAMPLED)], dtype=np.float32)
+    return bool((np.abs(np.linalg.norm(rows, axis=1) - 1) < UNIT).all())
+
+
+def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Metric = "cosine") -> None:
+    """Check that rows of two sides correspond and can be compared.
+
+    Without ids, the vectors themselves must tell: similarities among rows of one side must go with those among the same
+    rows of the other, more than after shuffling.
+
+    Args:
+        source: ``(n, d)``: old vectors.
+        target: ``(n, d')``: new vectors of the same texts.
+        ids: None, one id for each row, or a pair of such sequences, of the old rows and of the new ones.
+        metric: Metric of the index.
+
+    Raises:
+        ValueError: If the numbers of rows differ, ids differ or repeat, rows do not correspond, or only one side is
+            normalised while the metric depends on lengths.
+
+    Example:
+        >>> old = np.random.default_rng(0).normal(size=(50, 4))
+        >>> check_pairs(old, old[:40])
+        Traceback (most recent call last):
+            ...
+        ValueError: the rows do not correspond: 50 old vectors and 40 new ones
+    """
+    if len(source) != len(target):
+        raise ValueError(f"the rows do not correspond: {len(source)} old vectors and {len(target)} new ones")
+    for name, side in (("the old vectors", source), ("the new vectors", target)):
+        check_vectors(side, name, metric=metric)
+    if ids is not None:
+        _check_ids(ids, len(source))
+    else:
+        _check_alignment(source, target)
+    sides = are_normalized(source), are_normalized(target)
+    if sides[0] != sides[1]:
+        which = "old" if sides[0] else "new"
+        if metric != "cosine":
+            raise ValueError(
+                f"only the {which} vectors have length 1, and ranking by {metric} depends on lengths: normalise both "
+                "sides, or neither, or use metric='cosine'"
+            )
+        warnings.warn(
+            f"only the {which} vectors have length 1; for cosine this is no error, but the map then expects vectors "
+            "like those it was fitted to, normalised or not",
+            stacklevel=3,
+        )
+
+
+def _check_ids(ids: Any, rows: int) -> None:
+    pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str | int)
+    sides = [list(side) for side in ids] if pair else [list(ids)]
+    for side in sides:
+        if len(side) != rows:
+            raise ValueError(f"there are {len(side)} ids for {rows} rows")
+        if len(set(side)) != len(side):
+            raise ValueError(f"{len(side) - len(set(side))} ids occur more than once; give each pair once")
+    if len(sides) == 2 and sides[0] != sides[1]:
+        first = next(row for row, (a, b) in enumerate(zip(*sides, strict=True)) if a != b)
+        same = set(sides[0]) == set(sides[1])
+        remedy = "sort both sides by id" if same else "keep the ids that both sides have, in the same order"
+        raise ValueError(
+            f"the rows do not correspond: row {first} has id {sides[0][first]!r} on the old side and "
+            f"{sides[1][first]!r} on the new side; {remedy}"
+        )
+
+
+def _check_alignment(source: Vectors, target: Vectors, rows: int = 512, draws: int = 50) -> None:
+    """Compare the correlation of the similarities of both sides with that of shuffled rows."""
+    if len(source) < 10:
+        return
+    some = np.unique(np.linspace(0, len(source) - 1, min(rows, len(source))).astype(int))
+    grams = []
+    for side in (source, target):
+        block = normalized(np.asarray(side[some], dtype=np.float32))
+        gram = (block - block.mean(0)) @ (block - block.mean(0)).T
+        np.fill_diagonal(gram, 0)
+        grams.append(gram / max(float(np.linalg.norm(gram)), 1e-12))
+    found = float((grams[0] * grams[1]).sum())
+    generator = np.random.default_rng(0)
+    orders = [generator.permutation(len(some)) for _ in range(draws)]
+    shuffled = [float((grams[0] * grams[1][np.ix_(order, order)]).sum()) for order in orders]
+    if found < np.mean(shuffled) + 3 * np.std(shuffled):
+        raise ValueError(
+            f"the rows do not correspond: similarities of old and new vectors agree no more ({found:.3f}) than those "
+            f"of shuffled rows ({np.mean(shuffled):.3f}); sort both sides by id, or pass ids=(old_ids, new_ids)"
+        )
+
+
+# -- encoders ----------------------------------------------------------------------------------------------------------
+class CostLimitError(RuntimeError):
+    """The next batch of a remote encoder would exceed the cost limit.
+
+    Example:
+        >>> issubclass(CostLimitError, RuntimeError)
+        True
+    """
+
+
+@dataclass
+class RemoteEncoder:
+    """A function that encodes a list of texts, for example of a remote API, with batches, retries and a cost limit.
+
+    Attributes:
+        function: Texts -> vectors, in the same order.
+        batch_size: Texts of one call.
+        retries: How often a failed call is repeated.
+        wait: Seconds before the first repetition; doubled for each further one.
+        cost_per_character: Cost of one character of text, in any currency.
+        cost_limit: Largest total cost, checked before each call. None: no limit.
+        cache: Folder in which each batch is kept as soon as it is there, so that an interrupted run continues. None:
+            no cache.
+        name: Name of the model behind the function: batches in the cache belong to it.
+        spent: Cost so far.
+
+    Example:
+        >>> encoder = RemoteEncoder(lambda texts: [[len(text), 1.0] for text in texts], cost_per_character=0.1)
+        >>> encoder.encode(["a", "bcd"]).tolist(), round(encoder.spent, 6)
+        ([[1.0, 1.0], [3.0, 1.0]], 0.4)
+    """
+
+    function: Callable[[list[str]], Any]
+    batch_size: int = 64
+    retries: int = 3
+    wait: float = 1.0
+    cost_per_character: float = 0.0
+    cost_limit: float | None = None
+    cache: str | Path | None = None
+    name: str = "remote"
+    spent: float = field(default=0.0, init=False)
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Encode texts.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            ``(n, d)`` float32.
+
+        Raises:
+            CostLimitError: If the next call would exceed the cost limit.
+            RuntimeError: If a call still fails after all retries. Batches in the cache are kept.
+            ValueError: If the function returns another number of vectors than of texts.
+        """
+        found = [
+            self._batch(list(texts[start : start + self.batch_size]), start, len(texts))
+            for start in range(0, len(texts), self.batch_size)
+        ]
+        return np.concatenate(found)
+
+    def _batch(self, texts: list[str], start: int, total: int) -> npt.NDArray[np.float32]:
+        key = hashlib.sha256("\0".join([self.name, *texts]).encode()).hexdigest()[:32]
+        place = None if self.cache is None else Path(self.cache) / f"{key}.npy"
+        if place is not None and place.is_file():
+            kept: npt.NDArray[np.float32] = np.load(place)
+            return kept
+        cost = self.cost_per_character * sum(map(len, texts))
+        if self.cost_limit is not None and self.spent + cost > self.cost_limit:
+            raise CostLimitError(
+                f"texts {start} to {start + len(texts) - 1} of {total} would raise the cost from {self.spent:.4g} to "
+                f"{self.spent + cost:.4g}, above the limit of {self.cost_limit:.4g}; raise cost_limit"
+                + ("" if self.cache else ", and give a cache so that finished batches are kept")
+            )
+        vectors = read_vectors(self._call(texts, start, total), "the encoder's output").astype(np.float32)
+        self.spent += cost
+        if len(vectors) != len(texts):
+            raise ValueError(f"the encoder returned {len(vectors)} vectors for {len(texts)} texts")
+        if place is not None:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            content = io.BytesIO()
+            np.save(content, vectors)
+            write_whole(place, lambda path: path.write_bytes(content.getvalue()))
+        return vectors
+
+    def _call(self, texts: list[str], start: int, total: int) -> Any:
+        for attempt in range(self.retries + 1):
+            try:
+                return self.function(texts)
+            except Exception as error:  # a remote API may raise anything
+                if attempt == self.retries:
+                    kept = f"finished batches are in {self.cache}: run again" if self.cache else "give a cache"
+                    raise RuntimeError(
+                        f"encoding texts {start} to {start + len(texts) - 1} of {total} failed {attempt + 1} times, "
+                        f"last: {error}; nothing was written, {kept} to continue from here"
+                    ) from error
+                time.sleep(self.wait * 2**attempt)
+        raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class NetworkEncoder:
+    """A network of hf-stitch as an encoder: the activations of one layer, one vector for each text.
+
+    Attributes:
+        adapter: The network, from ``hf_stitch.load``.
+        layer: The layer.
+        pooling: ``"mean"``, ``"cls"`` or ``"last"``.
+        batch_size: Texts of one forward.
+
+    Example:
+        >>> NetworkEncoder(None, "encoder.layer.5").pooling
+        'mean'
+    """
+
+    adapter: Any
+    layer: str
+    pooling: Literal["mean", "cls", "last"] = "mean"
+    batch_size: int = 64
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Encode texts.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            ``(n, d)`` float32.
+        """
+        from hf_stitch.analysis.extraction import extract_activations
+
+        found = extract_activations(
+            self.adapter, list(texts), layers=[self.layer], pooling=self.pooling, batch_size=self.batch_size,
+            progress=False,
+        )  # fmt: skip
+        return found.values[self.layer].float().numpy()
+
+
+def is_encoder(given: Any) -> bool:
+    """Return whether an object encodes texts: it has ``encode``, or is a function of a list of texts.
+
+    Args:
+        given: The object.
+
+    Returns:
+        Whether it does.
+
+    Example:
+        >>> is_encoder(RemoteEncoder(len)), is_encoder(np.eye(2)), is_encoder(lambda texts: texts)
+        (True, False, True)
+    """
+    return (hasattr(given, "encode") and not isinstance(given, str)) or (
+        callable(given) and not hasattr(given, "shape")
+    )
+
+
+def encode(encoder: Any, texts: Iterable[str], *, progress: bool = False) -> npt.NDArray[np.float32]:
+    """Encode texts with a ``SentenceTransformer``, a :class:`NetworkEncoder`, a :class:`RemoteEncoder` or a function.
+
+    Args:
+        encoder: The encoder. A function gets batches of texts, as by a :class:`RemoteEncoder`.
+        texts: The texts.
+        progress: Whether to show a progress bar (``SentenceTransformer`` only).
+
+    Returns:
+        ``(n, d)`` float32.
+
+    Example:
+        >>> encode(lambda texts: [[len(text), 1] for text in texts], ["ab"]).tolist()
+        [[2.0, 1.0]]
+    """
+    texts = list(texts)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts must be a list of one str or more")
+    if not hasattr(encoder, "encode"):
+        encoder = RemoteEncoder(encoder)
+    known = type(encoder).__module__.startswith("sentence_transformers")
+    found = encoder.encode(texts, show_progress_bar=progress) if known else encoder.encode(texts)
+    vectors = read_vectors(found, "the encoder's output").astype(np.float32)
+    if len(vectors) != len(texts):
+        raise ValueError(f"the encoder returned {len(vectors)} vectors for {len(texts)} texts")
+    return vectors
