@@ -405,18 +405,18 @@ vectors of a word.
 
 ## The texts
 
-From packages of Debian 12: dict-gcide 0.48.5+nmu2 (Webster's dictionary of 1913, half of the words), wordnet-base
+From packages of Debian 12: dict-gcide 0.48.5+nmu2 (Webster's dictionary of 1913, the largest), wordnet-base
 1:3.0-37 (words and glosses), anarchism 15.3-3, dict-foldoc 20230119-1, fortunes and fortunes-min 1:1.99.1-7.3,
 jargon-text 4.4.7-4.1, debian-handbook 11.20220922 (English), debian-reference-en 2.100 and gnome-user-docs 43.0-2.
-Tags are removed and lines of a paragraph are joined; a paragraph is a line of a `.txt` file. Most of it are
-dictionaries: their sentences are short and regular.
+Tags are removed and lines of a paragraph are joined; a paragraph is a line. Most of it are dictionaries: their
+sentences are short and regular.
 
 ## Command
 
-Download the packages (`apt-get download`), unpack them (`dpkg-deb -x`), write their texts to TEXTS as `.txt` files,
-then:
+Download the packages (`apt-get download`) and unpack each into a folder of its name in UNPACKED (`dpkg-deb -x`), then:
 
 ```
+python examples/relative_representations/debian_texts.py --unpacked UNPACKED --texts TEXTS
 python examples/relative_representations/word_vectors.py --texts TEXTS --data-dir DATA --cache CACHE --out OUT
 ```
 

@@ -51,6 +51,16 @@ def test_texts_become_words_and_halves_have_no_line_in_common(script: Any, tmp_p
         script.parts_of(tmp_path / "cache" / "none", tmp_path, None)
 
 
+def test_packages_become_paragraphs(script: Any) -> None:
+    texts = importlib.import_module("debian_texts")
+    page = "<html><head><title>no</title></head><p>One &amp;\ntwo.</p><script>no</script><p>Three</p></html>"
+    assert texts.of_page(page) == "One & two.\nThree"
+    assert texts.of_gcide("Becard \\Be*card\\, n. A bird.\n   [1913 Webster]\n\nNext") == "Becard , n. A bird.\nNext"
+    synset = "00001740 03 n 02 entity 0 whole_thing 0 001 ~ 00001930 n 0000 | that which exists  "
+    assert texts.of_wordnet(f"  1 a licence\n{synset}\n") == "entity whole thing : that which exists"
+    assert texts.of_fortunes("a\nb\n%\nc\n") == "a b\nc"
+
+
 def test_training_is_repeated_exactly_and_kept(script: Any, tmp_path: Path) -> None:
     words = tmp_path / "tokens.txt"
     words.write_text("\n".join(["red green blue red", "cat dog cow dog"] * 20))
