@@ -6,6 +6,7 @@ from the Hub.
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +19,7 @@ import torch
 import transformers
 from datasets import ClassLabel, Dataset, Features, Value
 from datasets import Image as ImageFeature
+from hf_stitch_word_vectors import WordVectors
 from PIL import Image
 
 import hf_stitch
@@ -264,6 +266,23 @@ def filter_atoms() -> Namespace:
     return {"batches": torch.randn(2, 2, 3, 64, 64)}
 
 
+def word_vectors() -> Namespace:
+    """Two files of vectors with the same words, and two small vocabularies with their translations."""
+    random = np.random.default_rng(0)
+    words = [f"{first}{second}ing" for first in "abcdefghijklmnopqrst" for second in "abcdefghijklmnopqrst"]
+    lines = [f"{word} " + " ".join(f"{value:.4f}" for value in random.normal(size=8)) for word in words]
+    Path("glove.6B.100d.txt").write_text("\n".join(lines) + "\n")
+    with gzip.open("cc.en.300.vec.gz", "wt") as file:
+        file.write(f"{len(lines)} 8\n" + "\n".join(lines) + "\n")
+    vectors = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    known = ["house", "tree", *(f"word{i}" for i in range(38))]
+    english = WordVectors.of(known, vectors)
+    spanish = WordVectors.of([*known[2:], "casa", "árbol"], vectors.roll(-2, 0))
+    held_out = [(f"word{i}", f"word{i}") for i in range(20, 30)]
+    pairs = [(f"word{i}", f"word{i}") for i in range(20)]
+    return {"english": english, "spanish": spanish, "held_out_pairs": held_out, "pairs": pairs}
+
+
 def nothing() -> Namespace:
     """An empty scene, for pages that define everything themselves."""
     return {}
@@ -292,6 +311,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
     "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
+    "plugins/hf-stitch-word-vectors/README.md": word_vectors,
 }
 """Page with Python snippets -> function that creates its scene."""
 

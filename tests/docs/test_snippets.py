@@ -18,7 +18,7 @@ from hf_stitch.cli import app
 from server import turned_to_a_hub  # isort: skip
 
 ROOT = Path(__file__).parents[2]
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def snippets(page: str, language: str) -> Iterator[tuple[int, str]]:
