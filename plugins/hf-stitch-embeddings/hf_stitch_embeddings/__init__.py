@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
+from hf_stitch_embeddings.retrieval import RetrievalResult, evaluate_retrieval, exact_search
 from hf_stitch_embeddings.vectors import (
     CostLimitError,
     Metric,
@@ -23,10 +24,13 @@ __all__ = [
     "Metric",
     "NetworkEncoder",
     "RemoteEncoder",
+    "RetrievalResult",
     "are_normalized",
     "check_pairs",
     "check_vectors",
     "encode",
+    "evaluate_retrieval",
+    "exact_search",
     "normalized",
     "read_vectors",
 ]

@@ -311,9 +311,9 @@ class EmbeddingMap:
         if verdict := (self.record.get("verdict") or {}).get("sentence"):
             lines += [f"**{verdict}**", ""]
         if report := self.scores.get("report"):
-            lines += ["| on held-out pairs | recall | interval |", "| --- | --- | --- |"]
+            lines += ["| on held-out pairs | value | interval |", "| --- | --- | --- |"]
             lines += [
-                f"| {name}@{report['k']} | {score['value']:.3f} | {score['low']:.3f} to {score['high']:.3f} |"
+                f"| {name}, recall@{report['k']} | {score['value']:.3f} | {score['low']:.3f} to {score['high']:.3f} |"
                 for name, score in report["recall"].items()
             ]
             lines += ["", f"{report['n']} queries over {report['pool']} documents; neither was used for the fit.", ""]

@@ -405,9 +405,9 @@ def is_encoder(given: Any) -> bool:
         >>> is_encoder(RemoteEncoder(len)), is_encoder(np.eye(2)), is_encoder(lambda texts: texts)
         (True, False, True)
     """
-    return (hasattr(given, "encode") and not isinstance(given, str)) or (
-        callable(given) and not hasattr(given, "shape")
-    )
+    if hasattr(given, "encode"):
+        return not isinstance(given, str)
+    return callable(given) and not hasattr(given, "shape")
 
 
 def encode(encoder: Any, texts: Iterable[str], *, progress: bool = False) -> npt.NDArray[np.float32]:

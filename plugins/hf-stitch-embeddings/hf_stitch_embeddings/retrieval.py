@@ -1,0 +1,759 @@
+"""How well queries find, after an upgrade, what they would find after re-embedding all documents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hf_stitch.results import Result
+from hf_stitch_embeddings.embedding_map import EmbeddingMap
+from hf_stitch_embeddings.vectors import Metric, Vectors, check_vectors, normalized, read_vectors
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Score: TypeAlias = dict[str, float]
+"""``value``, and ``low`` and ``high``, the ends of its 95% interval."""
+Relevance: TypeAlias = Sequence[Collection[int]] | Sequence[Mapping[int, float]]
+
+OLD, RE_EMBEDDED = "old model", "re-embedding"
+CELLS = 2**25
+"""Similarities that are computed at once."""
+RERANKED = 100
+"""Documents that a lazy upgrade re-embeds for each query."""
+ANCHORS, LOCAL, POPULATION = 500, 10, 5000
+"""Anchors of relative representations; neighbours and largest number of queries from which CSLS corrects."""
+
+
+@dataclass(frozen=True)
+class System:
+    """Queries, documents, and how they are compared.
+
+    Attributes:
+        queries: ``(n, d)``.
+        documents: ``(m, d)``.
+        metric: The metric.
+        shift: ``(m,)``: added to the similarities of each document. None: nothing.
+
+    Example:
+        >>> System(np.eye(2), np.eye(2)).similarities(slice(0, 1)).tolist()
+        [[1.0, 0.0]]
+    """
+
+    queries: Vectors
+    documents: Vectors
+    metric: Metric = "cosine"
+    shift: npt.NDArray[np.float32] | None = None
+
+    def similarities(self, rows: slice) -> Tensor:
+        """Compare some queries with all documents; the greater, the nearer.
+
+        Args:
+            rows: The queries.
+
+        Returns:
+            ``(rows, m)``.
+        """
+        return _compared(
+            torch.from_numpy(np.array(self.queries[rows], np.float32)), self._documents(), self.metric, self.shift
+        )
+
+    def _documents(self) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self.documents, dtype=np.float32))
+
+
+def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = None) -> Tensor:
+    if metric == "cosine":
+        queries, documents = (side / side.norm(dim=1, keepdim=True).clamp(min=1e-12) for side in (queries, documents))
+    found = queries @ documents.T
+    if metric == "l2":
+        found = 2 * found - documents.square().sum(1)  # the length of the query changes no ranking
+    return found if shift is None else found + torch.from_numpy(np.asarray(shift, np.float32))
+
+
+def exact_search(
+    queries: Any, documents: Any, k: int = 10, *, metric: Metric = "cosine"
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Find the nearest documents by comparing with all; memory-mapped documents are read in blocks.
+
+    Args:
+        queries: ``(n, d)``.
+        documents: ``(m, d)``.
+        k: Number of documents, at most m.
+        metric: The metric.
+
+    Returns:
+        ``(n, k)`` numbers of documents, nearest first, and ``(n, k)`` similarities (with l2: ``2⟨q, d⟩ - ‖d‖²``).
+
+    Raises:
+        ValueError: If k is out of range or the widths differ.
+
+    Example:
+        >>> exact_search([[1.0, 0.1]], [[0.0, 1.0], [2.0, 0.0]], k=2)[0].tolist()
+        [[1, 0]]
+    """
+    asked, there = read_vectors(queries, "queries"), read_vectors(documents, "documents")
+    _same_width(asked, there, "queries", "documents")
+    if not 1 <= k <= len(there):
+        raise ValueError(f"k must be from 1 to the number of documents, {len(there)}, got {k}")
+    rows, step = 512, max(k, CELLS // 512)
+    numbers, nearest = [], []
+    for start in range(0, len(asked), rows):
+        block = torch.from_numpy(np.array(asked[start : start + rows], np.float32))
+        best, places = torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.long)
+        for first in range(0, len(there), step):
+            some = torch.from_numpy(np.array(there[first : first + step], np.float32))
+            found = _compared(block, some, metric).topk(min(k, len(some)))
+            best, places = torch.cat([best, found.values], 1), torch.cat([places, found.indices + first], 1)
+            top = best.topk(min(k, best.shape[1]))
+            best, places = top.values, places.gather(1, top.indices)
+        numbers.append(places.numpy())
+        nearest.append(best.numpy())
+    return np.concatenate(numbers), np.concatenate(nearest)
+
+
+def recall_at(found: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> Floats:
+    """Return, for each query, the share of its true nearest documents that were found.
+
+    Args:
+        found: ``(n, f)`` numbers of documents.
+        truth: ``(n, k)`` numbers of documents.
+
+    Returns:
+        ``(n,)``, from 0 to 1.
+
+    Example:
+        >>> recall_at(np.array([[1, 2]]), np.array([[2, 3]])).tolist()
+        [0.5]
+    """
+    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
+
+
+def ndcg(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
+    """Return the normalised discounted cumulative gain of each query (Järvelin and Kekäläinen 2002), linear gains.
+
+    Args:
+        found: ``(n, k)`` numbers of documents, nearest first.
+        relevance: For each query its relevant documents, or document -> gain.
+
+    Returns:
+        ``(n,)``; NaN for a query without relevant documents.
+
+    Example:
+        >>> ndcg(np.array([[5, 7]]), [{5}]).tolist()
+        [1.0]
+    """
+    values = []
+    discount = 1 / np.log2(np.arange(2, found.shape[1] + 2))
+    for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
+        ideal = np.sort(np.array(list(gains.values()), dtype=float))[::-1][: len(row)]
+        best = float(ideal @ discount[: len(ideal)])
+        values.append(sum(gains.get(d, 0.0) * w for d, w in zip(row, discount, strict=True)) / best if best else np.nan)
+    return np.array(values)
+
+
+def reciprocal_rank(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
+    """Return one over the rank of the first relevant document of each query; 0 if none is found.
+
+    Args:
+        found: ``(n, k)`` numbers of documents, nearest first.
+        relevance: For each query its relevant documents, or document -> gain.
+
+    Returns:
+        ``(n,)``; NaN for a query without relevant documents.
+
+    Example:
+        >>> reciprocal_rank(np.array([[5, 7]]), [{7}]).tolist()
+        [0.5]
+    """
+    values = []
+    for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
+        good = {document for document, gain in gains.items() if gain > 0}
+        first = next((1 / rank for rank, document in enumerate(row, 1) if document in good), 0.0)
+        values.append(first if good else np.nan)
+    return np.array(values)
+
+
+def _gains(relevant: Any) -> dict[int, float]:
+    if isinstance(relevant, Mapping):
+        return {int(document): float(gain) for document, gain in relevant.items()}
+    return {int(document): 1.0 for document in relevant}
+
+
+def served(
+    embedding_map: EmbeddingMap, old_documents: Vectors, old_queries: Vectors | None, new_queries: Vectors
+) -> System:
+    """Return what is searched after an upgrade with a map.
+
+    Args:
+        embedding_map: The map.
+        old_documents: ``(m, d)``: the index.
+        old_queries: ``(n, d)``: queries by the old model; needed only if the map keeps the old model.
+        new_queries: ``(n, d')``: queries by the new model.
+
+    Returns:
+        Queries and documents in one space.
+
+    Example:
+        >>> served(EmbeddingMap.old_model(2), np.eye(2), np.eye(2), np.ones((2, 3))).queries.shape
+        (2, 2)
+    """
+    metric = embedding_map.metric
+    if embedding_map.keeps_old:
+        if old_queries is None:
+            raise ValueError("the map keeps the old model, which needs old_queries")
+        return System(old_queries, old_documents, metric)
+    if embedding_map.direction == "index":
+        return System(new_queries, embedding_map(old_documents), metric)
+    # <Wᵀq, d> of the adjoint ranks by inner product; with cosine, lengths of documents are 1 in both spaces.
+    return System(embedding_map(new_queries), old_documents, metric)
+
+
+# -- recall in pools of several sizes ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Measured:
+    """Per-query figures of several systems in pools of several sizes.
+
+    Attributes:
+        sizes: Numbers of documents, the greatest first: all of them.
+        values: system -> figure -> ``(sizes, queries)``.
+        found: system -> ``(queries, k)`` documents found among all.
+
+    Example:
+        >>> Measured([1], {}, {}).sizes
+        [1]
+    """
+
+    sizes: list[int]
+    values: dict[str, dict[str, Floats]]
+    found: dict[str, npt.NDArray[np.int64]]
+
+
+@torch.no_grad()
+def measure(
+    systems: Mapping[str, System],
+    truth: System,
+    ks: Sequence[int],
+    *,
+    exclude: npt.NDArray[np.int64] | None = None,
+    seed: int = 0,
+    repeats: int = 3,
+    inside: npt.NDArray[np.bool_] | None = None,
+) -> Measured:
+    """Compute recall in the pool and in random parts of it.
+
+    Args:
+        systems: Name -> system.
+        truth: What re-embedding searches.
+        ks: Numbers of nearest documents.
+        exclude: For each query the document that is itself; it counts neither as found nor as true.
+        seed: Seed of the parts.
+        repeats: Parts of each size below the whole; their mean counts.
+        inside: Marks documents whose recall is computed apart.
+
+    Returns:
+        The figures: ``recall@k``; ``reranked@10``, the recall@10 if the first 100 are re-embedded and ranked again;
+        with ``inside``, ``recall@k in`` and ``recall@k out``, NaN for queries without such true documents.
+    """
+    count, pool, top = len(truth.queries), len(truth.documents), max(ks)
+    generator = torch.Generator().manual_seed(seed)
+    parts: list[tuple[int, Tensor | None]] = [(pool, None)]
+    while len({size for size, _ in parts}) < 5 and (size := parts[-1][0] // 2) >= max(4 * top, 40):
+        parts += [(size, torch.randperm(pool, generator=generator)[:size]) for _ in range(repeats)]
+    sizes = list(dict.fromkeys(size for size, _ in parts))
+    share = {size: sum(1 for other, _ in parts if other == size) for size in sizes}
+    reranks = 10 in ks and pool >= 2 * RERANKED
+    values: dict[str, dict[str, Floats]] = {
+        name: {f"recall@{k}": np.zeros((len(sizes), count)) for k in ks} for name in systems
+    }
+    if reranks:
+        for name in systems:
+            values[name]["reranked@10"] = np.full((len(sizes), count), np.nan)
+            for place, size in enumerate(sizes):
+                values[name]["reranked@10"][place] = 0 if size >= 2 * RERANKED else np.nan
+    if inside is not None:
+        for name in systems:
+            values[name] |= {f"recall@{k} {side}": np.full((1, count), np.nan) for k in ks for side in ("in", "out")}
+    found: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in systems}
+    step = max(1, CELLS // pool)
+    for start in range(0, count, step):
+        rows = slice(start, min(start + step, count))
+        own = None if exclude is None else torch.from_numpy(np.asarray(exclude[rows], dtype=np.int64))[:, None]
+        exact = _without(truth.similarities(rows), own)
+        masks = [
+            {k: _marked(cells.topk(k).indices, cells.shape[1]) for k in ks}
+            for cells in (exact if part is None else exact[:, part] for _, part in parts)
+        ]
+        for name, system in systems.items():
+            near = _without(system.similarities(rows), own)
+            for (size, part), true in zip(parts, masks, strict=True):
+                place = sizes.index(size)
+                again = reranks and size >= 2 * RERANKED
+                cells = near if part is None else near[:, part]
+                order = cells.topk(min(max(top, RERANKED if again else 0), size)).indices
+                for k in ks:
+                    hits = true[k].gather(1, order[:, :k]).sum(1).numpy() / k
+                    values[name][f"recall@{k}"][place, rows] += hits / share[size]
+                if again:
+                    hits = true[10].gather(1, order[:, :RERANKED]).sum(1).numpy() / 10
+                    values[name]["reranked@10"][place, rows] += hits / share[size]
+                if part is None:
+                    found[name].append(order[:, :top].numpy())
+                    if inside is not None:
+                        _apart(values[name], true, order, ks, rows, torch.from_numpy(inside))
+    return Measured(sizes, values, {name: np.concatenate(blocks) for name, blocks in found.items()})
+
+
+def _without(similarities: Tensor, own: Tensor | None) -> Tensor:
+    return similarities if own is None else similarities.scatter(1, own, -torch.inf)
+
+
+def _marked(places: Tensor, size: int) -> Tensor:
+    return torch.zeros(len(places), size, dtype=torch.bool).scatter(1, places, True)
+
+
+def _apart(
+    values: dict[str, Floats], true: dict[int, Tensor], order: Tensor, ks: Sequence[int], rows: slice, inside: Tensor
+) -> None:
+    """Fill in the recall of marked documents and of all others."""
+    for k in ks:
+        hit = _marked(order[:, :k], true[k].shape[1]) & true[k]
+        for side, documents in (("in", inside), ("out", ~inside)):
+            wanted = (true[k] & documents).sum(1).numpy()
+            got = (hit & documents).sum(1).numpy()
+            values[f"recall@{k} {side}"][0, rows] = np.where(wanted > 0, got / np.maximum(wanted, 1), np.nan)
+
+
+# -- intervals and extrapolation ---------------------------------------------------------------------------------------
+def resampled(count: int, resamples: int, seed: int) -> Floats:
+    """Return how often each query is drawn in each bootstrap sample, as weights.
+
+    Args:
+        count: Number of queries.
+        resamples: Number of samples.
+        seed: Seed.
+
+    Returns:
+        ``(resamples, count)``; each row adds up to 1.
+
+    Example:
+        >>> resampled(4, 2, 0).sum(1).tolist()
+        [1.0, 1.0]
+    """
+    return np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples) / count
+
+
+def interval(values: Floats, weights: Floats) -> Score:
+    """Return a mean over queries with its bootstrap interval; NaN values are left out.
+
+    Args:
+        values: ``(queries,)``.
+        weights: Output of :func:`resampled`.
+
+    Returns:
+        ``value``, ``low`` and ``high`` (95%).
+
+    Example:
+        >>> interval(np.ones(3), resampled(3, 10, 0))
+        {'value': 1.0, 'low': 1.0, 'high': 1.0}
+    """
+    valid = np.isfinite(values)
+    if not valid.any():
+        return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
+    kept, drawn = values[valid], weights[:, valid]
+    means = drawn @ kept / np.maximum(drawn.sum(1), 1e-12)
+    low, high = np.percentile(means, [2.5, 97.5]).round(12)
+    return {"value": round(float(kept.mean()), 12), "low": float(low), "high": float(high)}
+
+
+def extrapolate(values: Floats, sizes: Sequence[int], index_size: int, weights: Floats) -> Score:
+    """Predict a recall in an index from that in smaller pools, where it is higher.
+
+    Recall falls with the logarithm of the number of documents. Two curves are fitted to the pools: a line, and a line
+    of its log odds. The value is the mean of both predictions; the interval has the lower end of the lower one and the
+    upper end of the higher one, each over bootstrap samples of queries, because no pool tells which curve is right.
+
+    Args:
+        values: ``(sizes, queries)``.
+        sizes: Numbers of documents, at least two different ones.
+        index_size: Number of documents of the index.
+        weights: Output of :func:`resampled`.
+
+    Returns:
+        ``value``, ``low`` and ``high``; NaN with a single size, unless it is that of the index.
+
+    Example:
+        >>> falling = np.array([[0.6] * 9, [0.7] * 9, [0.8] * 9])
+        >>> round(extrapolate(falling, [400, 200, 100], 800, resampled(9, 20, 0))["value"], 2)
+        0.49
+    """
+    if sizes[0] == index_size:
+        return interval(values[0], weights)
+    kept = np.isfinite(values).all(1)
+    if kept.sum() < 2:
+        return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
+    values, pools = values[kept], np.log2(np.array(sizes)[kept])
+    means = np.vstack([values.mean(1), weights @ values.T])
+    edge = 0.5 / (values.shape[1] + 1)
+    odds = np.log(np.clip(means, edge, 1 - edge) / (1 - np.clip(means, edge, 1 - edge)))
+    centred = pools - pools.mean()
+    step = np.log2(index_size) - pools.mean()
+
+    def line(points: Floats) -> Floats:
+        slope = np.minimum(points @ centred / (centred @ centred), 0)  # a larger index is never easier
+        fitted: Floats = points.mean(1) + slope * step
+        return fitted
+
+    predictions = [np.clip(line(means), 0, 1), 1 / (1 + np.exp(-line(odds)))]
+    lows, highs = zip(*(np.percentile(each[1:], [2.5, 97.5]) for each in predictions), strict=True)
+    value = float(np.mean([each[0] for each in predictions]))
+    return {"value": value, "low": min(value, *map(float, lows)), "high": max(value, *map(float, highs))}
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class RetrievalResult(Result):
+    """How well each system finds what re-embedding would find.
+
+    Attributes:
+        scores: system -> figure -> ``value``, ``low``, ``high`` (95%, over queries). Figures: ``recall@k`` (fidelity
+            to re-embedding), ``reranked@10``, and with relevance labels ``ndcg@10`` and ``mrr@10`` (quality).
+        predicted: The same recalls in an index of ``index_size`` documents; empty without ``index_size``.
+        gains: The same as ``scores``, minus those of the old model, query by query.
+        pools: system -> recall -> mean in pools of each of ``sizes``.
+        sizes: Numbers of documents, the greatest first.
+        maps: Names of the maps; all others are baselines.
+        queries: Number of queries.
+        documents: Number of documents.
+        metric: Metric.
+        index_size: Number of documents of the index for which recall is predicted, or None.
+        notes: What could not be computed, and why.
+        per_query: system -> recall of each query, of the k nearest to 10.
+
+    Example:
+        >>> vectors = np.random.default_rng(0).normal(size=(300, 8))
+        >>> result = evaluate_retrieval({}, vectors[20:], vectors[20:], vectors[:20], vectors[:20], k=10, resamples=50)
+        >>> result.scores["old model"]["recall@10"]["value"]
+        1.0
+    """
+
+    scores: dict[str, dict[str, Score]]
+    predicted: dict[str, dict[str, Score]]
+    gains: dict[str, dict[str, Score]]
+    pools: dict[str, dict[str, list[float]]]
+    sizes: list[int]
+    maps: list[str]
+    queries: int
+    documents: int
+    metric: str
+    index_size: int | None
+    notes: list[str]
+    per_query: dict[str, Any] = field(default_factory=dict, metadata={"saved": False}, compare=False, repr=False)
+
+    @property
+    def figure(self) -> str:
+        """The recall whose k is nearest to 10."""
+        return nearest_to_ten(next(iter(self.scores.values())))
+
+    def best(self, figure: str | None = None) -> str:
+        """Return the map or baseline that is best without re-embedding.
+
+        Args:
+            figure: The figure. Default: the recall whose k is nearest to 10.
+
+        Returns:
+            The name.
+        """
+        names = [name for name in self.scores if name != RE_EMBEDDED]
+        return max(names, key=lambda name: self.scores[name][figure or self.figure]["value"])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row for each system and figure."""
+        import pandas
+
+        rows = []
+        for name, figures in self.scores.items():
+            for figure, score in figures.items():
+                guess = self.predicted.get(name, {}).get(figure, {})
+                gain = self.gains.get(name, {}).get(figure, {})
+                rows.append(
+                    {"system": name, "map": name in self.maps, "figure": figure, **score}
+                    | {f"predicted_{key}": value for key, value in guess.items()}
+                    | {f"gain_{key}": value for key, value in gain.items()}
+                )
+        return pandas.DataFrame(rows)
+
+    def __rich__(self) -> RenderableType:
+        """Return the table."""
+        from rich.console import Group
+        from rich.table import Table
+
+        figures = list(dict.fromkeys(figure for row in self.scores.values() for figure in row))
+        table = Table(title=f"{self.queries} queries, {self.documents} documents, {self.metric}")
+        table.add_column("system")
+        for figure in figures:
+            table.add_column(figure, justify="right")
+        if self.index_size:
+            table.add_column(f"{self.figure} of {self.index_size:,}", justify="right")
+        for name, row in self.scores.items():
+            cells = [_cell(row.get(figure)) for figure in figures]
+            if self.index_size:
+                cells.append(_cell(self.predicted.get(name, {}).get(self.figure)))
+            table.add_row(name, *cells)
+        return Group(table, *self.notes)
+
+    def plot(self) -> Figure:
+        """Draw the recalls with their intervals."""
+        from hf_stitch.plots.intervals import interval_panels
+
+        recalls = [figure for figure in next(iter(self.scores.values())) if figure.startswith("recall")]
+        return interval_panels(
+            {
+                figure: {
+                    name: (row[figure]["value"], row[figure]["low"], row[figure]["high"])
+                    for name, row in self.scores.items()
+                    if figure in row
+                }
+                for figure in recalls
+            },
+            "share of the documents that re-embedding finds",
+        )
+
+
+def _cell(score: Score | None) -> str:
+    if score is None or not np.isfinite(score["value"]):
+        return "–"
+    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+
+
+def nearest_to_ten(figures: Collection[str]) -> str:
+    """Return the figure ``recall@k`` whose k is nearest to 10.
+
+    Args:
+        figures: Names of figures.
+
+    Returns:
+        The name.
+
+    Example:
+        >>> nearest_to_ten(["recall@1", "recall@10", "ndcg@10"])
+        'recall@10'
+    """
+    recalls = [figure for figure in figures if figure.startswith("recall@") and " " not in figure]
+    return min(recalls, key=lambda figure: abs(int(figure.partition("@")[2]) - 10))
+
+
+def evaluate_retrieval(
+    maps: EmbeddingMap | Mapping[str, EmbeddingMap],
+    old_documents: Any,
+    new_documents: Any,
+    old_queries: Any,
+    new_queries: Any,
+    *,
+    k: int | Sequence[int] = (1, 10, 100),
+    relevance: Relevance | None = None,
+    index_size: int | None = None,
+    pairs: tuple[Any, Any] | None = None,
+    exclude: Any = None,
+    in_pairs: Any = None,
+    baselines: bool = True,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> RetrievalResult:
+    """Compare maps with the old model, with baselines and with re-embedding.
+
+    Fidelity is the share of the k documents nearest to the new query among re-embedded documents that are also among
+    the k nearest after the upgrade. It is not quality: pass ``relevance`` for that. Recall is predicted for the size of
+    the index (:func:`extrapolate`), because it is higher in a small pool.
+
+    Args:
+        maps: One map, or name -> map, all of the same metric.
+        old_documents: ``(m, d)``: documents by the old model. They and the queries must not be among the fitted pairs,
+            except those marked by ``in_pairs``.
+        new_documents: ``(m, d')``: the same documents by the new model.
+        old_queries: ``(n, d)``: queries by the old model.
+        new_queries: ``(n, d')``: the same queries by the new model.
+        k: Numbers of nearest documents. Those above a quarter of the documents are left out.
+        relevance: For each query its relevant documents, or document -> gain. None: only fidelity.
+        index_size: Number of documents of the index. None: no prediction.
+        pairs: The old and new vectors of the fitted pairs, for relative representations, whitening and CSLS.
+        exclude: For each query the document that is the query itself, if queries are documents.
+        in_pairs: ``(m,)``: which documents are among the fitted pairs; their recall is then reported apart.
+        baselines: Whether to compute the baselines other than the old model.
+        resamples: Bootstrap samples of queries.
+        seed: Seed of resampling, of pools and of the random map.
+
+    Returns:
+        The result.
+
+    Raises:
+        ValueError: If vectors do not fit together.
+
+    Example:
+        >>> old = np.random.default_rng(0).normal(size=(400, 6))
+        >>> new = old[:, ::-1].copy()
+        >>> from hf_stitch.stitches import LinearStitch
+        >>> exact = EmbeddingMap.of(LinearStitch.of(weight=torch.eye(6).flip(0)))
+        >>> result = evaluate_retrieval(exact, old[50:], new[50:], old[:50], new[:50], k=10, resamples=50)
+        >>> result.best(), round(result.scores["linear, index"]["recall@10"]["value"], 3)
+        ('linear, index', 1.0)
+    """
+    named = {maps.name: maps} if isinstance(maps, EmbeddingMap) else dict(maps)
+    metrics = {each.metric for each in named.values()} or {"cosine"}
+    if len(metrics) > 1:
+        raise ValueError(f"maps of one metric can be compared, got {', '.join(sorted(metrics))}")
+    metric: Metric = metrics.pop()
+    sides = {
+        "old_documents": read_vectors(old_documents, "old_documents"),
+        "new_documents": read_vectors(new_documents, "new_documents"),
+        "old_queries": read_vectors(old_queries, "old_queries"),
+        "new_queries": read_vectors(new_queries, "new_queries"),
+    }
+    for name, side in sides.items():
+        check_vectors(side, name, metric=metric)
+    old, new, old_asked, asked = sides.values()
+    for one, other in (("old_documents", "new_documents"), ("old_queries", "new_queries")):
+        if len(sides[one]) != len(sides[other]):
+            raise ValueError(f"{one} and {other} do not correspond: {len(sides[one])} and {len(sides[other])} rows")
+    _same_width(old_asked, old, "old_queries", "old_documents")
+    _same_width(asked, new, "new_queries", "new_documents")
+    if relevance is not None and len(relevance) != len(asked):
+        raise ValueError(f"relevance must have one item for each of {len(asked)} queries, got {len(relevance)}")
+    own = None if exclude is None else np.asarray(exclude, dtype=np.int64)
+    if own is not None and (own.shape != (len(asked),) or own.min() < 0 or own.max() >= len(old)):
+        raise ValueError(f"exclude must be {len(asked)} numbers of documents, below {len(old)}")
+    marked = None if in_pairs is None else np.asarray(in_pairs, dtype=bool)
+    if marked is not None and marked.shape != (len(old),):
+        raise ValueError(f"in_pairs must mark each of {len(old)} documents, got shape {marked.shape}")
+    if index_size is not None and index_size < 1:
+        raise ValueError(f"index_size must be at least 1, got {index_size}")
+    notes: list[str] = []
+    ks = _possible(k, len(old), notes)
+
+    truth = System(asked, new, metric)
+    systems = {name: served(each, old, old_asked, asked) for name, each in named.items()}
+    systems[OLD] = System(old_asked, old, metric)
+    if baselines:
+        systems |= _baselines(old, asked, pairs, metric, seed, notes)
+        if pairs is not None and named and metric == "cosine":
+            systems |= {f"{name} + CSLS": _csls(each, systems[name], pairs) for name, each in named.items()}
+    systems[RE_EMBEDDED] = truth
+    measured = measure(systems, truth, ks, exclude=own, seed=seed, inside=marked)
+    weights = resampled(len(asked), resamples, seed)
+    per_query = {name: {figure: each[0] for figure, each in row.items()} for name, row in measured.values.items()}
+    if relevance is not None:
+        for name, found in measured.found.items():
+            depth = min(10, found.shape[1])
+            per_query[name][f"ndcg@{depth}"] = ndcg(found[:, :depth], relevance)
+            per_query[name][f"mrr@{depth}"] = reciprocal_rank(found[:, :depth], relevance)
+    scores = {name: {f: interval(each, weights) for f, each in row.items()} for name, row in per_query.items()}
+    gains = {
+        name: {f: interval(each - per_query[OLD][f], weights) for f, each in row.items()}
+        for name, row in per_query.items()
+        if name != OLD
+    }
+    whole = {
+        name: {f: each for f, each in row.items() if len(each) == len(measured.sizes)}
+        for name, row in measured.values.items()
+    }
+    predicted: dict[str, dict[str, Score]] = {}
+    if index_size is not None:
+        predicted = {
+            name: {f: extrapolate(each, measured.sizes, index_size, weights) for f, each in row.items() if " " not in f}
+            for name, row in whole.items()
+        }
+        if len(measured.sizes) < 2 and index_size != len(old):
+            notes.append(f"{len(old)} documents are too few to predict recall in an index of {index_size}")
+    main = nearest_to_ten([f"recall@{each}" for each in ks])
+    return RetrievalResult(
+        scores=scores,
+        predicted=predicted,
+        gains=gains,
+        pools={n: {f: each.mean(1).tolist() for f, each in row.items() if " " not in f} for n, row in whole.items()},
+        sizes=measured.sizes,
+        maps=list(named),
+        queries=len(asked),
+        documents=len(old),
+        metric=metric,
+        index_size=index_size,
+        notes=notes,
+        per_query={name: row[main] for name, row in per_query.items()},
+    )
+
+
+def _possible(k: int | Sequence[int], documents: int, notes: list[str]) -> list[int]:
+    wanted = sorted({k} if isinstance(k, int) else set(k))
+    if not wanted or wanted[0] < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    kept = [each for each in wanted if 4 * each <= documents]
+    if not kept:
+        raise ValueError(f"recall@{wanted[0]} needs at least {4 * wanted[0]} documents, got {documents}")
+    if len(kept) < len(wanted):
+        left = ", ".join(str(each) for each in wanted if each not in kept)
+        notes.append(f"recall@{left} is left out: there are only {documents} documents")
+    return kept
+
+
+def _same_width(one: Vectors, other: Vectors, name: str, second: str) -> None:
+    if one.shape[1] != other.shape[1]:
+        raise ValueError(f"{name} and {second} have different widths: {one.shape[1]} and {other.shape[1]}")
+
+
+# -- baselines ---------------------------------------------------------------------------------------------------------
+def _baselines(
+    old: Vectors, asked: Vectors, pairs: tuple[Any, Any] | None, metric: Metric, seed: int, notes: list[str]
+) -> dict[str, System]:
+    generator = np.random.default_rng(seed)
+    found = {}
+    if old.shape[1] == asked.shape[1]:
+        found["no map"] = System(asked, old, metric)
+    else:
+        notes.append(f"no map: impossible between widths {old.shape[1]} and {asked.shape[1]}")
+    random = generator.normal(size=(asked.shape[1], old.shape[1])).astype(np.float32)
+    found["random map"] = System(np.asarray(asked, np.float32) @ random, old, metric)
+    if pairs is None:
+        notes.append("relative representations, whitening and CSLS are left out: pass the fitted pairs")
+        return found
+    before, after = (read_vectors(side, "pairs") for side in pairs)
+    if len(before) != len(after) or before.shape[1] != old.shape[1] or after.shape[1] != asked.shape[1]:
+        raise ValueError(f"pairs must be old and new vectors of the same texts, got {before.shape} and {after.shape}")
+    chosen = np.sort(generator.permutation(len(before))[:ANCHORS])
+    found["relative representations"] = System(_relative(asked, after[chosen]), _relative(old, before[chosen]))
+    white = [_whitening(side) for side in (before, after)]
+    left, right = ((np.asarray(s, np.float32) - m) @ w for s, (m, w) in zip((before, after), white, strict=True))
+    u, _, v = np.linalg.svd(left.T @ right, full_matrices=False)
+    (m, w), (m2, w2) = white
+    documents = ((np.asarray(old, np.float32) - m) @ w) @ (u @ v)
+    found["centring + whitening"] = System((np.asarray(asked, np.float32) - m2) @ w2, documents)
+    return found
+
+
+def _relative(vectors: Vectors, anchors: Vectors) -> npt.NDArray[np.float32]:
+    """Cosines to the anchors (Moschella et al. 2023)."""
+    return normalized(np.asarray(vectors, np.float32)) @ normalized(np.asarray(anchors, np.float32)).T
+
+
+def _whitening(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Mean, and the inverse square root of the covariance, shrunk by a tenth of its mean eigenvalue."""
+    rows = np.asarray(vectors, np.float64)
+    values, directions = np.linalg.eigh(np.cov(rows, rowvar=False).reshape(rows.shape[1], rows.shape[1]))
+    scale = 1 / np.sqrt(np.maximum(values, 0) + 0.1 * max(values.mean(), 1e-12))
+    return rows.mean(0).astype(np.float32), ((directions * scale) @ directions.T).astype(np.float32)
+
+
+def _csls(embedding_map: EmbeddingMap, system: System, pairs: tuple[Any, Any]) -> System:
+    """Subtract half the mean similarity of a document to its nearest queries (Conneau et al. 2018): fewer hubs."""
+    before, after = (read_vectors(side)[:POPULATION] for side in pairs)
+    mapped = not embedding_map.keeps_old and embedding_map.direction != "index"
+    population = embedding_map(after) if mapped else before if embedding_map.keeps_old else after
+    nearest = exact_search(system.documents, population, min(LOCAL, len(population)))[1]
+    return System(system.queries, system.documents, system.metric, (-nearest.mean(1) / 2).astype(np.float32))
