@@ -22,7 +22,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and e
 Data = Annotated[
     str,
     typer.Option(
-        help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or sklearn:digits."
+        help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or NAME:PLACE of another "
+        "source (hf-stitch list data), as sklearn:digits."
     ),
 ]
 DataDir = Annotated[
@@ -243,7 +244,7 @@ def read_samples(
     """Read the samples that the command line options select.
 
     Args:
-        data: Hub id, local folder, or ``sklearn:digits``.
+        data: Hub id, local folder, or ``name:place`` of a source.
         data_dir: Folder with a local copy of the data set. ``None``: the Hub.
         split: Split of the data set. ``None``: the only one.
         count: Number of samples, drawn with stratification by class. ``None``: all.
