@@ -22,8 +22,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and e
 Data = Annotated[
     str,
     typer.Option(
-        help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or NAME:PLACE of another "
-        "source (hf-stitch list data), as sklearn:digits."
+        help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or NAME:PLACE of "
+        "another source (hf-stitch list data), as sklearn:digits."
     ),
 ]
 DataDir = Annotated[
