@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
+from hf_stitch_embeddings.fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
 from hf_stitch_embeddings.retrieval import RetrievalResult, evaluate_retrieval, exact_search
 from hf_stitch_embeddings.vectors import (
     CostLimitError,
@@ -16,21 +17,33 @@ from hf_stitch_embeddings.vectors import (
     normalized,
     read_vectors,
 )
+from hf_stitch_embeddings.verdict import Ageing, Calibration, Verdict, calibrate, monitor, query_scores, verdict
 
 __all__ = [
+    "Ageing",
+    "Calibration",
     "CostLimitError",
     "Direction",
     "EmbeddingMap",
     "Metric",
     "NetworkEncoder",
+    "PairsCurve",
     "RemoteEncoder",
     "RetrievalResult",
+    "Verdict",
     "are_normalized",
+    "calibrate",
     "check_pairs",
     "check_vectors",
     "encode",
     "evaluate_retrieval",
     "exact_search",
+    "fit_embedding_map",
+    "monitor",
     "normalized",
+    "pairs_curve",
+    "query_scores",
     "read_vectors",
+    "split_pairs",
+    "verdict",
 ]

@@ -257,7 +257,7 @@ def measure(
         ks: Numbers of nearest documents.
         exclude: For each query the document that is itself; it counts neither as found nor as true.
         seed: Seed of the parts.
-        repeats: Parts of each size below the whole; their mean counts.
+        repeats: Parts of each size below the whole; their mean counts. 0: only the whole.
         inside: Marks documents whose recall is computed apart.
 
     Returns:
@@ -267,7 +267,7 @@ def measure(
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
     parts: list[tuple[int, Tensor | None]] = [(pool, None)]
-    while len({size for size, _ in parts}) < 5 and (size := parts[-1][0] // 2) >= max(4 * top, 40):
+    while repeats and len({size for size, _ in parts}) < 5 and (size := parts[-1][0] // 2) >= max(4 * top, 40):
         parts += [(size, torch.randperm(pool, generator=generator)[:size]) for _ in range(repeats)]
     sizes = list(dict.fromkeys(size for size, _ in parts))
     share = {size: sum(1 for other, _ in parts if other == size) for size in sizes}

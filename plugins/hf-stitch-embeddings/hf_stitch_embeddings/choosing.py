@@ -1,0 +1,396 @@
+"""The choice of map, direction and penalty by held-out retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hf_stitch import Moments, registries
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
+from hf_stitch.stitches import Stitch
+from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
+from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, resampled, served
+from hf_stitch_embeddings.vectors import Metric, Vectors, are_normalized, batches, normalized
+
+FEW = 500
+"""Pairs below which only maps with a safe start are tried, and must beat the old model beyond chance."""
+KEEP = "old model"
+MAPS = (
+    "identity",
+    "procrustes",
+    "ridge_to_identity",
+    "ridge",
+    "low_rank",
+    "piecewise",
+    "residual_mlp",
+    "retrieval",
+)
+"""Maps that ``auto`` tries, simple ones first."""
+SAFE = ("identity", "ridge_to_identity")
+"""Maps that ``auto`` tries with few pairs; between different widths, where there are none, :data:`SAFE_ELSE`."""
+SAFE_ELSE = ("procrustes", "ridge")
+PENALTIES = (0.1, 1.0, 10.0, 100.0)
+"""Multiples of the penalty of least generalised cross-validation error that ``auto`` tries."""
+POOL_SHARE = 10
+"""Recall is computed at a tenth of the pool, at most at 10: of the ten nearest of thirty, chance finds a third."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A map that can be fitted.
+
+    Attributes:
+        name: Name of a matcher, or ``"old model"``.
+        direction: What the map applies to.
+        options: Options of the matcher.
+        multiple: Multiple of the penalty of least generalised cross-validation error; None for maps without one.
+
+    Example:
+        >>> Candidate("ridge", "index", multiple=10.0).label
+        'ridge x10, index'
+    """
+
+    name: str
+    direction: Direction
+    options: Mapping[str, Any] = field(default_factory=dict)
+    multiple: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Name, options and direction as text."""
+        if self.name == KEEP:
+            return KEEP
+        more = "".join(f" {key}={value}" for key, value in self.options.items())
+        times = "" if self.multiple in (None, 1.0) else f" x{self.multiple:g}"
+        return f"{self.name}{more}{times}, {self.direction}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A candidate with its held-out scores.
+
+    Attributes:
+        candidate: The candidate.
+        recall: Mean recall of held-out queries over held-out documents.
+        low: Lower end of its 95% interval over queries.
+        high: Upper end.
+        r2: Share of the variance of held-out targets that the map explains; NaN for the old model.
+        cosine: Mean cosine of mapped vectors and targets; NaN for the old model.
+        queries: Recall of each query.
+
+    Example:
+        >>> Scored(Candidate("ridge", "query"), 0.5, 0.4, 0.6, 0.1, 0.2, np.ones(1)).to_dict()["recall"]
+        0.5
+    """
+
+    candidate: Candidate
+    recall: float
+    low: float
+    high: float
+    r2: float
+    cosine: float
+    queries: Floats = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the queries as JSON values."""
+        figures = {key: round(getattr(self, key), 6) for key in ("recall", "low", "high", "r2", "cosine")}
+        shown = {key: None if value != value else value for key, value in figures.items()}
+        candidate = asdict(self.candidate) | {"options": dict(self.candidate.options)}
+        return {"label": self.candidate.label, **candidate, **shown}
+
+
+def candidates(
+    pairs: int,
+    old_width: int,
+    new_width: int,
+    *,
+    map: str | Matcher = "auto",
+    direction: Direction | Literal["auto"] = "auto",
+    metric: Metric = "cosine",
+) -> list[Candidate]:
+    """List the maps to choose from.
+
+    Args:
+        pairs: Number of pairs.
+        old_width: Width of old vectors.
+        new_width: Width of new vectors.
+        map: ``"auto"``, the name of a matcher, or a matcher.
+        direction: ``"auto"`` or a direction.
+        metric: Metric of the index.
+
+    Returns:
+        The candidates; with ``map="auto"``, the first is the old model.
+
+    Raises:
+        ValueError: If map and direction do not fit, or the map needs equal widths.
+
+    Example:
+        >>> [each.label for each in candidates(100, 8, 8, direction="query")][:3]
+        ['old model', 'identity, query', 'ridge_to_identity x0.1, query']
+    """
+    equal = old_width == new_width
+    directions: tuple[Direction, ...] = ("index", "query", "adjoint") if direction == "auto" else (direction,)
+    if metric == "l2":
+        if direction == "adjoint":
+            raise ValueError("with metric l2 there is no adjoint; choose direction 'index' or 'query'")
+        directions = tuple(each for each in directions if each != "adjoint")
+    found = [Candidate(KEEP, "query")] if map == "auto" else []
+    if isinstance(map, Matcher):
+        options = {key: value for key, value in map.to_dict().items() if key != "name"}
+        names: Iterable[tuple[str, dict[str, Any]]] = [(map.name, options)]
+    elif map == "auto":
+        known = MAPS if pairs >= FEW else SAFE if equal else SAFE_ELSE
+        names = [(name, {}) for name in known]
+    else:
+        registries.matchers.get(map)
+        names = [(map, {})]
+    for name, options in names:
+        kind = registries.matchers.get(name)
+        if not equal and (name == "identity" or not kind.unequal_widths):
+            if map == "auto":
+                continue
+            raise ValueError(f"{name} needs equal widths, got {old_width} and {new_width}; use 'ridge'")
+        if kind.fits == "task":
+            raise ValueError(f"{name} is trained on the loss of a task and cannot be fitted to vectors")
+        variants = (
+            [(options, None)] if options else _variants(name, auto=map == "auto", width=min(old_width, new_width))
+        )
+        for each in directions:
+            if each == "adjoint" and ((kind.fits == "rows" and name != "retrieval") or name == "identity"):
+                if direction == "adjoint" and map != "auto":
+                    raise ValueError(f"{name} has no adjoint of use: choose direction 'index' or 'query'")
+                continue  # the adjoint of the identity is the identity on queries
+            if name == "identity" and each == "index" and "query" in directions:
+                continue  # the same ranking
+            found += [Candidate(name, each, more, multiple) for more, multiple in variants]
+    return found
+
+
+def _variants(name: str, *, auto: bool, width: int) -> list[tuple[dict[str, Any], float | None]]:
+    if name in ("ridge", "ridge_to_identity"):
+        return [({}, multiple) for multiple in (PENALTIES if auto else (1.0,))]
+    if name == "procrustes" and auto:
+        return [({}, None), ({"center": False}, None)]
+    if name == "low_rank":
+        return [({"rank": max(1, width // 2)}, None)]
+    return [({}, None)]
+
+
+class Fits:
+    """Fits candidates to pairs; the moments, and maps that several directions share, are computed once.
+
+    Args:
+        old: ``(n, d)``: old vectors.
+        new: ``(n, d')``: new vectors of the same texts.
+        metric: Metric of the index. With cosine, targets are normalised before the fit.
+        seed: Seed of trained maps.
+
+    Example:
+        >>> rows = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+        >>> Fits(rows, rows).map(Candidate("ridge", "adjoint", multiple=1.0))
+        EmbeddingMap(ridge, adjoint: 4 -> 4, cosine)
+    """
+
+    def __init__(self, old: Vectors, new: Vectors, metric: Metric = "cosine", seed: int = 0) -> None:
+        self.old, self.new, self.metric, self.seed = old, new, metric, seed
+        self._moments: dict[bool, Moments] = {}
+        self._fitted: dict[Any, tuple[Stitch, dict[str, Any]]] = {}
+
+    def map(self, candidate: Candidate) -> EmbeddingMap:
+        """Fit a candidate.
+
+        Args:
+            candidate: The candidate.
+
+        Returns:
+            The map.
+        """
+        recipe = {"samples": len(self.old), "seed": self.seed}
+        if candidate.name == KEEP:
+            return EmbeddingMap.old_model(self.old.shape[1], metric=self.metric, recipe=recipe)
+        forward = candidate.direction != "query"
+        key = (candidate.name, repr(sorted(candidate.options.items())), candidate.multiple, forward)
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(candidate, forward)
+        stitch, matcher = self._fitted[key]
+        unit = are_normalized(self.old if forward else self.new)
+        found = EmbeddingMap.of(
+            stitch,
+            direction="index" if forward else "query",
+            metric=self.metric,
+            recipe={**recipe, "matcher": matcher},
+            input_normalized=unit and self.metric == "cosine",
+        )
+        return found.adjoint() if candidate.direction == "adjoint" else found
+
+    def _sides(self, forward: bool) -> tuple[Vectors, Vectors]:
+        return (self.old, self.new) if forward else (self.new, self.old)
+
+    def _target(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return normalized(rows) if self.metric == "cosine" else rows
+
+    def moments(self, forward: bool) -> Moments:
+        """Return the moments of the pairs, from batches.
+
+        Args:
+            forward: Whether from old vectors to new ones.
+
+        Returns:
+            The moments.
+        """
+        if forward not in self._moments:
+            x, y = self._sides(forward)
+            found = Moments(x.shape[1], y.shape[1])
+            for some, other in zip(batches(x), batches(y), strict=True):
+                found.update(torch.from_numpy(some.copy()), torch.from_numpy(self._target(other).copy()))
+            self._moments[forward] = found
+        return self._moments[forward]
+
+    def _fit(self, candidate: Candidate, forward: bool) -> tuple[Stitch, dict[str, Any]]:
+        kind = registries.matchers.get(candidate.name)
+        options = dict(candidate.options)
+        if "seed" in getattr(kind, "__dataclass_fields__", {}) and "seed" not in options:
+            options["seed"] = self.seed
+        matcher = registries.matchers.build(candidate.name, **options)
+        if isinstance(matcher, RowsMatcher):
+            x, y = (np.array(side, dtype=np.float32) for side in self._sides(forward))
+            return matcher.fit(torch.from_numpy(x), torch.from_numpy(self._target(y))), matcher.to_dict()
+        assert isinstance(matcher, ClosedFormMatcher)
+        stitch = matcher.fit(self.moments(forward))
+        if candidate.multiple not in (None, 1.0):
+            assert candidate.multiple is not None
+            options["ridge"] = float(stitch.fitted["ridge"]) * candidate.multiple
+            matcher = registries.matchers.build(candidate.name, **options)
+            assert isinstance(matcher, ClosedFormMatcher)
+            stitch = matcher.fit(self.moments(forward))
+        return stitch, matcher.to_dict()
+
+
+def pool_k(pool: int) -> int:
+    """Return at which k recall is compared in a pool: a tenth of it, from 1 to 10.
+
+    Args:
+        pool: Number of documents.
+
+    Returns:
+        k.
+
+    Example:
+        >>> pool_k(1000), pool_k(45), pool_k(5)
+        (10, 4, 1)
+    """
+    return max(1, min(10, pool // POOL_SHARE))
+
+
+def score(
+    held_out: Sequence[tuple[EmbeddingMap, Vectors, Vectors]], *, seed: int = 0, k: int | None = None
+) -> tuple[Floats, float, float]:
+    """Score maps by retrieval among held-out pairs: each is a query, and all others are the documents.
+
+    In cross-validation, the rows of each fold are mapped by the map that was fitted without them, and the folds then
+    are one pool.
+
+    Args:
+        held_out: For each fold the map, ``(n, d)`` old vectors and ``(n, d')`` new vectors.
+        seed: Seed of pools.
+        k: Number of nearest documents. Default: :func:`pool_k`.
+
+    Returns:
+        Recall of each query; R² and mean cosine of mapped vectors and their targets, NaN for the old model.
+
+    Example:
+        >>> rows = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+        >>> float(score([(EmbeddingMap.old_model(3), rows, rows)])[0].mean())
+        1.0
+    """
+    systems = [served(found, old, old, new) for found, old, new in held_out]
+    first = held_out[0][0]
+    new = np.concatenate([np.asarray(side, np.float32) for _, _, side in held_out])
+    joined = System(
+        np.concatenate([np.asarray(each.queries, np.float32) for each in systems]),
+        np.concatenate([np.asarray(each.documents, np.float32) for each in systems]),
+        first.metric,
+    )
+    k = pool_k(len(new)) if k is None else k
+    own = np.arange(len(new))
+    measured = measure({"map": joined}, System(new, new, first.metric), [k], exclude=own, seed=seed, repeats=0)
+    queries = measured.values["map"][f"recall@{k}"][0]
+    if first.keeps_old:
+        return queries, float("nan"), float("nan")
+    mapped, target = joined.documents, new
+    if first.direction != "index":
+        mapped = joined.queries
+        target = np.concatenate([np.asarray(old, np.float32) for _, old, _ in held_out])
+    if first.normalized:
+        target = normalized(target)
+    left = float(np.square(mapped - target).sum())
+    total = float(np.square(target - target.mean(0)).sum())
+    cosine = float((normalized(mapped) * normalized(target)).sum(1).mean())
+    return queries, 1 - left / max(total, 1e-12), cosine
+
+
+def choose(
+    listed: Sequence[Candidate],
+    parts: Sequence[tuple[tuple[Vectors, Vectors], tuple[Vectors, Vectors]]],
+    *,
+    metric: Metric = "cosine",
+    few: bool = False,
+    seed: int = 0,
+    resamples: int = 1000,
+    progress: bool = False,
+) -> tuple[Candidate, list[Scored], str]:
+    """Choose the candidate that finds most, over held-out queries and documents.
+
+    With few pairs, a candidate must find more than the old model, and a later (less safe) one more than an earlier one,
+    by an interval over queries that excludes 0.
+
+    Args:
+        listed: The candidates.
+        parts: Pairs to fit to and held-out pairs, as ``((old, new), (old, new))``; several of them for
+            cross-validation.
+        metric: Metric of the index.
+        few: Whether there are few pairs.
+        seed: Seed of trained maps and of resampling.
+        resamples: Bootstrap samples.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The choice, all candidates with their scores, the best first, and a sentence with the reason.
+
+    Raises:
+        ValueError: If no candidate can be fitted.
+    """
+    from tqdm.auto import tqdm
+
+    fits = [(Fits(*fit, metric=metric, seed=seed), held) for fit, held in parts]
+    scored, weights, failed = [], None, {}
+    for candidate in tqdm(listed, desc="maps", disable=not progress):
+        try:
+            queries, r2, cosine = score([(fit.map(candidate), *held) for fit, held in fits], seed=seed)
+        except (ValueError, torch.linalg.LinAlgError) as error:
+            failed[candidate.label] = str(error)
+            continue
+        weights = resampled(len(queries), resamples, seed) if weights is None else weights
+        found = interval(queries, weights)
+        scored.append(Scored(candidate, found["value"], found["low"], found["high"], r2, cosine, queries))
+    if not scored or weights is None:
+        raise ValueError(f"no map could be fitted: {failed}")
+    best = max(scored, key=lambda each: each.recall)  # the first, and therefore the simplest, of equals
+    reason = f"most found on held-out pairs: {best.recall:.3f}"
+    if few and scored[0].candidate.name == KEEP:
+        winner = scored[0]
+        for name in dict.fromkeys(each.candidate.name for each in scored):  # the safest first
+            rival = max((each for each in scored if each.candidate.name == name), key=lambda each: each.recall)
+            if interval(rival.queries - winner.queries, weights)["low"] > 0:
+                winner = rival
+        if winner is scored[0]:
+            reason = f"few pairs, and no map finds more than the old model ({winner.recall:.3f}) beyond chance"
+        else:
+            reason = f"few pairs: the safest map that none beats beyond chance ({winner.recall:.3f})"
+        best = winner
+    return best.candidate, sorted(scored, key=lambda each: -each.recall), reason
