@@ -56,6 +56,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PICTURES)
 def test_an_experiment_writes_record_page_and_figures(name: str, data: Path, tmp_path: Path, folder: None) -> None:
     done = subprocess.run(

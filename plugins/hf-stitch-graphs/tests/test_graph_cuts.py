@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN
 import hf_stitch
 from hf_stitch import registries
 from hf_stitch.adapters.examples import ExampleError
-from hf_stitch.testing import check_adapter
+from hf_stitch.testing import check_adapter, check_override
 
 NODES = graph(40)
 SIZES = {"in_channels": FEATURES, "hidden_channels": 8, "num_layers": 3, "out_channels": CLASSES}
@@ -93,6 +93,12 @@ def test_classifiers_of_graphs_fulfil_the_contract(kind: str, pool: str) -> None
         for row, one in zip(pooled, graphs, strict=True):
             reduced = {"add": torch.sum, "max": torch.amax, "mean": torch.mean}[pool](net(one.x, one.edge_index), 0)
             torch.testing.assert_close(row, reduced)
+
+
+def test_the_override_of_classifiers_fulfils_the_contract() -> None:
+    net = create("GIN", in_channels=FEATURES, hidden_channels=8, num_layers=2)
+    override = registries.overrides.get("hf_stitch_graphs.GraphClassifier")()
+    check_override(override, GraphClassifier(net, FEATURES, 9, 8, CLASSES).eval(), {"graphs": dense([graph(7)] * 3, 9)})
 
 
 def test_a_batch_is_the_whole_graph() -> None:
