@@ -292,8 +292,7 @@ def score(
 ) -> tuple[Floats, float, float]:
     """Score maps by retrieval among held-out pairs: each is a query, and all others are the documents.
 
-    In cross-validation, the rows of each fold are mapped by the map that was fitted without them, and the folds then
-    are one pool.
+    In cross-validation, each fold is a pool of its own: all rows of other folds have been used for its map.
 
     Args:
         held_out: For each fold the map, ``(n, d)`` old vectors and ``(n, d')`` new vectors.
@@ -308,30 +307,22 @@ def score(
         >>> float(score([(EmbeddingMap.old_model(3), rows, rows)])[0].mean())
         1.0
     """
-    systems = [served(found, old, old, new) for found, old, new in held_out]
-    first = held_out[0][0]
-    new = np.concatenate([np.asarray(side, np.float32) for _, _, side in held_out])
-    joined = System(
-        np.concatenate([np.asarray(each.queries, np.float32) for each in systems]),
-        np.concatenate([np.asarray(each.documents, np.float32) for each in systems]),
-        first.metric,
-    )
-    k = pool_k(len(new)) if k is None else k
-    own = np.arange(len(new))
-    measured = measure({"map": joined}, System(new, new, first.metric), [k], exclude=own, seed=seed, repeats=0)
-    queries = measured.values["map"][f"recall@{k}"][0]
-    if first.keeps_old:
-        return queries, float("nan"), float("nan")
-    mapped, target = joined.documents, new
-    if first.direction != "index":
-        mapped = joined.queries
-        target = np.concatenate([np.asarray(old, np.float32) for _, old, _ in held_out])
-    if first.normalized:
-        target = normalized(target)
-    left = float(np.square(mapped - target).sum())
-    total = float(np.square(target - target.mean(0)).sum())
-    cosine = float((normalized(mapped) * normalized(target)).sum(1).mean())
-    return queries, 1 - left / max(total, 1e-12), cosine
+    k = pool_k(min(len(new) for _, _, new in held_out)) if k is None else k
+    queries, mapped, targets = [], [], []
+    for found, old, new in held_out:
+        system, truth = served(found, old, old, new), System(new, new, found.metric)
+        measured = measure({"map": system}, truth, [k], exclude=np.arange(len(new)), seed=seed, repeats=0)
+        queries.append(measured.values["map"][f"recall@{k}"][0])
+        forward = found.direction == "index"
+        mapped.append(np.asarray(system.documents if forward else system.queries, np.float32))
+        target = np.asarray(new if forward else old, np.float32)
+        targets.append(normalized(target) if found.normalized else target)
+    if held_out[0][0].keeps_old:
+        return np.concatenate(queries), float("nan"), float("nan")
+    x, y = np.concatenate(mapped), np.concatenate(targets)
+    left, total = float(np.square(x - y).sum()), float(np.square(y - y.mean(0)).sum())
+    cosine = float((normalized(x) * normalized(y)).sum(1).mean())
+    return np.concatenate(queries), 1 - left / max(total, 1e-12), cosine
 
 
 def choose(

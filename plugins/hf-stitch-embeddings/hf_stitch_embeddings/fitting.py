@@ -30,7 +30,8 @@ MOST = 2000
 """Most pairs to choose by, and most to report on."""
 DUPLICATE = 0.98
 """Cosine of centred vectors, in both spaces, from which two rows count as near-duplicates."""
-FOLDS = 5
+FOLDS = 4
+"""Folds of cross-validation with few pairs: each must be large enough to be a pool."""
 
 Rows = npt.NDArray[np.int64]
 

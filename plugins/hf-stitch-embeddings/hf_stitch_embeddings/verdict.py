@@ -137,9 +137,13 @@ def verdict(
     if embedding_map.keeps_old:
         sentences.append("No map helps more: keep the old model.")
     else:
-        gain = predicted["value"] - old["value"]
-        compared = f"{abs(gain):.3f} {'more' if gain > 0 else 'less'} than with the old model"
-        sentences.append(f"This is {compared}{'.' if gain > 0 else ': keep the old model.'}")
+        gain = {key: float(value) for key, value in result.gains[name][figure].items()}
+        worse = "; keep the old model" if gain["high"] < 0 else ", which is within chance" if gain["low"] <= 0 else ""
+        sentences.append(
+            f"In the pool of {result.documents:,} it is {abs(gain['value']):.3f} "
+            f"{'less' if gain['value'] < 0 else 'more'} than with the old model "
+            f"({gain['low']:+.3f} to {gain['high']:+.3f}){worse}."
+        )
         sentences += [f"With {int(pairs):,} pairs some {recall:.3f} are expected." for pairs, recall in more.items()]
     if reranked is not None and not go:
         sentences.append(
@@ -294,8 +298,9 @@ def monitor(embedding_map: EmbeddingMap, old: Any, new: Any, *, tolerance: float
     then = dict(report["recall"][embedding_map.name])
     if len(before) < pool:
         result = RetrievalResult.from_dict(report["result"])
-        points = result.pools[embedding_map.name][result.figure]
-        slope = min(0.0, float(np.polyfit(np.log2(result.sizes), points, 1)[0])) if len(points) > 1 else 0.0
+        points = np.array(result.pools[embedding_map.name][result.figure], dtype=float)
+        pools = np.log2(np.array(result.sizes))[known := np.isfinite(points)]
+        slope = min(0.0, float(np.polyfit(pools, points[known], 1)[0])) if len(pools) > 1 else 0.0
         shift = slope * (np.log2(len(before)) - np.log2(pool))
         then = {key: float(np.clip(value + shift, 0, 1)) for key, value in then.items()}
     loss = then["value"] - now["value"]

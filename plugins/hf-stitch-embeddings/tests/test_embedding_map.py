@@ -1,0 +1,118 @@
+"""Maps are applied, transposed, saved and loaded as they were fitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import EmbeddingMap, exact_search, fit_embedding_map, normalized
+
+from hf_stitch import registries
+from hf_stitch.stitches import LinearStitch
+
+
+def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+
+
+@pytest.fixture
+def linear() -> EmbeddingMap:
+    weight, bias = torch.from_numpy(rows(5, 4, 1)), torch.from_numpy(rows(1, 5, 2)[0])
+    return EmbeddingMap.of(LinearStitch.of(weight=weight, bias=bias), recipe={"matcher": {"name": "ridge"}})
+
+
+def test_outputs_are_the_affine_map_then_normalised(linear: EmbeddingMap) -> None:
+    vectors = rows(20_000, 4)  # more than two batches
+    weight, bias = linear.affine() or pytest.fail("affine")
+    wanted = vectors @ weight.T + bias
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(linear(vectors), wanted, atol=1e-6)
+
+
+def test_memory_mapped_int8_and_float16_vectors_are_mapped(linear: EmbeddingMap, tmp_path: Path) -> None:
+    vectors = (rows(50, 4) * 40).astype(np.int8)
+    np.save(tmp_path / "index.npy", vectors)
+    np.testing.assert_array_equal(linear(np.load(tmp_path / "index.npy", mmap_mode="r")), linear(vectors))
+    half = rows(50, 4).astype(np.float16)
+    np.testing.assert_array_equal(linear(half), linear(half.astype(np.float32)))
+    np.testing.assert_array_equal(linear(torch.from_numpy(half)), linear(half))
+
+
+def test_the_adjoint_ranks_as_the_rewritten_index_before_it_is_normalised(linear: EmbeddingMap) -> None:
+    documents, queries = normalized(rows(300, 4)), rows(40, 5, 3)
+    weight, bias = linear.affine() or pytest.fail("affine")
+    rewritten = documents @ weight.T + bias
+    wanted, _ = exact_search(queries, rewritten, 20, metric="dot")
+    found, _ = exact_search(linear.adjoint()(queries), documents, 20, metric="cosine")
+    assert (wanted == found).mean() > 0.999  # ties aside
+
+
+def test_no_adjoint_of_other_maps(linear: EmbeddingMap) -> None:
+    with pytest.raises(ValueError, match="has an adjoint"):
+        linear.adjoint().adjoint()
+    vectors = torch.from_numpy(rows(100, 4))
+    bent = EmbeddingMap.of(registries.matchers.build("piecewise", clusters=2).fit(vectors, vectors.abs()))
+    assert bent.affine() is None
+    with pytest.raises(ValueError, match="has an adjoint"):
+        bent.adjoint()
+    long = EmbeddingMap.of(LinearStitch.of(weight=torch.eye(3)), metric="l2")
+    with pytest.raises(ValueError, match="l2"):
+        long.adjoint()
+
+
+@pytest.mark.parametrize("matcher", ["ridge", "low_rank", "piecewise", "residual_mlp"])
+def test_saved_maps_are_bit_identical(matcher: str, tmp_path: Path) -> None:
+    old, new = rows(200, 6), rows(200, 6) @ rows(6, 5, 1)
+    made = fit_embedding_map(old, new, map=matcher, direction="index", progress=False)
+    made.save_pretrained(tmp_path)
+    made.save_pretrained(tmp_path)
+    loaded = EmbeddingMap.from_pretrained(tmp_path)
+    np.testing.assert_array_equal(loaded(old), made(old))
+    assert (loaded.direction, loaded.metric, loaded.normalized) == ("index", "cosine", True)
+    assert loaded.scores == made.scores
+    card = (tmp_path / "README.md").read_text()
+    assert card.count("## Embedding map") == 1
+    assert made.record["verdict"]["sentence"] in card
+
+
+def test_text_added_to_the_card_is_kept(linear: EmbeddingMap, tmp_path: Path) -> None:
+    linear.save_pretrained(tmp_path)
+    card = tmp_path / "README.md"
+    card.write_text(card.read_text() + "\nOurs since May.\n")
+    linear.save_pretrained(tmp_path)
+    assert "Ours since May." in card.read_text()
+    assert card.read_text().count("## Embedding map") == 1
+
+
+def test_the_old_model_is_a_map(tmp_path: Path) -> None:
+    kept = EmbeddingMap.old_model(4)
+    kept.save_pretrained(tmp_path)
+    assert EmbeddingMap.from_pretrained(tmp_path).keeps_old
+    assert "keep it" in (tmp_path / "README.md").read_text()
+
+
+def test_wrong_vectors_are_refused(linear: EmbeddingMap) -> None:
+    with pytest.raises(ValueError, match="wrong side"):
+        linear(rows(3, 5))
+    with pytest.raises(ValueError, match="width 4, got 3"):
+        linear(rows(3, 3))
+    bad = rows(10_000, 4)
+    bad[9_000, 1] = np.nan
+    with pytest.raises(ValueError, match=r"NaN.*9000"):
+        linear(bad)
+    bad[9_000] = 0
+    with pytest.raises(ValueError, match="only zeros"):
+        linear(bad)
+    with pytest.raises(ValueError, match="no embedding map"):
+        linear.stitcher.recipe.clear()
+        EmbeddingMap(linear.stitcher)
+
+
+def test_maps_of_unit_vectors_refuse_others() -> None:
+    old = normalized(rows(200, 6))
+    made = fit_embedding_map(old, old[:, ::-1], map="ridge", direction="index", progress=False)
+    made(old[:5])
+    with pytest.raises(ValueError, match="normalise them first"):
+        made(3 * old[:5])

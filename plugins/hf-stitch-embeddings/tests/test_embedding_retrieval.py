@@ -1,0 +1,207 @@
+"""Recall, gains and predictions agree with independent computations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import EmbeddingMap, RetrievalResult, evaluate_retrieval, exact_search, normalized
+from hf_stitch_embeddings.retrieval import extrapolate, ndcg, recall_at, reciprocal_rank, resampled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
+from sklearn.neighbors import NearestNeighbors
+
+from hf_stitch.stitches import LinearStitch
+
+
+def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+
+
+def noisy(sigma: float, n: int = 1200, d: int = 16) -> tuple[np.ndarray, np.ndarray, EmbeddingMap]:
+    """Old and new vectors of which the second are the first, rotated, with noise; and the rotation."""
+    old = rows(n, d)
+    rotation = np.linalg.qr(rows(d, d, 1))[0]
+    new = old @ rotation.T + sigma * rows(n, d, 2)
+    return old, new, EmbeddingMap.of(LinearStitch.of(weight=torch.from_numpy(rotation)))
+
+
+@pytest.mark.parametrize(("metric", "kind"), [("cosine", "cosine"), ("l2", "euclidean")])
+def test_search_agrees_with_scikit_learn(metric: str, kind: str) -> None:
+    queries, documents = rows(30, 8), rows(500, 8, 1)
+    wanted = NearestNeighbors(n_neighbors=12, algorithm="brute", metric=kind).fit(documents).kneighbors(queries)[1]
+    found = exact_search(queries, documents, 12, metric=metric)[0]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_search_by_inner_product_in_blocks_agrees_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_stitch_embeddings.retrieval.CELLS", 512 * 100)
+    queries, documents = rows(700, 8), rows(950, 8, 1)
+    wanted = np.argsort(-(queries @ documents.T), axis=1)[:, :9]
+    np.testing.assert_array_equal(exact_search(queries, documents, 9, metric="dot")[0], wanted)
+
+
+def test_recall_agrees_with_brute_force_in_every_direction() -> None:
+    old, new, index = noisy(0.5)
+    maps = {"index": index, "adjoint": index.adjoint()}
+    docs, asked = slice(100, None), slice(0, 100)
+    result = evaluate_retrieval(maps, old[docs], new[docs], old[asked], new[asked], k=(1, 10), resamples=50)
+
+    def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> np.ndarray:
+        return np.argsort(-(normalized(queries) @ normalized(documents).T), axis=1, kind="stable")[:, :k]
+
+    weight = (index.affine() or pytest.fail("affine"))[0]
+    for k in (1, 10):
+        true = nearest(new[asked], new[docs], k)
+        wanted = {
+            "index": nearest(new[asked], old[docs] @ weight.T, k),
+            "adjoint": nearest(new[asked] @ weight, old[docs], k),
+            "old model": nearest(old[asked], old[docs], k),
+            "no map": nearest(new[asked], old[docs], k),
+            "re-embedding": true,
+        }
+        for name, found in wanted.items():
+            share = np.mean([len(set(a) & set(b)) / k for a, b in zip(found, true, strict=True)])
+            assert result.scores[name][f"recall@{k}"]["value"] == pytest.approx(share, abs=2e-3), (name, k)
+    gain = result.gains["index"]["recall@10"]["value"]
+    values = (result.scores[name]["recall@10"]["value"] for name in ("index", "old model"))
+    assert gain == pytest.approx(np.subtract(*values), abs=1e-9)
+
+
+def test_reranking_finds_what_is_among_the_first_hundred() -> None:
+    old, new, index = noisy(0.8)
+    docs, asked = slice(100, None), slice(0, 100)
+    result = evaluate_retrieval(index, old[docs], new[docs], old[asked], new[asked], k=10, resamples=20)
+    true, _ = exact_search(new[asked], new[docs], 10)
+    first, _ = exact_search(new[asked], index(old[docs]), 100)
+    score = result.scores[index.name]
+    assert score["reranked@10"]["value"] == pytest.approx(recall_at(first, true).mean(), abs=1e-6)
+    assert score["reranked@10"]["value"] > score["recall@10"]["value"]
+
+
+def test_ndcg_agrees_with_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    gains = generator.integers(0, 3, size=(20, 30)).astype(float)
+    scores = generator.normal(size=(20, 30))
+    found = np.argsort(-scores, axis=1)
+    relevance = [{d: g for d, g in enumerate(row) if g} for row in gains]
+    wanted = [ndcg_score(gains[[q]], scores[[q]], k=10) for q in range(20)]
+    np.testing.assert_allclose(ndcg(found[:, :10], relevance), wanted)
+
+
+def test_relevance_is_reported_beside_fidelity() -> None:
+    old, new, index = noisy(0.3)
+    docs, asked = slice(100, None), slice(0, 100)
+    relevance = [set(row.tolist()) for row in exact_search(old[asked], old[docs], 3)[0]]
+    result = evaluate_retrieval(
+        index, old[docs], new[docs], old[asked], new[asked], k=10, relevance=relevance, resamples=50
+    )
+    assert result.scores["old model"]["ndcg@10"]["value"] == 1
+    assert result.scores["old model"]["mrr@10"]["value"] == 1
+    assert result.scores["re-embedding"]["ndcg@10"]["value"] < 1  # fidelity is no quality
+    assert np.isnan(reciprocal_rank(np.array([[1]]), [set()])).all()
+
+
+def test_documents_of_the_fit_are_reported_apart() -> None:
+    old, new, index = noisy(0.5)
+    new = new.copy()
+    marked = np.zeros(1100, dtype=bool)
+    marked[:550] = True
+    new[100:650] = old[100:650] @ (index.affine() or pytest.fail("affine"))[0].T  # these fit exactly
+    result = evaluate_retrieval(index, old[100:], new[100:], old[:100], new[:100], k=10, in_pairs=marked, resamples=20)
+    score = result.scores[index.name]
+    assert score["recall@10 in"]["value"] > score["recall@10"]["value"] > score["recall@10 out"]["value"]
+
+
+def test_all_baselines_are_there_and_chance_finds_nothing() -> None:
+    old, new, index = noisy(0.3)
+    docs, asked, fit = slice(100, 800), slice(0, 100), slice(800, None)
+    result = evaluate_retrieval(
+        index, old[docs], new[docs], old[asked], new[asked], k=(1, 10), pairs=(old[fit], new[fit]), resamples=50
+    )
+    value = {name: row["recall@10"]["value"] for name, row in result.scores.items()}
+    assert set(value) == {
+        index.name, f"{index.name} + CSLS", "old model", "no map", "random map", "relative representations",
+        "centring + whitening", "re-embedding",
+    }  # fmt: skip
+    assert value["random map"] < 0.05
+    assert value["no map"] < 0.1
+    assert value["relative representations"] > 0.2
+    assert value["centring + whitening"] > 0.4
+    assert value["re-embedding"] == 1
+    again = RetrievalResult.from_dict(result.to_dict())
+    assert str(again) == str(result)
+    assert len(result.to_pandas()) == 8 * 3
+    assert result.plot().axes
+
+
+def test_unequal_widths_have_no_baseline_without_a_map() -> None:
+    old, new = rows(300, 6), rows(300, 6) @ rows(6, 9, 1)
+    result = evaluate_retrieval({}, old[50:], new[50:], old[:50], new[:50], k=10, resamples=20)
+    assert "no map" not in result.scores
+    assert any("impossible" in note for note in result.notes)
+
+
+def test_the_prediction_covers_the_recall_of_the_whole_index() -> None:
+    old, new, index = noisy(0.7, n=16_300)
+    asked = slice(0, 300)
+    whole = evaluate_retrieval(index, old[300:], new[300:], old[asked], new[asked], k=10, baselines=False)
+    small = slice(300, 1300)
+    part = evaluate_retrieval(
+        index, old[small], new[small], old[asked], new[asked], k=10, index_size=16_000, baselines=False
+    )
+    true = whole.scores[index.name]["recall@10"]["value"]
+    in_pool = part.scores[index.name]["recall@10"]["value"]
+    guess = part.predicted[index.name]["recall@10"]
+    assert true < in_pool - 0.05  # a pool flatters
+    assert guess["low"] <= true <= guess["high"]
+    assert abs(guess["value"] - true) < abs(in_pool - true) / 2
+
+
+def test_no_prediction_from_a_single_pool() -> None:
+    values = np.full((1, 9), 0.5)
+    assert np.isnan(extrapolate(values, [50], 1000, resampled(9, 10, 0))["value"])
+    assert extrapolate(values, [50], 50, resampled(9, 10, 0))["value"] == 0.5
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(45, 120),
+    widths=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    metric=st.sampled_from(["cosine", "dot", "l2"]),
+)
+def test_recall_is_bounded_and_that_of_re_embedding_is_one(
+    seed: int, n: int, widths: tuple[int, int], metric: str
+) -> None:
+    old, new = rows(n, widths[0], seed), rows(n, widths[1], seed + 1)
+    index = EmbeddingMap.of(LinearStitch.of(weight=torch.from_numpy(rows(widths[1], widths[0], seed))), metric=metric)  # type: ignore[arg-type]
+    result = evaluate_retrieval(
+        index, old, new, old, new, k=(1, 10), exclude=np.arange(n), resamples=20, index_size=1000, seed=seed
+    )
+    for table in (result.scores, result.predicted):
+        for name, row in table.items():
+            for score in row.values():
+                if np.isnan(score["value"]):
+                    continue
+                assert -1e-9 <= score["low"] <= score["high"] <= 1 + 1e-9
+                assert 0 <= score["value"] <= 1 + 1e-9
+            if name == "re-embedding" and table is result.scores:
+                assert row["recall@10"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    old, new, index = noisy(0.3, n=200)
+    asked = slice(0, 20)
+    with pytest.raises(ValueError, match="do not correspond"):
+        evaluate_retrieval(index, old[:-1], new, old[asked], new[asked])
+    with pytest.raises(ValueError, match="different widths"):
+        evaluate_retrieval(index, old, new, old[asked, :3], new[asked])
+    with pytest.raises(ValueError, match="at least 400 documents"):
+        evaluate_retrieval(index, old, new, old[asked], new[asked], k=100)
+    with pytest.raises(ValueError, match="relevance"):
+        evaluate_retrieval(index, old, new, old[asked], new[asked], relevance=[{1}])
+    other = EmbeddingMap.old_model(16, metric="dot")
+    with pytest.raises(ValueError, match="one metric"):
+        evaluate_retrieval({"a": index, "b": other}, old, new, old[asked], new[asked])

@@ -1,0 +1,152 @@
+"""Vectors are read from any container, bad ones are refused, and remote encoders fail without loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import (
+    CostLimitError,
+    NetworkEncoder,
+    RemoteEncoder,
+    check_pairs,
+    encode,
+    normalized,
+    read_vectors,
+)
+
+
+def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+
+
+def test_every_container_gives_the_same_vectors(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    wanted = rows(7, 3)
+    np.save(tmp_path / "vectors.npy", wanted)
+    lists = wanted.tolist()
+    given = {
+        "torch": torch.from_numpy(wanted),
+        "lists": lists,
+        "file": tmp_path / "vectors.npy",
+        "stream": iter([wanted[:3], torch.from_numpy(wanted[3:])]),
+        "arrow": pyarrow.array(lists, type=pyarrow.list_(pyarrow.float32())),
+        "arrow fixed": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(wanted.ravel()), 3),
+        "arrow chunks": pyarrow.chunked_array([pyarrow.array(lists[:2]), pyarrow.array(lists[2:])]),
+        "series": pandas.Series(list(wanted)),
+    }
+    for name, each in given.items():
+        np.testing.assert_array_equal(read_vectors(each).astype(np.float32), wanted, err_msg=name)
+    assert isinstance(read_vectors(tmp_path / "vectors.npy"), np.memmap)
+    assert read_vectors(torch.ones(2, 2, dtype=torch.bfloat16)).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.ones(3), "shape"),
+        (np.ones((0, 3)), "empty"),
+        ([["a", "b"]], "numbers"),
+        ([[1.0], [1.0, 2.0]], "matrix"),
+        (iter([]), "empty"),
+        (iter([np.ones((1, 2)), np.ones((1, 3))]), "different widths"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(given: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_vectors(given)
+
+
+def test_rows_that_do_not_correspond_are_refused() -> None:
+    old = rows(200, 8)
+    new = old @ rows(8, 6, 1)
+    ids = [f"document {row}" for row in range(200)]
+    check_pairs(old, new)
+    check_pairs(old, new, ids=ids)
+    check_pairs(old, new, ids=(ids, ids))
+    with pytest.raises(ValueError, match="sort both sides by id"):
+        check_pairs(old, new, ids=(ids, ids[::-1]))
+    with pytest.raises(ValueError, match="keep the ids"):
+        check_pairs(old, new, ids=(ids, [*ids[:-1], "other"]))
+    with pytest.raises(ValueError, match="more than once"):
+        check_pairs(old, new, ids=["same"] * 200)
+    with pytest.raises(ValueError, match="199 ids"):
+        check_pairs(old, new, ids=ids[1:])
+    for wrong in (np.roll(new, 1, axis=0), new[np.random.default_rng(2).permutation(200)]):
+        with pytest.raises(ValueError, match="do not correspond"):
+            check_pairs(old, wrong)
+
+
+def test_one_sided_normalisation_is_detected() -> None:
+    old, new = normalized(rows(100, 6)), 3 * rows(100, 6)
+    with pytest.warns(UserWarning, match="only the old vectors"):
+        check_pairs(old, new)
+    for metric in ("dot", "l2"):
+        with pytest.raises(ValueError, match="depends on lengths"):
+            check_pairs(old, new, metric=metric)  # type: ignore[arg-type]
+
+
+def test_zero_rows_matter_only_to_cosine() -> None:
+    old = rows(50, 4)
+    old[7] = 0
+    with pytest.raises(ValueError, match=r"only zeros.*7"):
+        check_pairs(old, old)
+    check_pairs(old, old, metric="dot")
+    with pytest.raises(ValueError, match="metric must be"):
+        check_pairs(old, old, metric="jaccard")  # type: ignore[arg-type]
+
+
+class Flaky:
+    """A remote API that fails at given calls."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing, self.calls = failing, 0
+
+    def __call__(self, texts: list[str]) -> list[list[float]]:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise ConnectionError("503")
+        return [[len(text), 1.0] for text in texts]
+
+
+def test_failed_calls_are_repeated() -> None:
+    encoder = RemoteEncoder(Flaky(1, 2), batch_size=2, wait=0)
+    assert encode(encoder, ["a", "bb", "ccc"])[:, 0].tolist() == [1, 2, 3]
+
+
+def test_a_run_that_fails_midway_continues_from_its_cache(tmp_path: Path) -> None:
+    texts = [str(number) for number in range(10)]
+    broken = RemoteEncoder(Flaky(*range(3, 99)), batch_size=2, retries=1, wait=0, cache=tmp_path)
+    with pytest.raises(RuntimeError, match=r"texts 4 to 5 of 10 failed 2 times.*run again"):
+        broken.encode(texts)
+    assert len(list(tmp_path.iterdir())) == 2
+    working = Flaky()
+    assert len(RemoteEncoder(working, batch_size=2, cache=tmp_path).encode(texts)) == 10
+    assert working.calls == 3
+
+
+def test_the_cost_limit_holds() -> None:
+    function = Flaky()
+    encoder = RemoteEncoder(function, batch_size=1, cost_per_character=1.0, cost_limit=2.5)
+    with pytest.raises(CostLimitError, match="raise cost_limit"):
+        encoder.encode(["a", "b", "c"])
+    assert function.calls == 2
+    assert encoder.spent == 2
+
+
+def test_an_encoder_that_drops_texts_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 vectors for 2 texts"):
+        encode(lambda texts: [[1.0, 2.0]], ["a", "b"])
+
+
+def test_a_network_is_an_encoder() -> None:
+    import hf_stitch
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+    samples = torch.randn(5, 4)
+    found = NetworkEncoder(adapter, "0").encode(list(samples))  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, net[0](samples).detach().numpy(), atol=1e-6)
