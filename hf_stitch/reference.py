@@ -195,7 +195,10 @@ class ModelReference:
     @property
     def is_local(self) -> bool:
         """Whether the id is a path on this machine, which is not valid elsewhere and must not be published."""
-        return self.id is not None and (_looks_local(self.id) or Path(self.id).is_dir())
+        if self.id is None:
+            return False
+        place = self.id.removeprefix(f"{self.library}:")  # of a library that reads files
+        return _looks_local(place) or Path(place).is_dir() or (place != self.id and Path(place).is_file())
 
     @property
     def public(self) -> ModelReference:

@@ -95,6 +95,10 @@ def test_relative_paths_of_live_models_are_local_too(tmp_path, monkeypatch):
     assert ModelReference("runs/out", "transformers").is_local
     assert ModelReference(f"..{os.sep}gone", "transformers").is_local
     assert not ModelReference("owner/name", "transformers").is_local
+    (tmp_path / "net.npz").write_bytes(b"")
+    assert ModelReference("timm:net.npz", "timm").is_local and not ModelReference("timm:other.npz", "timm").is_local
+    assert ModelReference(f"timm:{tmp_path / 'other.npz'}", "timm").is_local
+    assert ModelReference("timm:net.npz", "timm").public.id is None
     assert not ModelReference(None, "torch").is_local
 
 
@@ -182,7 +186,7 @@ def test_options_that_cannot_be_recorded_are_refused():
         ModelReference.parse("owner/name", max_memory={0: "10GB"})
     with pytest.raises(
         ValueError,
-        match=r"library must be one that has an adapter \(hf_stitch, .*, timm, torch, transformers\), got 'keras'",
+        match=r"library must be one that has an adapter \(hf_stitch, .*, timm, torch, transformers.*\), got 'keras'",
     ):
         ModelReference("x", "keras")
 

@@ -143,7 +143,9 @@ FILES_OF_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h
 
 
 def _check_no_file(name: str) -> None:
-    """Raise an error for the path of a file: networks are loaded from folders."""
+    """Raise an error for the path of a file: networks are loaded from folders, unless a library reads files."""
+    if name.partition(":")[0] in registries.adapters:
+        return
     path = Path(name).expanduser()
     if path.is_file() or name.endswith(FILES_OF_WEIGHTS):
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.adapters.rewriting import rewrite, rewrites_of
 from hf_stitch.artefacts.description import Description
+from hf_stitch.plugins import PluginEntry
 from hf_stitch.registry import PluginError, registries
 
 import records  # isort: skip
@@ -117,12 +118,12 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
         StitchedModel.from_pretrained(saved)
     monkeypatch.undo()
     entry = EntryPoint("factorise", "factorising:Factorise", "hf_stitch.rewrites")
-    vars(entry)["dist"] = SimpleNamespace(name="hf-stitch-factorising", version="0.1.0")
-    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", {"factorise": entry})
+    vars(entry)["dist"] = SimpleNamespace(name="hf-stitch-factorising", version="0.1.0", entry_points=EntryPoints())
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", [PluginEntry("rewrites", entry)])
     a, b = rewritten("deit", Factorise(3)), rewritten("deit", seed=1)
     stitched(a, b, images, ("blocks.1", "blocks.1")).save_pretrained(tmp_path / "other")
     StitchedModel.from_pretrained(tmp_path / "other")
-    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", {})
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", [])
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
     with pytest.raises(PluginError, match=r"hf-stitch-factorising 0.1.0.*pip install hf-stitch-factorising"):
         StitchedModel.from_pretrained(tmp_path / "other")
