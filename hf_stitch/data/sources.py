@@ -14,9 +14,9 @@ class DataSource(ABC):
     """Reader of data sets of one format, service or library: :func:`read_data` calls it for ``name:place``.
 
     A source is registered in ``hf_stitch.registries.data``, by a plugin with an entry point in ``hf_stitch.data``. All
-    commands that take ``--data`` then take ``name:place``. What it reads needs a column of images, of texts or of
-    arrays, and may have a column of labels; give it the features ``Image``, ``Value("string")`` and ``ClassLabel``, so
-    that :meth:`hf_stitch.Samples.of` finds these columns.
+    commands that take ``--data`` then take ``name:place``. What it reads needs a column of images or of texts, and may
+    have a column of labels; give it the features ``Image``, ``Value("string")`` and ``ClassLabel``, so that
+    :meth:`hf_stitch.Samples.of` finds these columns.
 
     Attributes:
         name: Name in the registry.
