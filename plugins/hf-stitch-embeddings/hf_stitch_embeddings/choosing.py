@@ -36,6 +36,8 @@ SAFE = ("identity", "ridge_to_identity")
 SAFE_ELSE = ("procrustes", "ridge")
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
 """Multiples of the penalty of least generalised cross-validation error that ``auto`` tries."""
+ROWS = 20_000
+"""Most pairs to which maps that need all rows at once are fitted; of more, evenly spaced ones."""
 POOL_SHARE = 10
 """Recall is computed at a tenth of the pool, at most at 10: of the ten nearest of thirty, chance finds a third."""
 
@@ -258,7 +260,8 @@ class Fits:
             options["seed"] = self.seed
         matcher = registries.matchers.build(candidate.name, **options)
         if isinstance(matcher, RowsMatcher):
-            x, y = (np.array(side, dtype=np.float32) for side in self._sides(forward))
+            some = np.unique(np.linspace(0, len(self.old) - 1, min(ROWS, len(self.old))).astype(int))
+            x, y = (np.array(side[some], dtype=np.float32) for side in self._sides(forward))
             return matcher.fit(torch.from_numpy(x), torch.from_numpy(self._target(y))), matcher.to_dict()
         assert isinstance(matcher, ClosedFormMatcher)
         stitch = matcher.fit(self.moments(forward))

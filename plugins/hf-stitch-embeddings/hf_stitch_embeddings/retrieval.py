@@ -28,8 +28,9 @@ Relevance: TypeAlias = Sequence[Collection[int]] | Sequence[Mapping[int, float]]
 OLD, RE_EMBEDDED = "old model", "re-embedding"
 CELLS = 2**25
 """Similarities that are computed at once."""
-RERANKED = 100
-"""Documents that a lazy upgrade re-embeds for each query."""
+RERANKED, LEAST_RERANKED = 100, 1000
+"""Documents that a lazy upgrade re-embeds for each query, and smallest pool in which this is scored: among the first
+hundred of two hundred, chance finds a half."""
 CURVE_ERROR = 0.0075
 """Error of a predicted recall per doubling of the pool: 0.03 (root mean square, mean 0.00) from 800 to 12,800 documents
 over 14 systems: ridge on documents and on queries and the old model, for four real pairs of encoders, and two synthetic
@@ -265,9 +266,9 @@ def measure(
         inside: Marks documents whose recall is computed apart.
 
     Returns:
-        The figures: ``recall@k``, NaN in parts with fewer than 4 k documents; ``reranked@10``, the recall@10 if the
-        first 100 are re-embedded and ranked again; with ``inside``, ``recall@k in`` and ``recall@k out``, NaN for
-        queries without such true documents.
+        The figures: ``recall@k``, NaN in parts with fewer than 4 k documents; in pools of 1,000 or more
+        ``reranked@10``, the recall@10 if the first 100 are re-embedded and ranked again; with ``inside``, ``recall@k
+        in`` and ``recall@k out``, NaN for queries without such true documents.
     """
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
@@ -276,7 +277,7 @@ def measure(
         parts += [(size, torch.randperm(pool, generator=generator)[:size]) for _ in range(repeats)]
     sizes = list(dict.fromkeys(size for size, _ in parts))
     share = {size: sum(1 for other, _ in parts if other == size) for size in sizes}
-    reranks = 10 in ks and pool >= 2 * RERANKED
+    reranks = 10 in ks and pool >= LEAST_RERANKED
     least = {f"recall@{k}": min(4 * k, pool) for k in ks} | ({"reranked@10": 2 * RERANKED} if reranks else {})
     values: dict[str, dict[str, Floats]] = {
         name: {f: np.array([[0.0 if size >= few else np.nan] * count for size in sizes]) for f, few in least.items()}

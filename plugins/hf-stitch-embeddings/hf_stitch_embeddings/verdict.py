@@ -126,6 +126,8 @@ def verdict(
     go = value >= threshold
     sure = predicted["low"] - margin >= threshold if go else predicted["high"] - margin < threshold
     reranked = _known(result, name, "reranked@10") if "reranked@10" in result.scores[name] else None
+    if extrapolated and not _predicted(result, name, "reranked@10"):
+        reranked = None
     more = {} if embedding_map.keeps_old else _more_pairs(embedding_map, predicted, result, name, figure)
     asked = f"{threshold:g} is required" + (f", with a margin of {margin:.3g}" if margin else "")
     what = "the old model" if embedding_map.keeps_old else name

@@ -145,6 +145,29 @@ def test_every_direction_can_be_fixed(direction: str, metric: str) -> None:
     assert made(old if direction == "index" else new).shape == (300, 16 if direction == "index" else 24)
 
 
+@pytest.mark.parametrize("direction", ["index", "query"])
+def test_by_distance_too(direction: str) -> None:
+    old, new = (3 * side for side in encoders(300, wide=16, sigma=0.05))
+    made = fit_embedding_map(old, new, map="ridge", direction=direction, metric="l2", progress=False)  # type: ignore[arg-type]
+    assert not made.normalized
+    recall = made.scores["report"]["recall"]
+    assert recall[made.name]["value"] > 0.2  # chance: 6 of 59
+    assert {each.direction for each in candidates(300, 24, 16, metric="l2")} == {"index", "query"}
+
+
+@pytest.mark.filterwarnings("ignore:only the new vectors")
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_quantised_indexes_can_be_fitted(dtype: str) -> None:
+    old, new = encoders(400)
+    stored = old.astype(np.float16) if dtype == "float16" else np.round(old * 127).astype(np.int8)
+    made, exact = (
+        fit_embedding_map(each, new, ids=range(400), map="ridge", direction="index", progress=False)
+        for each in (stored, old)
+    )
+    one, other = (each.scores["report"]["recall"][each.name]["value"] for each in (made, exact))
+    assert one == pytest.approx(other, abs=0.05)
+
+
 def test_a_matcher_with_options_is_used_as_it_is() -> None:
     matcher = registries.matchers.build("piecewise", clusters=3)
     made = fit_embedding_map(*encoders(300), map=matcher, direction="query", progress=False)

@@ -80,6 +80,12 @@ def test_reranking_finds_what_is_among_the_first_hundred() -> None:
     assert score["reranked@10"]["value"] > score["recall@10"]["value"]
 
 
+def test_reranking_is_not_scored_where_chance_finds_most() -> None:
+    old, new, index = noisy(0.8, n=600)
+    result = evaluate_retrieval(index, old[100:], new[100:], old[:100], new[:100], k=10, resamples=20)
+    assert "reranked@10" not in result.scores[index.name]
+
+
 def test_ndcg_agrees_with_scikit_learn() -> None:
     generator = np.random.default_rng(0)
     gains = generator.integers(0, 3, size=(20, 30)).astype(float)
@@ -132,7 +138,7 @@ def test_all_baselines_are_there_and_chance_finds_nothing() -> None:
     assert value["re-embedding"] == 1
     again = RetrievalResult.from_dict(result.to_dict())
     assert str(again) == str(result)
-    assert len(result.to_pandas()) == 8 * 3
+    assert len(result.to_pandas()) == 8 * 2
     assert result.plot().axes
 
 

@@ -29,8 +29,8 @@ def encoders(sigma: float, n: int = 1500, seed: int = 0) -> tuple[np.ndarray, np
     return old, normalized(turned + sigma / 4 * rows(n, 16, seed + 7))
 
 
-def fitted(sigma: float) -> EmbeddingMap:
-    return fit_embedding_map(*encoders(sigma), map="ridge", direction="index", index_size=20_000, progress=False)
+def fitted(sigma: float, n: int = 1500) -> EmbeddingMap:
+    return fit_embedding_map(*encoders(sigma, n), map="ridge", direction="index", index_size=20_000, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def near() -> EmbeddingMap:
 
 @pytest.fixture(scope="module")
 def far() -> EmbeddingMap:
-    return fitted(0.6)
+    return fitted(0.6, 5200)
 
 
 def test_both_verdicts_occur(near: EmbeddingMap, far: EmbeddingMap) -> None:
