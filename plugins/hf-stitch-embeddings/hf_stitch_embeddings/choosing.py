@@ -387,4 +387,6 @@ def choose(
         else:
             reason = f"few pairs: the safest map that none beats beyond chance ({winner.recall:.3f})"
         best = winner
+    if failed:
+        reason += f"; not fitted: {', '.join(f'{label} ({why})' for label, why in failed.items())}"
     return best.candidate, sorted(scored, key=lambda each: -each.recall), reason

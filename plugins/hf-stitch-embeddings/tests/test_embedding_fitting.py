@@ -104,6 +104,17 @@ def test_squared_error_does_not_decide() -> None:
         assert each.recall == pytest.approx(score([(made, old[600:], new[600:])])[0].mean())
 
 
+def test_maps_that_cannot_be_fitted_are_told() -> None:
+    old, new = encoders(60, d=40, wide=40)
+    listed = [Candidate("old model", "query"), Candidate("low_rank", "index", {"rank": 4})]
+    chosen, scored, reason = choose(listed, [((old[:30], new[:30]), (old[30:], new[30:]))])
+    assert chosen.name == "old model"
+    assert len(scored) == 1
+    assert "not fitted: low_rank" in reason
+    with pytest.raises(ValueError, match="no map could be fitted"):
+        choose(listed[1:], [((old[:30], new[:30]), (old[30:], new[30:]))])
+
+
 def test_few_pairs_of_far_encoders_keep_the_old_model() -> None:
     generator = np.random.default_rng(0)
     hidden = generator.normal(size=(100, 64)).astype(np.float32)
