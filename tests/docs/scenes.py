@@ -266,6 +266,21 @@ def filter_atoms() -> Namespace:
     return {"batches": torch.randn(2, 2, 3, 64, 64)}
 
 
+def embeddings() -> Namespace:
+    """Vectors of the same texts by two encoders, as files and arrays, and relevant documents of the queries."""
+    random = np.random.default_rng(0)
+    hidden = random.normal(size=(800, 6))
+    old, new = (np.tanh(hidden @ random.normal(size=(6, width)) / 3).astype(np.float32) for width in (16, 24))
+    np.save("pairs_old.npy", old[:400])
+    np.save("pairs_new.npy", new[:400])
+    sides = {"old": old, "new": new}
+    return {
+        **{f"{side}_documents": rows[400:750] for side, rows in sides.items()},
+        **{f"{side}_queries": rows[750:] for side, rows in sides.items()},
+        "labels": [{int(document): 1} for document in random.integers(350, size=50)],
+    }
+
+
 def word_vectors() -> Namespace:
     """Two files of vectors with the same words, and two small vocabularies with their translations."""
     random = np.random.default_rng(0)
@@ -303,11 +318,13 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/train.md": train,
     "docs/how-to/trust-a-metric.md": trust_a_metric,
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
+    "docs/how-to/upgrade-embeddings.md": nothing,
     "docs/plugins/adapter.md": nothing,
     "docs/plugins/contracts.md": nothing,
     "docs/plugins/data.md": nothing,
     "docs/plugins/index.md": nothing,
     "plugins/hf-stitch-diagonal/README.md": nothing,
+    "plugins/hf-stitch-embeddings/README.md": embeddings,
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
     "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
