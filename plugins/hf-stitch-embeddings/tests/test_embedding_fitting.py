@@ -191,6 +191,19 @@ def test_the_same_seed_gives_the_same_map() -> None:
     np.testing.assert_array_equal(one(old), other(old))
 
 
+def test_the_last_fit_may_use_all_pairs_after_the_report() -> None:
+    old, new = encoders(300)
+    part, whole = (
+        fit_embedding_map(old, new, map="ridge", direction="adjoint", use_all=each, progress=False)
+        for each in (False, True)
+    )
+    assert (part.recipe["samples"], whole.recipe["samples"]) == (240, 300)
+    assert part.scores == whole.scores
+    assert part.record["parts"] == whole.record["parts"]
+    wanted = Fits(old, new).map(Candidate("ridge", "adjoint", multiple=1.0))
+    np.testing.assert_array_equal(whole(new), wanted(new))
+
+
 def test_encoders_and_texts_are_pairs_too() -> None:
     words = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
 
