@@ -151,8 +151,8 @@ def fit_embedding_map(
         metric: How the index ranks: ``"cosine"``, ``"dot"`` or ``"l2"``.
         seed: Seed of the split and of trained maps.
         index_size: Number of documents of the index, for which recall is predicted.
-        use_all: Whether the returned map is at last fitted to all pairs. Its scores then are those of the same recipe on
-            four fifths of the pairs, and tend to be lower than its own.
+        use_all: Whether the returned map is at last fitted to all pairs. Its scores then are those of the same recipe
+            on four fifths of the pairs, and tend to be lower than its own.
         progress: Whether to show progress.
 
     Returns:

@@ -146,6 +146,8 @@ def verdict(
             f"{'less' if gain['value'] < 0 else 'more'} than with the old model "
             f"({gain['low']:+.3f} to {gain['high']:+.3f}){worse}."
         )
+        if extrapolated:
+            sentences.append(f"Of the old model, {old['value']:.3f} is predicted in the index.")
         sentences += [f"With {int(pairs):,} pairs some {recall:.3f} are expected." for pairs, recall in more.items()]
     if reranked is not None and not go:
         sentences.append(

@@ -52,6 +52,7 @@ def test_both_verdicts_occur(near: EmbeddingMap, far: EmbeddingMap) -> None:
     assert no.sentence.startswith("No go with ridge, index")
     assert "in an index of 20,000 documents" in no.sentence
     assert "re-embedded and ranked again" in no.sentence
+    assert f"Of the old model, {no.old['value']:.3f} is predicted" in no.sentence
     assert Verdict.from_dict(yes.to_dict()) == yes
 
 
