@@ -1,0 +1,123 @@
+"""Exported folders: sentence-transformers computes what the map computes, without hf-stitch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import EmbeddingMap
+from hf_stitch_embeddings.export import dense_layers, export_sentence_transformer
+
+from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch, PiecewiseStitch, ResidualMLPStitch, Stitch
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+TEXTS = ["a small dog", "the house", "seven red apples", "dog"]
+
+
+def filled(stitch: Stitch) -> Stitch:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in stitch.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5
+    return stitch
+
+
+STITCHES = {
+    "affine": lambda: filled(LinearStitch(12, 9)),
+    "without bias": lambda: filled(LinearStitch(12, 9, bias=False)),
+    "low rank": lambda: filled(LowRankStitch(12, 9, rank=3)),
+    "residual MLP": lambda: filled(ResidualMLPStitch(12, 9, hidden=7)),
+    "identity": lambda: IdentityStitch(12, 12),
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small encoder with a prompt and a similarity of its own."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("encoder")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for text in TEXTS for word in text.split()}), "query:"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder / "bert")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+        folder / "bert"
+    )
+    from sentence_transformers import models as parts
+
+    body = parts.Transformer(str(folder / "bert"))
+    model = sentence_transformers.SentenceTransformer(
+        modules=[body, parts.Pooling(12)], prompts={"query": "query: "}, similarity_fn_name="dot", device="cpu"
+    )
+    model.save(str(folder / "model"))
+    return folder / "model"
+
+
+def vectors(folder: Path, **options: Any) -> np.ndarray:
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    return np.asarray(model.encode(TEXTS, **options))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+@pytest.mark.parametrize("name", STITCHES)
+def test_the_folder_computes_the_map(encoder: Path, tmp_path: Path, name: str, metric: Any) -> None:
+    embedding_map = EmbeddingMap.of(STITCHES[name](), metric=metric)
+    folder = export_sentence_transformer(embedding_map, encoder, tmp_path / "out")
+    for options in ({}, {"prompt_name": "query"}):
+        expected = embedding_map(vectors(encoder, **options))
+        np.testing.assert_allclose(vectors(folder, **options), expected, atol=1e-6)
+    again = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    assert again.prompts["query"] == "query: " and again.similarity_fn_name == "dot"
+
+
+def test_the_layers_are_the_map() -> None:
+    for build in STITCHES.values():
+        embedding_map = EmbeddingMap.of(build(), metric="dot")
+        x = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+        y = x
+        for layer in dense_layers(embedding_map):
+            y = layer.activation()(torch.nn.functional.linear(y, layer.weight, layer.bias))
+        np.testing.assert_allclose(y.numpy(), embedding_map(x), atol=2e-6)
+
+
+def test_it_loads_without_hf_stitch(encoder: Path, tmp_path: Path) -> None:
+    embedding_map = EmbeddingMap.of(filled(ResidualMLPStitch(12, 9, hidden=7)))
+    folder = export_sentence_transformer(embedding_map, encoder, tmp_path / "out")
+    code = (
+        "import sys; sys.modules['hf_stitch'] = None; import sentence_transformers, numpy; "
+        f"model = sentence_transformers.SentenceTransformer({str(folder)!r}, device='cpu'); "
+        f"numpy.save({str(tmp_path / 'found.npy')!r}, model.encode({TEXTS!r}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), embedding_map(vectors(encoder)), atol=1e-6)
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(encoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"EmbeddingMap\(piecewise.* is no sequence of dense layers"):
+        export_sentence_transformer(EmbeddingMap.of(PiecewiseStitch(12, 9, pieces=2)), encoder, tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"takes vectors of width 8.* makes vectors of width 12: is it the other encoder"
+    ):
+        export_sentence_transformer(EmbeddingMap.of(LinearStitch(8, 9)), encoder, tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match=r"has no modules\.json"):
+        export_sentence_transformer(EmbeddingMap.of(LinearStitch(12, 9)), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".export-*"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not an empty folder"):
+        export_sentence_transformer(EmbeddingMap.of(LinearStitch(12, 9)), encoder, tmp_path / "full")
+    assert json.loads((encoder / "modules.json").read_text())[-1]["type"].endswith("Pooling")
