@@ -268,6 +268,8 @@ def filter_atoms() -> Namespace:
 
 def embeddings() -> Namespace:
     """Vectors of the same texts by two encoders, as files and arrays, and relevant documents of the queries."""
+    import faiss
+
     random = np.random.default_rng(0)
     hidden = random.normal(size=(800, 6))
     old, new = (np.tanh(hidden @ random.normal(size=(6, width)) / 3).astype(np.float32) for width in (16, 24))
@@ -275,6 +277,7 @@ def embeddings() -> Namespace:
     np.save("pairs_new.npy", new[:400])
     sides = {"old": old, "new": new}
     return {
+        "faiss": faiss,
         **{f"{side}_documents": rows[400:750] for side, rows in sides.items()},
         **{f"{side}_queries": rows[750:] for side, rows in sides.items()},
         "labels": [{int(document): 1} for document in random.integers(350, size=50)],

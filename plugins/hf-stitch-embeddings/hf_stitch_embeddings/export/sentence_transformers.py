@@ -83,7 +83,7 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
     """Write an encoder with the map behind it as a folder that sentence-transformers loads, versions 5 and 6.
 
     The folder of the encoder is copied, so that its prompts, similarity and tokenizer stay. Modules for the map are
-    added and, if the map normalises, one for normalisation. The result needs neither hf-stitch nor ``trust_remote_code``.
+    added and, if the map normalises, one for normalisation. The result needs no hf-stitch and no ``trust_remote_code``.
 
     Args:
         embedding_map: The map. In direction ``index`` it takes vectors of the old encoder, otherwise of the new one.
