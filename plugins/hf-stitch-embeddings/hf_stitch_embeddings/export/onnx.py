@@ -1,0 +1,55 @@
+"""A map as an ONNX model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.storage.files import write_whole
+from hf_stitch_embeddings.embedding_map import EmbeddingMap
+
+
+class _Served(nn.Module):
+    """A map with its normalisation."""
+
+    def __init__(self, embedding_map: EmbeddingMap) -> None:
+        super().__init__()
+        self.stitch = copy.deepcopy(embedding_map.stitch).float().eval().requires_grad_(False)
+        self.normalized = embedding_map.normalized
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        mapped: Tensor = self.stitch.transform(vectors)
+        return mapped / mapped.norm(dim=1, keepdim=True) if self.normalized else mapped
+
+
+def export_onnx(embedding_map: EmbeddingMap, path: str | Path) -> Path:
+    """Write a map, any of them, as an ONNX model for onnxruntime and other runtimes.
+
+    The input is ``vectors``, ``(batch, in_features)`` float32 with any number of rows. The output is ``mapped``,
+    ``(batch, out_features)`` float32, normalised if the map normalises. Nothing is checked there: zero vectors give
+    NaN.
+
+    Args:
+        embedding_map: The map.
+        path: File to write, with its weights inside. A killed process leaves the old file or the new one.
+
+    Returns:
+        The file.
+
+    Raises:
+        ImportError: If onnx and onnxscript are not installed.
+        OSError: If the file cannot be written.
+    """
+    example = torch.randn(2, embedding_map.in_features, generator=torch.Generator().manual_seed(0))
+    program = torch.onnx.export(
+        _Served(embedding_map), (example,), dynamo=True, verbose=False,
+        input_names=["vectors"], output_names=["mapped"], dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )  # fmt: skip
+    assert program is not None
+    place = Path(path).expanduser()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, lambda fresh: program.save(fresh, external_data=False))
+    return place
