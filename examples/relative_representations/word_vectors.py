@@ -496,8 +496,8 @@ def _verdict(record: Mapping[str, Any]) -> str:
         f"Rule: confirmed if relative representations (cosine, as published) reach an MRR of {ENOUGH_MRR} and a\n"
         f"Jaccard index of {ENOUGH_JACCARD} at k = 10 in both directions, and absolute ones {CHANCE} at most;\n"
         "refuted if the interval of their MRR is not above those of absolute vectors and of shuffled anchors;\n"
-        "otherwise in part. The thresholds of MRR and Jaccard were chosen before any figure was known; that of absolute\n"
-        "vectors, and the line between in part and refuted, after a first look at the scores of 2,000 words.",
+        "otherwise in part. The thresholds of MRR and Jaccard were chosen before any figure was known; that of\n"
+        "absolute vectors, and the line between in part and refuted, after a first look at the scores of 2,000 words.",
         f"**As a stand-in, the claim is {'confirmed in part' if found == 'in part' else found}.** "
         + " ".join(_told(record, direction) for direction in DIRECTIONS),
     ]
