@@ -76,7 +76,6 @@ def test_a_check_looks_like_its_function() -> None:
         (object(), {}, "object"),
         (test_a_check_looks_like_its_function, {}, "test_a_check_looks_like_its_function"),
     ],
-    ids=str,
 )
 def test_entries_have_short_names(entry: Any, options: dict[str, Any], shown: str) -> None:
     assert check_metric.parts(entry, **options)[0].entry == shown
