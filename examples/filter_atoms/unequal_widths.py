@@ -173,7 +173,9 @@ directions; by chance {chance:.2f}. Untrained networks show what shapes alone gi
 
 The rule: the proposal works if it finds the same layer for at least {found:g} of the layers of networks of unequal
 width and its rank correlation with CKA over all pairs of layers is at least {follows:g}, both on average; it works in
-part if it finds more layers than chance and untrained networks do, twice as many; otherwise it does not. **{verdict}.**
+part if it finds more layers than chance and untrained networks do, twice as many; otherwise it does not. It is
+undecided within two standard deviations of the bar (added after the figures were seen): here {hits:.0f} hits of
+{asked}, and the bar is {bar:.0f} ± {margin:.0f}. **{verdict}.**
 
 {footer}"""
 
@@ -189,12 +191,17 @@ def page(record: dict[str, Any]) -> str:
               "filter_gram, same layer", "filter_gram, other layers", "rank correlation with CKA, all pairs of layers",
               "rank correlation with CKA, same layers")  # fmt: skip
     accuracies = "; ".join(", ".join(f"{a:.2f}" for a in each) for each in record["accuracies"].values())
-    verdict = {"confirmed": "It works", "in part": "It works in part", "refuted": "It does not work"}[decided(record)]
+    verdict = {
+        "confirmed": "It works", "in part": "It works in part", "refuted": "It does not work", "undecided": "Undecided",
+    }[decided(record)]  # fmt: skip
+    hits, bar, margin = counted(record)
     return PAGE.format(
         title=PAPER_TITLE, widths=", ".join(sizes["epochs"]), epochs=", ".join(map(str, sizes["epochs"].values())),
         accuracies=accuracies, seeds=sizes["seeds"], layers=record["layers"], positions=sizes["positions"],
         probe=sizes["probe"], table=markdown(header, rows), chance=1 / record["layers"], found=FOUND, follows=FOLLOWS,
-        verdict=verdict, footer=footer(NAME, "--networks NETWORKS --data-dir DATA --out OUT"),
+        verdict=verdict, hits=hits, bar=bar, margin=margin,
+        asked=2 * record["layers"] * len(record["pairs"][KINDS[0]]),
+        footer=footer(NAME, "--networks NETWORKS --data-dir DATA --out OUT"),
     )  # fmt: skip
 
 
@@ -209,11 +216,19 @@ def _shown(pairs: Sequence[Mapping[str, float]], key: str) -> str:
 
 def decided(record: Mapping[str, Any]) -> str:
     """Return the verdict by the rule of the page."""
-    unequal, untrained = record["pairs"][KINDS[0]], record["pairs"][KINDS[2]]
+    unequal = record["pairs"][KINDS[0]]
     if _mean(unequal, "found") >= FOUND and _mean(unequal, "spearman") >= FOLLOWS:
         return "confirmed"
-    least = 2 * max(1 / record["layers"], _mean(untrained, "found"))
-    return "in part" if _mean(unequal, "found") >= least else "refuted"
+    hits, bar, margin = counted(record)
+    return "undecided" if abs(hits - bar) <= margin else "in part" if hits > bar else "refuted"
+
+
+def counted(record: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the hits of networks of unequal width, twice those of chance or untrained ones, and two deviations."""
+    unequal, untrained = record["pairs"][KINDS[0]], record["pairs"][KINDS[2]]
+    asked = 2 * record["layers"] * len(unequal)
+    share = 2 * max(1 / record["layers"], _mean(untrained, "found"))
+    return asked * _mean(unequal, "found"), asked * share, 2 * (asked * share * (1 - share)) ** 0.5
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
