@@ -202,9 +202,9 @@ Probes: {probes} training images of all tasks. Mean S_Atom of pairs: {atom:.3f}.
 
 {table}
 
-Gains over the base in points, with 95% intervals from a bootstrap over all tasks of all streams; random members: mean
-of {draws} draws. MFLOP and CPU seconds: similarities of all {pairs} pairs of one stream, with one run of
-each network (first stream).
+Gains over the base in points, with 95% intervals from a bootstrap over all tasks of all streams, for these streams
+only (tasks of a stream share a start and networks); random members: mean of {draws} draws. MFLOP and CPU seconds:
+similarities of all {pairs} pairs of one stream, with one run of each network (first stream).
 
 Differences between selections, in points: {differences}.
 

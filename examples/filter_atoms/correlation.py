@@ -256,7 +256,7 @@ starts, figures are averages over starts. "Own means removed": each network's me
 both sides, so that it does not matter who has moved furthest. "{patches}": the covariance of the input patches of
 each layer is that of the start, for {probe} training images of CIFAR-10; "{own_patches}" (the first run had only this
 one): for the very images on which activations are compared. "{effects}" predicts each pair from the mean S_Atom of
-its two networks, "{movement}" from S_Atom of each network and the start: neither looks at the pair.
+its two networks, the pair among them, "{movement}" from the product of S_Atom of both networks with the start.
 
 **Have the networks moved?** {moved}
 
@@ -277,7 +277,7 @@ left is that of the start's orthonormal atoms. Nothing in the paper singles out 
 **Theorem 2.7** needs S_CCA / S_Atom to be constant. Over pairs and layers of the arm "{main}", the ratio is {ratio}
 (5 / 50 / 95%, first start).
 
-Figure: `correlation.png` in the output folder.
+With `--out`, the figure `correlation.png` is written, too.
 
 {footer}"""
 
@@ -365,8 +365,8 @@ def answer(record: Mapping[str, Any]) -> str:
     found = better_in(record)
     both = [rival for rival in RIVALS if all(rival in some for some in found.values())]
     rule = (
-        "The rule: the interval of the difference of Pearson's r is above 0, with disjoint tasks and with overlapping "
-        "ones."
+        "The rule: the interval of the difference of Pearson's r is above .001, with disjoint tasks and with "
+        "overlapping ones."
     )
     if both:
         return f"Yes: {', '.join(both)}. {rule}"

@@ -208,7 +208,13 @@ interval excludes 0 in {apart} of {comparisons} comparisons: **{verdict}**.
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sizes, settings = record["sizes"], record["settings"]
-    header = ("", *(f"{one['setting']}: {one['images']:.0f} images, {one['rounds']} rounds" for one in settings))
+    header = (
+        "",
+        *(
+            f"{one['setting']}: {one['images']:.0f} images, {one['rounds']} round{'s' * (one['rounds'] > 1)}"
+            for one in settings
+        ),
+    )
     return PAGE.format(
         title=PAPER_TITLE, demonstration=DEMONSTRATION, width=sizes["width"], plan=record["plan"],
         many="1 round" if sizes["many"] == 1 else f"{sizes['many']} rounds", last=record["last"],
