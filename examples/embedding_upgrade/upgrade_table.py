@@ -65,7 +65,7 @@ Hits = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Part:
-    """Vectors of a pair of encoders in one section: old and new vectors of the same texts."""
+    """Vectors of a pair of encoders in one section: old and new vectors of the same texts, of length 1."""
 
     old: Vectors
     new: Vectors
@@ -616,7 +616,8 @@ def product_lines(record: dict[str, Any]) -> list[str]:
     rows = [(key, each) for key, found in record["product"].items() for each in found]
     lines = ["### `fit_embedding_map` itself", "",
              "With all its defaults, on the pairs of seed 0. It keeps a fifth of the pairs to report on, so that it "
-             "fits to fewer than the maps it is compared with. Predicted: recall@10 at the size of the index, with its "
+             "fits to fewer than the maps it is compared with; but it also tries other penalties of ridge, so that "
+             "regret can be negative. Predicted: recall@10 at the size of the index, with its "
              f"interval. Go: predicted recall of at least {GO}.", "",
              "| pairs | mean regret | max | predicted - true | true one inside the interval | go, correct of all |",
              "|---|---|---|---|---|---|"]  # fmt: skip
@@ -772,7 +773,8 @@ def main() -> None:
     folder = given.cache / f"cells_{given.preset}"
 
     def parts_of(pair: tuple[str, str]) -> dict[str, Part]:
-        return {name: Part(vectors[pair[0]][name], vectors[pair[1]][name]) for name in vectors[pair[0]]}
+        old, new = (vectors[name] for name in pair)
+        return {name: Part(normalized(old[name]), normalized(new[name])) for name in old}
 
     cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]] = {}
     for pair, count, seed in plan(given.preset, len(texts.parts["pairs"])):

@@ -64,8 +64,13 @@ def listing(
     """
     output = Output(json)
     registry = registries[kind]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of processes that import plugins
-        entries = list(pool.map(lambda name: _entry(registry, name, check), registry))
+    entries = [_entry(registry, name) for name in registry]
+    if check:
+        of_plugins = [each for each in entries if registry.distribution(each["name"]) and each["source"] != BROKEN]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
+            found = pool.map(lambda each: _imported(kind, each["name"]), of_plugins)
+        for each, about in zip(of_plugins, found, strict=True):
+            each |= about
     table = _metrics(entries) if kind == "metrics" else _plain(kind, entries)
     output.show(table if entries else f"no {kind} are registered")
     output.record(entries)
@@ -94,7 +99,7 @@ def _metrics(entries: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _entry(registry: Registry[Any], name: str, check: bool) -> dict[str, Any]:
+def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
     origin = registry.origin(name)
     entry: dict[str, Any] = {"name": name, "origin": origin, "source": registry.source(name)}
     entry["summary"] = registry.summary(name)
@@ -103,9 +108,8 @@ def _entry(registry: Registry[Any], name: str, check: bool) -> dict[str, Any]:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
             entry |= _described(CATALOGUE[name] if origin == BUILT_IN else _declared(registry.get(name)))
-    if problem := registry.problem(name):
-        return entry | {"source": BROKEN, "summary": problem}
-    return entry | _imported(registry.kind, name) if check and registry.distribution(name) is not None else entry
+    problem = registry.problem(name)
+    return entry | {"source": BROKEN, "summary": problem} if problem else entry
 
 
 def _declared(kind: Any) -> Described:
