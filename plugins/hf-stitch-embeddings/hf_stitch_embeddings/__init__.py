@@ -5,6 +5,7 @@ from __future__ import annotations
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
 from hf_stitch_embeddings.retrieval import RetrievalResult, evaluate_retrieval, exact_search
+from hf_stitch_embeddings.upgrading import Upgraded, upgrade
 from hf_stitch_embeddings.vectors import (
     CostLimitError,
     Metric,
@@ -30,6 +31,7 @@ __all__ = [
     "PairsCurve",
     "RemoteEncoder",
     "RetrievalResult",
+    "Upgraded",
     "Verdict",
     "are_normalized",
     "calibrate",
@@ -45,5 +47,6 @@ __all__ = [
     "query_scores",
     "read_vectors",
     "split_pairs",
+    "upgrade",
     "verdict",
 ]

@@ -1,0 +1,224 @@
+"""Vectors in ``.npy`` files; and new vectors on their way into a file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from hf_stitch.storage.files import flush, write_whole
+from hf_stitch_embeddings.retrieval import exact_search
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
+from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
+
+
+class UnfinishedRows:
+    """New vectors of an upgrade that is not finished, in a folder beside the file that they are for.
+
+    Args:
+        target: The file that will exist when the upgrade is finished.
+
+    Attributes:
+        folder: The folder: vectors, how many of them are written, and the lock of the writing process.
+        done: Number of written rows, which are the first ones.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = target.with_name(f"{target.name}.upgrade")
+        self.done = 0
+        self._journal, self.file = self.folder / "journal.json", self.folder / "vectors.npy"
+        self._lock = FileLock(self.folder / "lock", timeout=0)
+        self._state: dict[str, Any] = {}
+
+    def open(self, key: str, source: Path, rows: int, width: int) -> None:
+        """Make the folder, or find that of an interrupted upgrade.
+
+        Args:
+            key: Hash of the map.
+            source: File with the old vectors.
+            rows: Number of rows.
+            width: Width of new vectors.
+
+        Raises:
+            FileExistsError: If the target exists.
+            ValueError: If the folder is of another map, or of another source.
+            OSError: If another process has locked it.
+        """
+        if self.target.exists():
+            if self.folder.exists() and not self.file.exists():  # killed after the last step
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise FileExistsError(f"{self.target} exists; delete it, or upgrade into another file")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise OSError(f"another process upgrades {source} into {self.target} now; wait for it") from None
+        state = {"map": key, "source": identity(source), "rows": rows, "width": width}
+        if self._journal.is_file():
+            kept = json.loads(self._journal.read_text(encoding="utf-8"))
+            self.done = int(kept.pop("done"))
+            if kept != state:
+                self.close()
+                what = "with another map" if kept["map"] != key else f"from vectors that have changed since: {source}"
+                raise ValueError(
+                    f"{self.folder} has {self.done} of {kept['rows']} rows of an upgrade {what}; delete this folder "
+                    "and run again"
+                )
+        else:
+            created = np.lib.format.open_memmap(self.file, mode="w+", dtype=np.float32, shape=(rows, width))
+            created.flush()
+        self._state = state
+        self._note()
+
+    def write(self, first: int, vectors: Rows) -> None:
+        """Write the next rows.
+
+        Args:
+            first: Number of the first one.
+            vectors: ``(batch, width)``.
+        """
+        if first != self.done:
+            raise ValueError(f"rows must be written in order: expected row {self.done} next, got {first}")
+        mapped = np.lib.format.open_memmap(self.file, mode="r+")
+        mapped[first : first + len(vectors)] = vectors
+        mapped.flush()
+        self.done += len(vectors)
+        self._note()
+
+    def rows(self) -> Vectors:
+        """Return the vectors, memory-mapped."""
+        found: Vectors = np.load(self.file, mmap_mode="r")
+        return found
+
+    def check_source(self, source: Path) -> None:
+        """Check that the file with the old vectors is the same as at the start.
+
+        Args:
+            source: The file.
+
+        Raises:
+            ValueError: If it has changed.
+        """
+        if identity(source) != self._state["source"]:
+            raise ValueError(
+                f"{source} has changed during the upgrade; {self.target} was not written. Delete {self.folder} and run "
+                "again"
+            )
+
+    def close(self, remove: bool = False) -> None:
+        """Release the lock.
+
+        Args:
+            remove: Whether to remove the folder, too.
+        """
+        if remove:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+    def _note(self) -> None:
+        text = json.dumps({**self._state, "done": self.done})
+        write_whole(self._journal, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def identity(path: Path) -> list[int]:
+    """Return size and time of change of a file, which tell whether it was written meanwhile.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Bytes, and nanoseconds.
+
+    Example:
+        >>> len(identity(Path(".")))
+        2
+    """
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+class ArrayStore(VectorStore):
+    """Vectors in an ``.npy`` file; ids are numbers of rows. New vectors go to another file.
+
+    Args:
+        source: File with old vectors, ``(n, d)`` of any real dtype.
+        target: File for new vectors, which will be float32.
+        metric: Metric of :meth:`search`.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     np.save(Path(folder, "old.npy"), np.eye(3))
+        ...     print(ArrayStore(Path(folder, "old.npy"), Path(folder, "new.npy")).describe().width)
+        3
+    """
+
+    def __init__(self, source: str | Path, target: str | Path, *, metric: Metric = "cosine") -> None:
+        self.source, self.target = Path(source).expanduser(), Path(target).expanduser()
+        self.metric: Metric = metric
+        self._new = UnfinishedRows(self.target)
+
+    def _old(self) -> Vectors:
+        return read_vectors(self.source, str(self.source))
+
+    def describe(self) -> Description:
+        """Describe the old vectors."""
+        return Description(str(self.source), *self._old().shape, metrics=(self.metric,))
+
+    def start(self, key: str, width: int) -> None:
+        """Make a folder for new vectors beside the target, or find it."""
+        self._new.open(key, self.source, len(self._old()), width)
+
+    def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
+        """Yield rows without a new vector."""
+        old = self._old()
+        for start in range(self._new.done, len(old), batch_size):
+            rows = np.array(old[start : start + batch_size], dtype=np.float32)
+            yield range(start, start + len(rows)), rows
+
+    def write(self, ids: Sequence[Any], vectors: Rows) -> None:
+        """Write new vectors of consecutive rows."""
+        self._new.write(ids[0], vectors)
+
+    def missing(self) -> int:
+        """Return the number of rows without a new vector."""
+        return len(self._old()) - self._new.done
+
+    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
+        """Read some rows."""
+        old = self._old()
+        some = np.sort(np.random.default_rng(seed).permutation(len(old))[:count])
+        return some.tolist(), np.array(old[some], np.float32), np.array(self._new.rows()[some], np.float32)
+
+    def switch(self) -> str:
+        """Rename the new file to its place."""
+        self._new.check_source(self.source)
+        flush(self._new.file)
+        self._new.file.replace(self.target)
+        self._new.close(remove=True)
+        return f"Search {self.target} with the new model; {self.source} is unchanged."
+
+    def close(self) -> None:
+        """Release the lock of an upgrade."""
+        self._new.close()
+
+    def search(self, queries: Rows, k: int) -> list[list[Any]]:
+        """Search the new vectors, comparing with all."""
+        found: list[list[Any]] = exact_search(queries, self.target, k, metric=self.metric)[0].tolist()
+        return found
+
+    def vectors(self, ids: Sequence[Any]) -> Rows:
+        """Read new vectors."""
+        return np.array(read_vectors(self.target)[np.asarray(ids, dtype=np.int64)], dtype=np.float32)
+
+    def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
+        """Overwrite rows."""
+        mapped = np.lib.format.open_memmap(self.target, mode="r+")
+        mapped[np.asarray(ids, dtype=np.int64)] = vectors
+        mapped.flush()

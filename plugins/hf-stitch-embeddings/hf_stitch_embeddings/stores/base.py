@@ -1,0 +1,160 @@
+"""What an upgrade needs of a vector store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hf_stitch_embeddings.vectors import Metric
+
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a store contains.
+
+    Attributes:
+        name: The store in messages, e.g. ``LanceDB table docs``.
+        rows: Number of old vectors.
+        width: Their width.
+        metrics: Metrics by which the store can rank. Inner products rank by cosine, too, if lengths are 1.
+
+    Example:
+        >>> Description("index.faiss", rows=3, width=2, metrics=("cosine", "dot")).rows
+        3
+    """
+
+    name: str
+    rows: int
+    width: int
+    metrics: tuple[Metric, ...]
+
+
+class VectorStore(ABC):
+    """Old vectors in a store, and a place for new ones beside them.
+
+    :func:`~hf_stitch_embeddings.upgrade` calls :meth:`start`, then :meth:`write` for each batch of :meth:`pending`
+    until none is :meth:`missing`, compares a :meth:`sample`, and calls :meth:`switch`. Until then nothing that is
+    searched changes; a process that is killed at any time continues with the next call.
+
+    A lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace` afterwards. A store is a context manager that
+    closes itself.
+    """
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the store."""
+        self.close()
+
+    def close(self) -> None:  # noqa: B027  # most stores hold nothing
+        """Release what other processes wait for; an upgrade that is not finished stays as it is."""
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """Describe the old vectors.
+
+        Raises:
+            FileNotFoundError: If there is no such store.
+            ValueError: If it has no vectors, or not one for each row.
+        """
+
+    @abstractmethod
+    def start(self, key: str, width: int) -> None:
+        """Make the place for new vectors, or find that of an interrupted upgrade with the same key.
+
+        Args:
+            key: Short hash of the map. What another map has half done is never continued.
+            width: Width of new vectors.
+
+        Raises:
+            ValueError: If the old vectors have changed since, or another map has half upgraded the same place.
+            OSError: If another process upgrades the store now.
+        """
+
+    @abstractmethod
+    def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
+        """Yield rows without a new vector, in batches.
+
+        Args:
+            batch_size: Rows of a batch.
+
+        Yields:
+            Ids, and ``(batch, width)`` float32 old vectors.
+        """
+
+    @abstractmethod
+    def write(self, ids: Sequence[Any], vectors: Rows) -> None:
+        """Write new vectors; afterwards a killed process does not lose them.
+
+        Args:
+            ids: Ids of rows.
+            vectors: ``(batch, width)`` float32.
+        """
+
+    @abstractmethod
+    def missing(self) -> int:
+        """Return the number of rows without a new vector."""
+
+    @abstractmethod
+    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
+        """Read some rows from the store, for verification.
+
+        Args:
+            count: Number of rows; at most all.
+            seed: Seed of the choice.
+
+        Returns:
+            Ids, old and new vectors.
+        """
+
+    @abstractmethod
+    def switch(self) -> str:
+        """Let searches use the new vectors, if the store can do this at once; keep the old ones.
+
+        Returns:
+            A sentence: what to search now, and how to go back.
+
+        Raises:
+            ValueError: If the old vectors have changed since the start.
+        """
+
+    @abstractmethod
+    def search(self, queries: Rows, k: int) -> list[list[Any]]:
+        """Search the new vectors, after the switch.
+
+        Args:
+            queries: ``(n, width)``.
+            k: Number of rows.
+
+        Returns:
+            For each query the ids of rows, nearest first.
+        """
+
+    @abstractmethod
+    def vectors(self, ids: Sequence[Any]) -> Rows:
+        """Read new vectors, after the switch.
+
+        Args:
+            ids: Ids of rows.
+
+        Returns:
+            ``(n, width)`` float32.
+        """
+
+    @abstractmethod
+    def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
+        """Put exact vectors in the place of mapped ones, after the switch.
+
+        Args:
+            ids: Ids of rows.
+            vectors: ``(n, width)`` float32.
+        """

@@ -1,0 +1,76 @@
+"""The stores that the tests upgrade: how each is made, opened and read."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hf_stitch_embeddings.stores import ArrayStore, VectorStore
+
+
+class Case(ABC):
+    """How a store is made, opened and read.
+
+    Attributes:
+        needs: Packages of the store.
+    """
+
+    needs: tuple[str, ...] = ()
+
+    @abstractmethod
+    def make(self, folder: Path, ids: Sequence[str], vectors: np.ndarray, texts: Sequence[str]) -> None:
+        """Make the store with old vectors in an empty folder."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> VectorStore:
+        """Open it."""
+
+    @abstractmethod
+    def read(self, folder: Path) -> dict[Any, tuple[np.ndarray, str | None]]:
+        """Read the upgraded store without hf-stitch: id -> new vector and text."""
+
+    @abstractmethod
+    def finished(self, folder: Path) -> bool:
+        """Return whether the new vectors are those that are searched."""
+
+    def ids(self, ids: Sequence[str]) -> list[Any]:
+        """Return the ids that the store has for rows."""
+        return list(ids)
+
+    def texts(self, texts: Sequence[str]) -> list[str | None]:
+        """Return the texts that the store has for rows."""
+        return list(texts)
+
+    def remove(self, folder: Path) -> None:
+        """Empty the folder."""
+        for each in folder.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+class Arrays(Case):
+    """Files of numpy, which have neither ids nor texts."""
+
+    def make(self, folder: Path, ids: Sequence[str], vectors: np.ndarray, texts: Sequence[str]) -> None:
+        np.save(folder / "old.npy", vectors)
+
+    def open(self, folder: Path) -> VectorStore:
+        return ArrayStore(folder / "old.npy", folder / "new.npy")
+
+    def read(self, folder: Path) -> dict[Any, tuple[np.ndarray, str | None]]:
+        return {number: (vector, None) for number, vector in enumerate(np.load(folder / "new.npy"))}
+
+    def finished(self, folder: Path) -> bool:
+        return (folder / "new.npy").exists()
+
+    def ids(self, ids: Sequence[str]) -> list[Any]:
+        return list(range(len(ids)))
+
+    def texts(self, texts: Sequence[str]) -> list[str | None]:
+        return [None] * len(texts)
+
+
+STORES: dict[str, Case] = {"arrays": Arrays()}
