@@ -73,4 +73,57 @@ class Arrays(Case):
         return [None] * len(texts)
 
 
-STORES: dict[str, Case] = {"arrays": Arrays()}
+class Faiss(Case):
+    """A FAISS index with ids.
+
+    Args:
+        factory: Its kind.
+    """
+
+    needs = ("faiss",)
+
+    def __init__(self, factory: str) -> None:
+        self.factory = factory
+
+    def make(self, folder: Path, ids: Sequence[str], vectors: np.ndarray, texts: Sequence[str]) -> None:
+        import faiss
+
+        index = faiss.index_factory(vectors.shape[1], self.factory, faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.add_with_ids(vectors, np.array(self.ids(ids))) if self.given else index.add(vectors)
+        faiss.write_index(index, str(folder / "old.faiss"))
+
+    @property
+    def given(self) -> bool:
+        return "IVF" in self.factory or "IDMap" in self.factory
+
+    def open(self, folder: Path) -> VectorStore:
+        from hf_stitch_embeddings.stores.faiss import FaissStore
+
+        return FaissStore(folder / "old.faiss", folder / "new.faiss")
+
+    def read(self, folder: Path) -> dict[Any, tuple[np.ndarray, str | None]]:
+        import faiss
+
+        index = faiss.read_index(str(folder / "new.faiss"))
+        if isinstance(index, faiss.IndexIVF):
+            index.set_direct_map_type(faiss.DirectMap.Hashtable)
+        numbers = self.ids([""] * index.ntotal)
+        return {number: (index.reconstruct(number), None) for number in numbers}
+
+    def finished(self, folder: Path) -> bool:
+        return (folder / "new.faiss").exists()
+
+    def ids(self, ids: Sequence[str]) -> list[Any]:
+        return [7 * (len(ids) - number) for number in range(len(ids))] if self.given else list(range(len(ids)))
+
+    def texts(self, texts: Sequence[str]) -> list[str | None]:
+        return [None] * len(texts)
+
+
+STORES: dict[str, Case] = {
+    "arrays": Arrays(),
+    "faiss flat": Faiss("Flat"),
+    "faiss with ids": Faiss("IDMap2,Flat"),
+    "faiss IVF": Faiss("IVF4,Flat"),
+}

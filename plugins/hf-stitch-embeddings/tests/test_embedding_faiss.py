@@ -14,7 +14,8 @@ from hf_stitch_embeddings import EmbeddingMap
 from hf_stitch.stitches import LinearStitch, LowRankStitch, ResidualMLPStitch
 
 faiss = pytest.importorskip("faiss")
-from hf_stitch_embeddings.stores.faiss import search_mapped  # noqa: E402
+from hf_stitch_embeddings import upgrade  # noqa: E402
+from hf_stitch_embeddings.stores.faiss import FaissStore, search_mapped  # noqa: E402
 
 OLD, NEW = 16, 24
 RANDOM = np.random.default_rng(0)
@@ -89,3 +90,102 @@ def test_documents_are_not_added_through_the_map_of_queries() -> None:
 def test_other_maps_are_refused(embedding_map: Callable[[], EmbeddingMap], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         search_mapped(built("Flat"), embedding_map())
+
+
+INDEX_MAP = EmbeddingMap.of(LinearStitch.of(weight=torch.randn(NEW, OLD, generator=torch.Generator().manual_seed(0))))
+
+
+def saved(folder: Path, factory: str) -> Path:
+    path = folder / "old.faiss"
+    faiss.write_index(built(factory), str(path))
+    return path
+
+
+@pytest.mark.parametrize("factory", [*FACTORIES, "SQfp16", "HNSW8,SQ8", "IVF4,PQ4", "IDMap,HNSW8"])
+def test_the_new_index_is_of_the_same_kind(factory: str, tmp_path: Path) -> None:
+    old = saved(tmp_path, factory.replace("IDMap,", ""))
+    if "IDMap" in factory:
+        wrapped = faiss.IndexIDMap(built(factory.replace("IDMap,", "")).__class__(OLD, 8, faiss.METRIC_INNER_PRODUCT))
+        wrapped.add_with_ids(DOCUMENTS, np.arange(500) * 3)
+        faiss.write_index(wrapped, str(old))
+    upgrade(FaissStore(old, tmp_path / "new.faiss"), INDEX_MAP, progress=False)
+    before, after = (faiss.read_index(str(tmp_path / name)) for name in ("old.faiss", "new.faiss"))
+    assert type(after) is type(before)
+    assert (after.ntotal, after.d, after.metric_type) == (500, NEW, before.metric_type)
+    if "IVF" in factory:
+        before_ivf, after_ivf = (faiss.extract_index_ivf(index) for index in (before, after))
+        assert after_ivf.nlist == before_ivf.nlist
+        after_ivf.nprobe = before_ivf.nlist
+    # Each document finds itself, as far as the codes tell documents apart.
+    queries = INDEX_MAP(DOCUMENTS)
+    own = after.search(queries, 1)[1][:, 0] == np.arange(500) * (3 if "IDMap" in factory else 1)
+    assert own.mean() > (0.5 if "PQ" in factory else 0.97)
+
+
+def test_another_kind_of_index(tmp_path: Path) -> None:
+    store = FaissStore(saved(tmp_path, "Flat"), tmp_path / "new.faiss", factory="IVF4,SQ8")
+    upgrade(store, INDEX_MAP, progress=False)
+    assert isinstance(faiss.read_index(str(tmp_path / "new.faiss")), faiss.IndexIVFScalarQuantizer)
+
+
+def test_ids_survive_another_kind_without_ids(tmp_path: Path) -> None:
+    index = faiss.index_factory(OLD, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(DOCUMENTS)
+    index.add_with_ids(DOCUMENTS, np.arange(500)[::-1] + 1000)
+    faiss.write_index(index, str(tmp_path / "old.faiss"))
+    store = FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss", factory="HNSW16")
+    upgrade(store, INDEX_MAP, progress=False)
+    queries = INDEX_MAP(DOCUMENTS[:5])
+    assert [found[0] for found in store.search(queries, 1)] == [1499, 1498, 1497, 1496, 1495]
+
+
+@pytest.mark.parametrize(
+    "factory, message", [("PQ5", "of width 24"), ("Flat,nonsense", "makes no index"), (None, "is not known")]
+)
+def test_kinds_that_cannot_be_built(factory: str | None, message: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, "Flat")
+    if factory is None:
+        path = saved(tmp_path, "L2norm,Flat")
+    with pytest.raises(ValueError, match=message):
+        upgrade(FaissStore(path, tmp_path / "new.faiss", factory=factory), INDEX_MAP, progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["old.faiss"]
+
+
+def test_a_file_that_is_no_index(tmp_path: Path) -> None:
+    (tmp_path / "old.faiss").write_bytes(b"no index")
+    with pytest.raises(ValueError, match="is no FAISS index"):
+        FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss").describe()
+
+
+def test_an_index_that_changes_during_the_upgrade(tmp_path: Path) -> None:
+    path = saved(tmp_path, "Flat")
+    store = FaissStore(path, tmp_path / "new.faiss")
+    missing = store.missing
+
+    def changed() -> int:
+        left = missing()
+        if not left:
+            faiss.write_index(built("SQ8"), str(path))
+        return left
+
+    store.missing = changed  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="has changed during the upgrade"):
+        upgrade(store, INDEX_MAP, progress=False)
+    assert not (tmp_path / "new.faiss").exists()
+
+
+def test_ids_that_occur_twice(tmp_path: Path) -> None:
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(OLD))
+    index.add_with_ids(DOCUMENTS[:3], np.array([5, 6, 5]))
+    faiss.write_index(index, str(tmp_path / "old.faiss"))
+    with pytest.raises(ValueError, match="more than once"):
+        FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss").describe()
+
+
+def test_replacement_in_an_index_that_cannot(tmp_path: Path) -> None:
+    store = FaissStore(saved(tmp_path, "HNSW16"), tmp_path / "new.faiss")
+    upgrade(store, INDEX_MAP, progress=False)
+    with pytest.raises(ValueError, match="cannot replace rows"):
+        store.replace([0], np.ones((1, NEW), np.float32))
+    with pytest.raises(ValueError, match="no row with id 500"):
+        store.vectors([500])
