@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
+from hf_stitch_embeddings.lazy import LazyUpgrade, rows_first
 from hf_stitch_embeddings.retrieval import RetrievalResult, evaluate_retrieval, exact_search
 from hf_stitch_embeddings.upgrading import Upgraded, upgrade
 from hf_stitch_embeddings.vectors import (
@@ -26,6 +27,7 @@ __all__ = [
     "CostLimitError",
     "Direction",
     "EmbeddingMap",
+    "LazyUpgrade",
     "Metric",
     "NetworkEncoder",
     "PairsCurve",
@@ -46,6 +48,7 @@ __all__ = [
     "pairs_curve",
     "query_scores",
     "read_vectors",
+    "rows_first",
     "split_pairs",
     "upgrade",
     "verdict",

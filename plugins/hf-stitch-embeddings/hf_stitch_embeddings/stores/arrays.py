@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from hf_stitch.storage.files import flush, write_whole
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
-from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
+from hf_stitch_embeddings.vectors import Metric, Vectors, read_vectors
 
 
 class UnfinishedRows:
@@ -169,7 +169,8 @@ class ArrayStore(VectorStore):
 
     def describe(self) -> Description:
         """Describe the old vectors."""
-        return Description(str(self.source), *self._old().shape, metrics=(self.metric,))
+        rows, width = self._old().shape
+        return Description(str(self.source), rows, width, (self.metric,))
 
     def start(self, key: str, width: int) -> None:
         """Make a folder for new vectors beside the target, or find it."""

@@ -43,7 +43,7 @@ class VectorStore(ABC):
     until none is :meth:`missing`, compares a :meth:`sample`, and calls :meth:`switch`. Until then nothing that is
     searched changes; a process that is killed at any time continues with the next call.
 
-    A lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace` afterwards. A store is a context manager that
+    A lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace` afterwards. As a context manager, a store
     closes itself.
     """
 

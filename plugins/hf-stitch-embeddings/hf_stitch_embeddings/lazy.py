@@ -1,0 +1,232 @@
+"""Lazy upgrade: documents are embedded again when a query comes near them, and their mapped vectors replaced."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from hf_stitch_embeddings.retrieval import exact_search
+from hf_stitch_embeddings.stores.base import Rows, VectorStore
+from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vectors
+
+First: TypeAlias = Literal["asked", "hubs", "random"]
+"""Which rows to embed again first: those nearest to queries of the past, to other documents, or random ones."""
+WAITING = "in_store = 0 AND vector IS NOT NULL"
+NEAR, HUBS_OF = 10, 20_000
+"""Neighbours that count, and most documents whose neighbours are counted."""
+
+
+class LazyUpgrade:
+    """Search in an upgraded store that embeds again what it finds, and so becomes exact where it is used.
+
+    A query finds its nearest mapped documents; those that have a text and are not exact yet are embedded by the new
+    encoder, and all are ranked again. Exact vectors are kept in a file, which survives ``kill -9``, and replace the
+    mapped ones in the store, :attr:`every` so many rows and at the end.
+
+    Args:
+        store: An upgraded store.
+        encoder: The new encoder, as for :func:`~hf_stitch_embeddings.encode`.
+        texts: Ids -> their texts; None for a row whose text is gone.
+        kept: File for exact vectors (SQLite), created if needed.
+        metric: Metric of the store.
+        every: Rows after which the store is updated.
+
+    Attributes:
+        embedded: Number of texts that this object has embedded.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_stitch_embeddings.stores import ArrayStore
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     mapped, exact = np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[::-1]
+        ...     np.save(Path(folder, "new.npy"), mapped)  # wrong for documents 0 and 2
+        ...     store = ArrayStore(Path(folder, "old.npy"), Path(folder, "new.npy"))
+        ...     texts = lambda ids: [str(each) for each in ids]
+        ...     encoder = lambda some: [exact[int(text)] for text in some]
+        ...     with LazyUpgrade(store, encoder, texts, Path(folder, "exact.sqlite")) as lazy:
+        ...         print(lazy.search(exact[:1], k=1, rerank=3), lazy.embedded)
+        [[0]] 3
+    """
+
+    def __init__(
+        self,
+        store: VectorStore,
+        encoder: Any,
+        texts: Callable[[list[Any]], Sequence[str | None]],
+        kept: str | Path,
+        *,
+        metric: Metric = "cosine",
+        every: int = 1000,
+    ) -> None:
+        self.store, self.encoder, self.texts, self.metric, self.every = store, encoder, texts, metric, every
+        self.embedded = 0
+        place = Path(kept).expanduser()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._kept = sqlite3.connect(place)
+        with self._kept:
+            self._kept.execute(
+                "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
+            )
+
+    def __enter__(self) -> Self:
+        """Return the object."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Update the store and close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Put all exact vectors into the store, and close the file."""
+        self.update_store()
+        self._kept.close()
+
+    @property
+    def exact(self) -> int:
+        """Number of documents whose vectors are exact."""
+        return int(self._kept.execute("SELECT count(*) FROM exact WHERE vector IS NOT NULL").fetchone()[0])
+
+    def search(self, queries: Any, k: int = 10, *, rerank: int = 100) -> list[list[Any]]:
+        """Search, embed again what is found, and rank it again.
+
+        Args:
+            queries: ``(n, d)`` vectors of the new encoder.
+            k: Number of documents for each query.
+            rerank: Number of mapped documents that are embedded and ranked for each query; at least k.
+
+        Returns:
+            For each query ids, nearest first.
+
+        Raises:
+            ValueError: If k is greater than ``rerank``.
+        """
+        if not 1 <= k <= rerank:
+            raise ValueError(f"k must be from 1 to rerank, {rerank}, got {k}")
+        asked = read_vectors(queries, "queries").astype(np.float32)
+        found = self.store.search(asked, rerank)
+        exact = self._exact(list(dict.fromkeys(each for row in found for each in row)))
+        answers = []
+        for query, near in zip(asked, found, strict=True):
+            there = np.stack([exact[each] for each in near])
+            order = exact_search(query[None], there, min(k, len(near)), metric=self.metric)[0][0]
+            answers.append([near[place] for place in order])
+        return answers
+
+    def embed(self, ids: Sequence[Any]) -> int:
+        """Embed documents again, without a query.
+
+        Args:
+            ids: Ids of documents; see :func:`rows_first`.
+
+        Returns:
+            Number of those that are now exact; the others have no text.
+        """
+        ids = [each.item() if isinstance(each, np.generic) else each for each in ids]
+        self._exact(ids)
+        return sum(vector is not None for vector in self._known(ids).values())
+
+    def update_store(self) -> int:
+        """Put exact vectors that are not there yet into the store.
+
+        Returns:
+            Their number.
+        """
+        waiting = self._kept.execute(
+            "SELECT id, vector FROM exact WHERE in_store = 0 AND vector IS NOT NULL"
+        ).fetchall()
+        for start in range(0, len(waiting), self.every):
+            some = waiting[start : start + self.every]
+            ids = [each for each, _ in some]
+            self.store.replace(ids, np.stack([np.frombuffer(vector, np.float32) for _, vector in some]))
+            with self._kept:
+                self._kept.executemany("UPDATE exact SET in_store = 1 WHERE id = ?", [(each,) for each in ids])
+        return len(waiting)
+
+    def _known(self, ids: Sequence[Any]) -> dict[Any, Rows | None]:
+        """Return what the file has of some ids: a vector, or None for a document without a text."""
+        found: dict[Any, Rows | None] = {}
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            marks = ", ".join("?" * len(some))
+            rows = self._kept.execute(f"SELECT id, vector FROM exact WHERE id IN ({marks})", some)
+            found |= {each: None if vector is None else np.frombuffer(vector, np.float32) for each, vector in rows}
+        return found
+
+    def _exact(self, ids: list[Any]) -> dict[Any, Rows]:
+        """Return exact vectors of documents, embedding those that are not known; mapped ones where no text is."""
+        known = self._known(ids)
+        unknown = [each for each in ids if each not in known]
+        if unknown:
+            texts = list(self.texts(unknown))
+            if len(texts) != len(unknown):
+                raise ValueError(f"texts returned {len(texts)} texts for {len(unknown)} ids; return None for no text")
+            there = [(each, text) for each, text in zip(unknown, texts, strict=True) if text is not None]
+            fresh = encode(self.encoder, [text for _, text in there]) if there else np.empty((0, 0), np.float32)
+            fresh = normalized(fresh) if self.metric == "cosine" else fresh
+            vectors: dict[Any, Rows | None] = dict.fromkeys(unknown) | dict(
+                zip([each for each, _ in there], fresh, strict=True)
+            )
+            with self._kept:
+                self._kept.executemany(
+                    "INSERT OR REPLACE INTO exact VALUES (?, ?, 0)",
+                    [(each, None if row is None else row.tobytes()) for each, row in vectors.items()],
+                )
+            self.embedded += len(there)
+            known |= vectors
+        gone = [each for each in ids if known[each] is None]
+        known |= dict(zip(gone, self.store.vectors(gone), strict=True)) if gone else {}
+        if self._kept.execute(f"SELECT count(*) FROM exact WHERE {WAITING}").fetchone()[0] >= self.every:
+            self.update_store()
+        return {each: row for each, row in known.items() if row is not None}
+
+
+def rows_first(
+    documents: Any, count: int, *, first: First = "asked", queries: Any = None, metric: Metric = "cosine", seed: int = 0
+) -> npt.NDArray[np.int64]:
+    """Choose the rows of an index to embed again first.
+
+    Args:
+        documents: ``(n, d)``: the index.
+        count: Number of rows.
+        first: ``"asked"``: those that are most often among the ten nearest of queries; ``"hubs"``: among the ten
+            nearest of other documents, at most 20,000 evenly spaced ones; ``"random"``. Ties are broken at random.
+        queries: ``(q, d)``: queries of the past, in the space of the index; needed for ``"asked"`` alone.
+        metric: Metric of the index.
+        seed: Seed.
+
+    Returns:
+        ``(count,)`` numbers of rows, the first ones first.
+
+    Raises:
+        ValueError: If count is out of range, or queries are missing or not needed.
+
+    Example:
+        >>> documents = np.random.default_rng(0).normal(size=(30, 2))
+        >>> asked = rows_first(documents, 10, queries=documents[[4]])
+        >>> set(asked.tolist()) == set(exact_search(documents[[4]], documents, 10)[0][0].tolist())
+        True
+    """
+    there = read_vectors(documents, "documents")
+    if first not in get_args(First):
+        raise ValueError(f"first must be one of {', '.join(get_args(First))}, got {first!r}")
+    if not 1 <= count <= len(there):
+        raise ValueError(f"count must be from 1 to the number of documents, {len(there)}, got {count}")
+    if (first == "asked") != (queries is not None):
+        raise ValueError("first='asked' needs queries of the past, and the others take none")
+    order = np.random.default_rng(seed).permutation(len(there))
+    if first == "random":
+        return order[:count]
+    near = min(NEAR, len(there) - 1)
+    if first == "asked":
+        found = exact_search(queries, there, max(near, 1), metric=metric)[0]
+    else:
+        some = np.unique(np.linspace(0, len(there) - 1, min(HUBS_OF, len(there))).astype(int))
+        found = exact_search(there[some], there, near + 1, metric=metric)[0]
+        found = np.where(found == some[:, None], -1, found)
+    counts = np.bincount(found[found >= 0], minlength=len(there))
+    return order[np.argsort(-counts[order], kind="stable")][:count]
