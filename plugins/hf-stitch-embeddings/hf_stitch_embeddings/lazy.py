@@ -14,8 +14,8 @@ from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Rows, VectorStore
 from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vectors
 
-First: TypeAlias = Literal["asked", "hubs", "random"]
-"""Which rows to embed again first: those nearest to queries of the past, to other documents, or random ones."""
+First: TypeAlias = Literal["hubs", "asked", "random"]
+"""Which rows to embed again first: those nearest to other documents, to queries of the past, or random ones."""
 WAITING = "in_store = 0 AND vector IS NOT NULL"
 NEAR, HUBS_OF = 10, 20_000
 """Neighbours that count, and most documents whose neighbours are counted."""
@@ -186,15 +186,15 @@ class LazyUpgrade:
 
 
 def rows_first(
-    documents: Any, count: int, *, first: First = "asked", queries: Any = None, metric: Metric = "cosine", seed: int = 0
+    documents: Any, count: int, *, first: First = "hubs", queries: Any = None, metric: Metric = "cosine", seed: int = 0
 ) -> npt.NDArray[np.int64]:
     """Choose the rows of an index to embed again first.
 
     Args:
         documents: ``(n, d)``: the index.
         count: Number of rows.
-        first: ``"asked"``: those that are most often among the ten nearest of queries; ``"hubs"``: among the ten
-            nearest of other documents, at most 20,000 evenly spaced ones; ``"random"``. Ties are broken at random.
+        first: ``"hubs"``: those that are most often among the ten nearest of other documents, at most 20,000 evenly
+            spaced ones; ``"asked"``: among the ten nearest of queries; ``"random"``. Ties are broken at random.
         queries: ``(q, d)``: queries of the past, in the space of the index; needed for ``"asked"`` alone.
         metric: Metric of the index.
         seed: Seed.
@@ -207,7 +207,7 @@ def rows_first(
 
     Example:
         >>> documents = np.random.default_rng(0).normal(size=(30, 2))
-        >>> asked = rows_first(documents, 10, queries=documents[[4]])
+        >>> asked = rows_first(documents, 10, first="asked", queries=documents[[4]])
         >>> set(asked.tolist()) == set(exact_search(documents[[4]], documents, 10)[0][0].tolist())
         True
     """

@@ -115,15 +115,15 @@ def test_bad_input(store: ArrayStore, tmp_path: Path) -> None:
 
 
 def test_rows_first() -> None:
-    asked = rows_first(MAPPED, 30, queries=QUERIES)
+    asked = rows_first(MAPPED, 30, first="asked", queries=QUERIES)
     times = np.bincount(exact_search(QUERIES, MAPPED, 10)[0].ravel(), minlength=300)
     assert times[asked].tolist() == sorted(times, reverse=True)[:30]
-    hubs = rows_first(MAPPED, 300, first="hubs")
+    hubs = rows_first(MAPPED, 300)
     near = exact_search(MAPPED, MAPPED, 11)[0][:, 1:]
     assert (np.diff(np.bincount(near.ravel(), minlength=300)[hubs]) <= 0).all()
     assert sorted(hubs.tolist()) == list(range(300))
     assert len(set(rows_first(MAPPED, 50, first="random").tolist())) == 50
-    for options in ({}, {"first": "hubs", "queries": QUERIES}, {"first": "best"}):
+    for options in ({"first": "asked"}, {"queries": QUERIES}, {"first": "best"}):
         with pytest.raises(ValueError, match="first"):
             rows_first(MAPPED, 5, **options)
     with pytest.raises(ValueError, match="from 1 to the number of documents"):
