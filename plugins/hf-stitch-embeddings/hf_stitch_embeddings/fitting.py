@@ -169,7 +169,7 @@ def fit_embedding_map(
         >>> fitted, fitted.scores["report"]["n"]
         (EmbeddingMap(ridge, index: 6 -> 8, cosine), 60)
     """
-    from hf_stitch_embeddings.verdict import verdict
+    from hf_stitch_embeddings.deciding import verdict
 
     old, new = (_side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target")))
     check_pairs(old, new, ids=ids, metric=metric)

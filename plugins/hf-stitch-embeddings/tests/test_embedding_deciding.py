@@ -14,7 +14,7 @@ from hf_stitch_embeddings import (
     query_scores,
     verdict,
 )
-from hf_stitch_embeddings.verdict import Verdict
+from hf_stitch_embeddings.deciding import Verdict
 from sklearn.metrics import roc_auc_score
 
 
