@@ -153,4 +153,4 @@ BASES: dict[str, str] = {
     "data": "hf_stitch.data.sources:DataSource",
     "commands": "types:FunctionType",
 }
-"""From registry to the base class of all its entries, as ``module:attribute``; commands are functions."""
+"""From registry to the base class of all its entries, as ``module:attribute``; commands are functions or typer apps."""

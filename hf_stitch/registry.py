@@ -348,7 +348,7 @@ class Registry(Generic[T]):
         return factory(**options)
 
     def check_kind(self, name: str, found: Any) -> None:
-        """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function.
+        """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app.
 
         Args:
             name: The name.
@@ -358,8 +358,10 @@ class Registry(Generic[T]):
             TypeError: If it is something else.
         """
         if self.base is FunctionType:
-            if not isinstance(found, FunctionType):
-                raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is not a function")
+            from typer import Typer
+
+            if not isinstance(found, FunctionType | Typer):
+                raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is neither a function nor a typer app")
         elif not (isinstance(found, type) and issubclass(found, self.base)):
             raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is not a subclass of {self.base.__name__}")
 

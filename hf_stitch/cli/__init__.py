@@ -30,10 +30,12 @@ class _OfPlugin(TyperCommand):
         super().__init__(name, callback=None, help=f"{about} ({registries.commands.origin(name)}).")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        function = registries.commands.get(str(self.name))
-        registries.commands.check_kind(str(self.name), function)
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(self.name)(function)
+        found: Any = registries.commands.get(str(self.name))
+        registries.commands.check_kind(str(self.name), found)
+        alone = found
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            alone.command(self.name)(found)
         command: Any = get_command(alone)
         return command.make_context(info_name, args, parent=parent, **extra)
 

@@ -36,3 +36,17 @@ def failing(name: Name) -> None:
 def helpless(name: Name, help: Annotated[bool, typer.Option("--help", help="Ask for more.")] = False) -> None:
     """Greet somebody by name."""
     raise typer.Exit(3 if help else 0)
+
+
+def farewell(name: Name) -> None:
+    """Say goodbye to somebody by name."""
+    typer.echo(f"goodbye {name}")
+
+
+several = typer.Typer(help="Greet and say goodbye.", add_completion=False, pretty_exceptions_enable=False)
+several.command()(greet)
+several.command()(farewell)
+
+several_undescribed = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+several_undescribed.command()(greet)
+several_undescribed.command()(farewell)

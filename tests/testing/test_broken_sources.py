@@ -103,7 +103,7 @@ def test_a_command_whose_types_typer_refuses() -> None:
     parts = {part.name: part for part in check_command.parts(ready_command.of_no_type, "you")}
     with pytest.raises(AssertionError, match="typer must accept the types of all parameters, got AssertionError"):
         parts["typed"]()
-    with pytest.raises(AssertionError, match="a command must be a function, got ABCMeta"):
+    with pytest.raises(AssertionError, match="a command must be a function or a typer app, got ABCMeta"):
         check_command(Lines)
 
 
@@ -133,3 +133,13 @@ def test_a_built_in_command_conforms(check: Any) -> None:
 def test_every_part_can_fail() -> None:
     assert {*SOURCES, "read_data"} == names(check_data_source, Lines, "poem")
     assert {*COMMANDS, "typed", "unknown_option"} == names(check_command, listing)
+
+
+@parametrize_with_checks(check_command, ready_command.several, "farewell", "you")
+def test_an_app_of_several_commands_conforms(check: Any) -> None:
+    check()
+
+
+def test_an_app_needs_a_help_text() -> None:
+    message = "the first line of the help text must describe"
+    assert_fails_only("described", message, check_command, ready_command.several_undescribed, "farewell", "you")

@@ -73,7 +73,7 @@ class System:
         )
 
     def _documents(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self.documents, dtype=np.float32))
+        return torch.from_numpy(np.require(self.documents, np.float32, ["C", "W"]))
 
 
 def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = None) -> Tensor:

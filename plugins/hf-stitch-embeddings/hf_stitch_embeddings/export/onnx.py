@@ -45,7 +45,7 @@ def export_onnx(embedding_map: EmbeddingMap, path: str | Path) -> Path:
     """
     example = torch.randn(2, embedding_map.in_features, generator=torch.Generator().manual_seed(0))
     program = torch.onnx.export(
-        _Served(embedding_map), (example,), dynamo=True, verbose=False,
+        _Served(embedding_map).eval(), (example,), dynamo=True, verbose=False,
         input_names=["vectors"], output_names=["mapped"], dynamic_shapes=({0: torch.export.Dim("batch")},),
     )  # fmt: skip
     assert program is not None
