@@ -129,6 +129,7 @@ def evaluate(
         Path | None,
         typer.Option(help="JSON file: for each query the numbers of its relevant documents, or {number: gain}."),
     ] = None,
+    kinds: Annotated[Path | None, typer.Option(help="Kinds of the queries, one a line, to report apart.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     seed: Seed = 0,
     json: AsJson = False,
@@ -141,6 +142,7 @@ def evaluate(
     result = evaluate_retrieval(
         made, *map(_vectors, (old_documents, new_documents, old_queries, new_queries)),
         relevance=None if relevance is None else _relevance(relevance), index_size=index_size, seed=seed,
+        kinds=None if kinds is None else _lines(kinds),
     )  # fmt: skip
     found = verdict(made, result=result, threshold=threshold)
     output.show(result)

@@ -149,6 +149,13 @@ def verdict(
         if extrapolated:
             sentences.append(f"Of the old model, {old['value']:.3f} is predicted in the index.")
         sentences += [f"With {int(pairs):,} pairs some {recall:.3f} are expected." for pairs, recall in more.items()]
+    kinds = {f: score for f, score in result.scores[name].items() if f.startswith(f"{figure} of ")}
+    if kinds:
+        worst = min(kinds, key=lambda each: kinds[each]["value"])
+        score = kinds[worst]
+        sentences.append(
+            f"In the pool, {worst} is lowest: {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})."
+        )
     if reranked is not None and not go:
         sentences.append(
             f"If the first 100 documents are re-embedded and ranked again, recall@10 is {reranked['value']:.3f}."

@@ -442,7 +442,8 @@ class RetrievalResult(Result):
 
     Attributes:
         scores: system -> figure -> ``value``, ``low``, ``high`` (95%, over queries). Figures: ``recall@k`` (fidelity
-            to re-embedding), ``reranked@10``, and with relevance labels ``ndcg@10`` and ``mrr@10`` (quality).
+            to re-embedding), the same ``of`` each kind of query, ``reranked@10``, and with relevance labels
+            ``ndcg@10`` and ``mrr@10`` (quality).
         predicted: The same recalls in an index of ``index_size`` documents; empty without ``index_size``.
         gains: The same as ``scores``, minus those of the old model, query by query.
         pools: system -> recall -> mean in pools of each of ``sizes``.
@@ -581,6 +582,7 @@ def evaluate_retrieval(
     pairs: tuple[Any, Any] | None = None,
     exclude: Any = None,
     in_pairs: Any = None,
+    kinds: Sequence[str] | None = None,
     baselines: bool = True,
     resamples: int = 1000,
     seed: int = 0,
@@ -604,6 +606,8 @@ def evaluate_retrieval(
         pairs: The old and new vectors of the fitted pairs, for relative representations, whitening and CSLS.
         exclude: For each query the document that is the query itself, if queries are documents.
         in_pairs: ``(m,)``: which documents are among the fitted pairs; their recall is then reported apart.
+        kinds: For each query the kind of its text, e.g. ``"news"``: the main recall is reported for each kind, too. Of
+            kinds that are not among the pairs it is often far lower.
         baselines: Whether to compute the baselines other than the old model.
         resamples: Bootstrap samples of queries.
         seed: Seed of resampling, of pools and of the random map.
@@ -644,6 +648,8 @@ def evaluate_retrieval(
     _same_width(asked, new, "new_queries", "new_documents")
     if relevance is not None and len(relevance) != len(asked):
         raise ValueError(f"relevance must have one item for each of {len(asked)} queries, got {len(relevance)}")
+    if kinds is not None and len(kinds) != len(asked):
+        raise ValueError(f"kinds must have one item for each of {len(asked)} queries, got {len(kinds)}")
     own = None if exclude is None else np.asarray(exclude, dtype=np.int64)
     if own is not None and (own.shape != (len(asked),) or own.min() < 0 or own.max() >= len(old)):
         raise ValueError(f"exclude must be {len(asked)} numbers of documents, below {len(old)}")
@@ -671,6 +677,11 @@ def evaluate_retrieval(
             depth = min(10, found.shape[1])
             per_query[name][f"ndcg@{depth}"] = ndcg(found[:, :depth], relevance)
             per_query[name][f"mrr@{depth}"] = reciprocal_rank(found[:, :depth], relevance)
+    main = nearest_to_ten([f"recall@{each}" for each in ks])
+    for kind in sorted(set(kinds or ())):
+        of_kind = np.array([each == kind for each in kinds or ()])
+        for row in per_query.values():
+            row[f"{main} of {kind}"] = np.where(of_kind, row[main], np.nan)
     scores = {name: {f: interval(each, weights) for f, each in row.items()} for name, row in per_query.items()}
     gains = {
         name: {f: interval(each - per_query[OLD][f], weights) for f, each in row.items()}
@@ -699,7 +710,6 @@ def evaluate_retrieval(
         }
         if len(measured.sizes) < 2 and index_size != len(old):
             notes.append(f"{len(old)} documents are too few to predict recall in an index of {index_size}")
-    main = nearest_to_ten([f"recall@{each}" for each in ks])
     return RetrievalResult(
         scores=scores,
         predicted=predicted,

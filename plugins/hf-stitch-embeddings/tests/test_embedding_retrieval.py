@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 from sklearn.neighbors import NearestNeighbors
 
-from hf_stitch.stitches import LinearStitch
+from hf_stitch.stitches import IdentityStitch, LinearStitch
 
 
 def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
@@ -211,3 +211,24 @@ def test_vectors_that_do_not_fit_are_refused() -> None:
     other = EmbeddingMap.old_model(16, metric="dot")
     with pytest.raises(ValueError, match="one metric"):
         evaluate_retrieval({"a": index, "b": other}, old, new, old[asked], new[asked])
+
+
+def test_kinds_of_queries_are_reported_apart() -> None:
+    random = np.random.default_rng(0)
+    old = random.normal(size=(460, 8)).astype(np.float32)
+    new = old.copy()
+    new[30:60] = random.normal(size=(30, 8))  # queries of another kind, which the map does not know
+    documents, queries = slice(60, None), slice(60)
+    kinds = ["news"] * 30 + ["code"] * 30
+    keep = EmbeddingMap.of(IdentityStitch(8, 8))
+    result = evaluate_retrieval(
+        {"identity": keep}, old[documents], new[documents], old[queries], new[queries], k=10, kinds=kinds, resamples=50
+    )
+    scores = result.scores["old model"]
+    assert scores["recall@10 of news"]["value"] == 1.0
+    assert scores["recall@10 of code"]["value"] < 0.2
+    both = (scores["recall@10 of news"]["value"] + scores["recall@10 of code"]["value"]) / 2
+    assert scores["recall@10"]["value"] == pytest.approx(both)
+    assert result.figure == "recall@10"
+    with pytest.raises(ValueError, match="kinds must have one item for each of 60 queries, got 3"):
+        evaluate_retrieval(keep, old[documents], new[documents], old[queries], new[queries], kinds=kinds[:3])
