@@ -37,6 +37,12 @@ def exit_codes(*processes: BaseProcess) -> list[int | None]:
     return [process.exitcode for process in processes]
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def run_ranks(count: int, target: Callable[..., None], *arguments: Any, names: tuple[str, str, str] = TORCHRUN) -> None:
     """Call ``target(rank, *arguments)`` in several processes, with the environment variables that a launcher sets.
 
@@ -44,16 +50,15 @@ def run_ranks(count: int, target: Callable[..., None], *arguments: Any, names: t
         AssertionError: a process failed.
 
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     places = [dict(zip(names, map(str, (rank, rank, count)), strict=True)) for rank in range(count)]
-    started = [start(_run_rank, place, port, target, rank, *arguments) for rank, place in enumerate(places)]
+    started = [start(run_rank, place, port, target, rank, *arguments) for rank, place in enumerate(places)]
     codes = exit_codes(*started)
     assert codes == [0] * count
 
 
-def _run_rank(place: dict[str, str], port: int, target: Callable[..., None], *arguments: Any) -> None:
+def run_rank(place: dict[str, str], port: int, target: Callable[..., None], *arguments: Any) -> None:
+    """Call ``target(*arguments)`` as one of several processes."""
     torch.set_num_threads(1)
     os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
     target(*arguments)

@@ -21,6 +21,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.processes import ALONE, Processes, joined
 from hf_stitch.reference import weights_hash
 from hf_stitch.representation import Representation
 
@@ -78,7 +79,9 @@ class AuditPass:
         self._seen: dict[tuple[str, View, Any], list[Seen]] = {}
 
     @torch.no_grad()
-    def run(self, samples: Samples, others: Samples, batch_size: int, progress: bool) -> None:
+    def run(
+        self, samples: Samples, others: Samples, batch_size: int, progress: bool, processes: Processes = ALONE
+    ) -> None:
         """Measure all samples.
 
         Args:
@@ -86,15 +89,20 @@ class AuditPass:
             others: Raw samples of the target, in the same order.
             batch_size: Number of samples per forward pass.
             progress: Whether to show a progress bar.
+            processes: The processes that share the samples; all of them then have the measures of all samples.
 
         Raises:
             ValueError: If activations are NaN or infinite, source and target receive other tokens, or labels are not
                 classes of the target.
         """
-        start = 0
-        for batch, other in paired_batches(samples, others, batch_size, "auditing" if progress else None):
+        start, _ = processes.part(len(samples), batch_size)
+        for batch, other in paired_batches(samples, others, batch_size, "auditing" if progress else None, processes):
             chosen = self.scored[start : (start := start + len(batch.ids))]
             self._measure(batch, other, torch.from_numpy(np.flatnonzero(chosen)))
+        squares, answers, seen = zip(*processes.gather((self.squares, self._answers, self._seen)), strict=True)
+        self.squares = [{part: sum(each[part] for each in of) for part in of[0]} for of in zip(*squares, strict=True)]
+        self._answers = [joined(of) for of in zip(*answers, strict=True)]
+        self._seen = joined(seen)
 
     def answers(self, number: int, samples: Samples) -> dict[str, Answers]:
         """Return the measures of all predictors of a model, by predictor.

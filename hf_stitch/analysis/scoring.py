@@ -20,6 +20,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.processes import ALONE, Processes, joined
 from hf_stitch.reference import ModelReference
 from hf_stitch.stitches import StitchingLayer
 
@@ -86,6 +87,7 @@ def answers(
     alone: Whole | None = None,
     batch_size: int = 64,
     progress: bool = True,
+    processes: Processes = ALONE,
 ) -> dict[str, Answers]:
     """Compute per-sample measures of several stitching layers and of the target.
 
@@ -102,6 +104,7 @@ def answers(
         alone: The whole source network, if its head has the same classes or tokens.
         batch_size: Samples per forward.
         progress: Show a progress bar.
+        processes: The processes that share the samples; all of them return the same.
 
     Returns:
         Name, including ``target``, and ``source`` if it is given, -> measure -> (n,) float64.
@@ -117,7 +120,7 @@ def answers(
     check_same_order(samples, twins)
     language = stitched.task == "text-generation"
     parts: dict[str, list[Answers]] = {}
-    for batch, twin in paired_batches(samples, twins, batch_size, progress="scoring" if progress else None):
+    for batch, twin in paired_batches(samples, twins, batch_size, "scoring" if progress else None, processes):
         inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
         if language:
             check_same_tokens(inputs, reference)
@@ -131,7 +134,7 @@ def answers(
         measured = measure_tokens(logits, reference, twin) if language else measure_classes(logits, batch)
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
-    return join_answers(parts, samples)
+    return join_answers(joined(processes.gather(parts)), samples)
 
 
 def join_answers(parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:

@@ -21,6 +21,7 @@ import numpy as np
 from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
+from hf_stitch.processes import ALONE, Processes
 
 
 class RawSamples(list[Any]):
@@ -381,7 +382,7 @@ class Samples:
 
 
 def paired_batches(
-    a: Samples, b: Samples, batch_size: int, progress: str | None = None
+    a: Samples, b: Samples, batch_size: int, progress: str | None = None, processes: Processes = ALONE
 ) -> Iterator[tuple[Batch, Batch]]:
     """Iterate over the batches of two sides in parallel; if both are the same object, each batch is read once.
 
@@ -389,21 +390,30 @@ def paired_batches(
         a: Samples of the first side.
         b: Samples of the second side, as many as ``a``.
         batch_size: Samples per batch.
-        progress: Label of a progress bar. None: no bar.
+        progress: Label of a progress bar, which only the first process shows. None: no bar.
+        processes: The processes that share the samples. Each gets the batches of its part
+            (:meth:`hf_stitch.processes.Processes.part`).
 
     Yields:
         A batch of each side, with the same positions.
+
+    Raises:
+        OtherProcessError: If another process has failed meanwhile.
 
     Example:
         >>> texts, others = Samples.of(["a", "b", "c"]), Samples.of(["x", "y", "z"])
         >>> [(a.samples, b.samples) for a, b in paired_batches(texts, others, 2)]
         [(['a', 'b'], ['x', 'y']), (['c'], ['z'])]
     """
-    if a is b:
-        for batch in a.batches(batch_size, progress):
+    same = a is b
+    if processes.count > 1:
+        own = range(*processes.part(len(a), batch_size))
+        a, b, progress = a.select(own), b.select(own), progress if processes.rank == 0 else None
+    if same:
+        for batch in processes.watched(a.batches(batch_size, progress)):
             yield batch, batch
     else:
-        yield from zip(a.batches(batch_size, progress), b.batches(batch_size), strict=True)
+        yield from processes.watched(zip(a.batches(batch_size, progress), b.batches(batch_size), strict=True))
 
 
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:

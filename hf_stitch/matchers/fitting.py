@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
+from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.statistics import Features, InterpolatedMoments, LayerMoments, Moments
 from hf_stitch.statistics.base import within
@@ -39,6 +40,7 @@ def collect(
     target_samples: Samples | None = None,
     batch_size: int = 64,
     progress: bool = True,
+    processes: Processes = ALONE,
 ) -> dict[tuple[str, str], Statistics]:
     """Collect the moments of any number of pairs of layers in one pass over the data.
 
@@ -53,6 +55,7 @@ def collect(
         target_samples: Samples for the second network, in the same order, if they differ.
         batch_size: Samples per forward pass.
         progress: Whether to show a progress bar.
+        processes: The processes that share the samples; all of them return the same.
 
     Returns:
         The moments of each pair, by part of the stitching layer.
@@ -62,9 +65,16 @@ def collect(
     """
     pairs = list(dict.fromkeys(pairs))
     layers = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
+    others = samples if target_samples is None else target_samples
     moments = PairMoments(pairs, pooling)
-    for x, y in _run(source, target, *layers, samples, target_samples, batch_size, progress):
+    if processes.count > 1:
+        count = min(batch_size, len(samples))
+        first = samples.take(count)
+        for x, y in _run(source, target, *layers, first, first if others is samples else others.take(count), count):
+            moments.prepare(x, y)
+    for x, y in _run(source, target, *layers, samples, others, batch_size, progress, processes):
         moments.update(x, y)
+    moments.all_reduce(processes)
     return {pair: moments.of(*pair) for pair in pairs}
 
 
@@ -79,6 +89,7 @@ def collect_rows(
     target_samples: Samples | None = None,
     batch_size: int = 64,
     progress: bool = True,
+    processes: Processes = ALONE,
 ) -> PairedRows:
     """Collect the paired rows of two layers in one pass over the data, in memory.
 
@@ -91,6 +102,7 @@ def collect_rows(
         target_samples: Samples for the second network, in the same order, if they differ.
         batch_size: Samples per forward pass.
         progress: Whether to show a progress bar.
+        processes: The processes that share the samples; all of them return the same.
 
     Returns:
         The rows, by part of the stitching layer.
@@ -98,10 +110,14 @@ def collect_rows(
     Raises:
         ValueError: Activations are NaN or infinite (the message names layer and sample), or rows do not correspond.
     """
+    others = samples if target_samples is None else target_samples
     found: PairedRows = {}
-    for x, y in _run(source, target, [pair[0]], [pair[1]], samples, target_samples, batch_size, progress):
+    for x, y in _run(source, target, [pair[0]], [pair[1]], samples, others, batch_size, progress, processes):
         for part, rows in paired_rows(x[pair[0]], y[pair[1]], pooling).items():
             found.setdefault(part, Features()).update(*rows)
+    if processes.accelerator is not None:
+        for features in found.values():
+            features.all_reduce(processes.accelerator)
     return found
 
 
@@ -111,13 +127,13 @@ def _run(
     layers_a: Sequence[str],
     layers_b: Sequence[str],
     samples: Samples,
-    target_samples: Samples | None,
+    others: Samples,
     batch_size: int,
-    progress: bool,
+    progress: bool = False,
+    processes: Processes = ALONE,
 ) -> Iterator[tuple[dict[str, Representation], dict[str, Representation]]]:
     """Yield the representations of both networks batch by batch, checked for NaN and infinity."""
-    others = samples if target_samples is None else target_samples
-    for batch, other in paired_batches(samples, others, batch_size, progress="fitting" if progress else None):
+    for batch, other in paired_batches(samples, others, batch_size, "fitting" if progress else None, processes):
         x = source.encode(source.preprocess(batch.samples), layers_a)
         y = target.encode(target.preprocess(other.samples), layers_b)
         for side, representations in (("source", x), ("target", y)):
@@ -149,7 +165,7 @@ class PairMoments:
         self._partners: dict[str, list[str]] = {}
         for a, b in pairs:
             self._partners.setdefault(b, []).append(a)
-        self._groups: dict[_Form, _Group] = {}
+        self._groups: list[_Group] = []
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> Self:
         """Add a batch.
@@ -168,7 +184,45 @@ class PairMoments:
         for b, partners in self._partners.items():
             forms.setdefault(_Form.of({a: x[a] for a in partners}, y[b], self.pooling), []).append(b)
         for form, layers in forms.items():
-            self._groups.setdefault(form, _Group(form, layers)).update(x, y, self.pooling)
+            group = next((each for each in self._groups if each.form == form), None)
+            if group is None:
+                self._groups.append(group := _Group(form, layers))
+            group.update(x, y, self.pooling)
+        return self
+
+    def prepare(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> Self:
+        """Take the sums about the means of a batch, without counting it, as several processes must do alike.
+
+        Args:
+            x: Layer of the source -> its representation.
+            y: Layer of the target -> its representation of the same samples.
+
+        Returns:
+            This object.
+        """
+        self.update(x, y)
+        for group in self._groups:
+            group.reset()
+        return self
+
+    def all_reduce(self, processes: Processes) -> Self:
+        """Combine the moments of all processes; every process then has the total.
+
+        Args:
+            processes: The processes. All of them must call this method once, after the last batch.
+
+        Returns:
+            This object.
+        """
+        if processes.count == 1:
+            return self
+        pairs = [(a, b) for b, partners in self._partners.items() for a in partners]
+        mine, total = self.state_dict(), list[_Group]()
+        for rank in range(processes.count):
+            part = PairMoments(pairs, self.pooling)
+            part.load_state_dict(processes.from_rank(mine, rank))
+            total += [own for own in part._groups if not any(group.merge(own) for group in total)]
+        self._groups = total
         return self
 
     def of(self, a: str, b: str) -> Statistics:
@@ -178,7 +232,7 @@ class PairMoments:
             a: Layer of the source.
             b: Layer of the target.
         """
-        first, *others = (group.of(a, b) for group in self._groups.values() if b in group.layers_b)
+        first, *others = (group.of(a, b) for group in self._groups if b in group.layers_b)
         for other in others:
             for part, moments in other.items():
                 first[part].merge(moments)
@@ -189,7 +243,7 @@ class PairMoments:
         layers = list(self._partners)
         return {
             f"{number}.{key}": tensor
-            for number, group in enumerate(self._groups.values())
+            for number, group in enumerate(self._groups)
             for key, tensor in group.state_dict(layers).items()
         }
 
@@ -204,8 +258,8 @@ class PairMoments:
             of_group = within(f"{number}.", state)
             own = [layers[place] for place in of_group["layers_b"].tolist()]
             form = _Form.from_tensor(self._partners[own[0]], of_group["form"])
-            self._groups[form] = _Group(form, own)
-            self._groups[form].load_state_dict(of_group)
+            self._groups.append(_Group(form, own))
+            self._groups[-1].load_state_dict(of_group)
 
 
 @dataclass(frozen=True)
@@ -279,6 +333,28 @@ class _Group:
         if "prefix" in self.parts:
             found["prefix"] = self.parts["prefix"].moments(self.form.layers_a.index(a), j)
         return found
+
+    def reset(self) -> None:
+        """Remove all rows; the origins stay."""
+        for statistic in (*self.parts.values(), *self.small.values()):
+            statistic.reset()
+
+    def merge(self, other: _Group) -> bool:
+        """Add the sums of another group, and return True, if both have the same form, layers and origins."""
+        if (other.form, other.layers_b) != (self.form, self.layers_b):
+            return False
+        try:
+            for part, statistic in self.parts.items():
+                statistic.check_alike(other.parts[part])
+            for part, small in self.small.items():
+                small.check_alike(other.small[part])
+        except ValueError:
+            return False
+        for part, statistic in self.parts.items():
+            statistic.merge(other.parts[part])
+        for part, small in self.small.items():
+            small.merge(other.small[part])
+        return True
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
         """Add a batch. Rows of a layer do not depend on its partner in the group, so that one partner is enough."""

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.data import Batch, Id, Samples, check_same_order
+from hf_stitch.data import Batch, Id, Samples, check_same_order, paired_batches
 from hf_stitch.data.overlap import ContentSketch
+from hf_stitch.processes import Processes
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
@@ -154,10 +155,13 @@ class AnchorSet:
         if found := self._find(reference, layer, pooling):
             _check_matches(found, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
             return self
-        batches = samples.batches(batch_size, "encoding anchors" if progress else None)
-        return self.add(
-            torch.cat([_vectors(adapter, layer, pooling, batch) for batch in batches]), reference, layer, pooling
-        )
+        processes = Processes.of(None)
+        with processes.together("encode"):
+            shown = "encoding anchors" if progress else None
+            batches = paired_batches(samples, samples, batch_size, shown, processes)
+            own = torch.cat([_vectors(adapter, layer, pooling, batch) for batch, _ in batches])
+            vectors = torch.cat([part.to(own) for part in processes.gather(own if processes.count == 1 else own.cpu())])
+        return self.add(vectors, reference, layer, pooling)
 
     def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:
         """Return this set with representations that were computed before.

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hf_stitch.processes import Processes
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -130,13 +132,7 @@ class Statistic(ABC):
         Raises:
             ValueError: The other has another class, or its widths, limits or origins differ.
         """
-        kind = type(self).__name__
-        if type(other) is not type(self):
-            raise ValueError(f"{kind} merges with {kind} only, got {type(other).__name__}")
-        for name in self._named("same"):
-            own, its = getattr(self, name), getattr(other, name)
-            if own.shape != its.shape or not torch.equal(own, its.to(own.device)):
-                raise ValueError(f"{kind} must have equal {name} to merge, got {_short(own)} and {_short(its)}")
+        self.check_alike(other)
         self._settle()
         other._settle()
         self._combine(other)
@@ -147,6 +143,25 @@ class Statistic(ABC):
         for name, own in self._parts.items():
             own.merge(other._parts[name])
         return self
+
+    def check_alike(self, other: Self) -> None:
+        """Check, also for all parts, that another statistic can be merged, before anything is changed.
+
+        Args:
+            other: The other statistic.
+
+        Raises:
+            ValueError: As :meth:`merge`.
+        """
+        kind = type(self).__name__
+        if type(other) is not type(self):
+            raise ValueError(f"{kind} merges with {kind} only, got {type(other).__name__}")
+        for name in self._named("same"):
+            own, its = getattr(self, name), getattr(other, name)
+            if own.shape != its.shape or not torch.equal(own, its.to(own.device)):
+                raise ValueError(f"{kind} must have equal {name} to merge, got {_short(own)} and {_short(its)}")
+        for name, part in self._parts.items():
+            part.check_alike(other._parts[name])
 
     def all_reduce(self, accelerator: Accelerator) -> Self:
         """Combine the statistics of all processes; every process then has the total.
@@ -165,9 +180,9 @@ class Statistic(ABC):
         if accelerator.num_processes == 1:
             return self
         self._settle()
-        mine, total = self._tensors(), None
-        for rank in range(accelerator.num_processes):
-            part = type(self).from_state_dict(_from_rank(mine, rank, accelerator))
+        processes, mine, total = Processes(accelerator), self._tensors(), None
+        for rank in range(processes.count):
+            part = type(self).from_state_dict(processes.from_rank(mine, rank))
             total = part if total is None else total.merge(part)
         assert total is not None
         self._become(total)
@@ -264,17 +279,3 @@ def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _short(value: Tensor) -> str:
     return str(value.tolist()) if value.numel() <= 4 else f"a tensor of shape {tuple(value.shape)}"
-
-
-def _from_rank(mine: Mapping[str, Tensor], rank: int, accelerator: Accelerator) -> dict[str, Tensor]:
-    """Broadcast the state of one process to all; each tensor keeps its type of device."""
-    from accelerate.utils import broadcast, broadcast_object_list
-
-    forms = {name: (tuple(value.shape), value.dtype, value.device.type) for name, value in mine.items()}
-    (forms,) = broadcast_object_list([forms], from_process=rank)
-    received = {}
-    for name, (shape, dtype, device) in forms.items():
-        value = mine[name] if accelerator.process_index == rank else torch.empty(shape, dtype=dtype)
-        sent = broadcast(value.to(accelerator.device, copy=True), from_process=rank)
-        received[name] = sent.to("cpu" if device == "cpu" else accelerator.device)
-    return received

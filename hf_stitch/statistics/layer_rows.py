@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from hf_stitch.processes import Processes
 from hf_stitch.statistics.grams import Grams
 from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 from hf_stitch.storage.rows import RowStore
@@ -121,17 +122,22 @@ class LayerRows(LayerStatistic):
         """
         if accelerator.num_processes == 1:
             return self
-        from accelerate.utils import broadcast, gather_object
+        from accelerate.utils import broadcast
 
-        counts = gather_object([self.n])
+        processes = Processes(accelerator)
+        counts = processes.gather(self.n)
         stores = self._opened("all")
         for own, store, like in zip(self._stores, stores, self._like, strict=True):
             some = max(_MESSAGE_BYTES // max(like.shape[1] * like.element_size(), 1), 1)
             for rank, count in enumerate(counts):
                 for start in range(0, count, some):
                     size = min(some, count - start)
-                    mine = accelerator.process_index == rank
-                    part = own.rows()[start : start + size] if mine else like.new_empty(size, like.shape[1])
-                    store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
+                    part = (
+                        own.rows()[start : start + size]
+                        if processes.rank == rank
+                        else like.new_empty(size, like.shape[1])
+                    )
+                    with processes.exchange():
+                        store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
         self._held = stores
         return self

@@ -91,12 +91,13 @@ def train(
     every, samples = accelerator.gradient_accumulation_steps, len(prepared.samples)
     last, per_epoch = schedule.feature_steps + schedule.max_steps, math.ceil(samples / (schedule.batch_size * every))
     hide = None if progress and accelerator.is_main_process else True
-    with _prepared(accelerator, stitches, schedule) as (model, optimizer):
+    with _prepared(accelerator, processes, stitches, schedule) as (model, optimizer):
         run = Progress(stitches, optimizer, accelerator.scaler, schedule.patience)
         step = 0
         if checkpoint is not None and (saved := checkpoint.load(accelerator.device)) is not None:
             step = run.load(*saved)
-        accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
+        with processes.exchange():
+            accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
         with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
@@ -144,7 +145,9 @@ def train(
 
 
 @contextmanager
-def _prepared(accelerator: Accelerator, stitches: Stitches, schedule: TrainingSchedule) -> Iterator[tuple[Any, Any]]:
+def _prepared(
+    accelerator: Accelerator, processes: Processes, stitches: Stitches, schedule: TrainingSchedule
+) -> Iterator[tuple[Any, Any]]:
     """Prepare model and optimizer; afterwards the accelerator drops its references, which would keep them alive."""
     optimizer = torch.optim.Adam(
         [p for p in stitches.layers.parameters() if p.requires_grad], lr=schedule.lr, weight_decay=schedule.weight_decay
@@ -152,7 +155,8 @@ def _prepared(accelerator: Accelerator, stitches: Stitches, schedule: TrainingSc
     lists = accelerator._models, accelerator._optimizers
     lengths = [len(held) for held in lists]
     try:
-        model, optimizer = accelerator.prepare(stitches, optimizer)
+        with processes.exchange():
+            model, optimizer = accelerator.prepare(stitches, optimizer)
         yield model.train(), optimizer
     finally:
         for held, length in zip(lists, lengths, strict=True):
@@ -172,11 +176,13 @@ def _gradients(
     total = float(samples) if features else _asked_of_all(batches, parts, accelerator)
     found = torch.zeros((), device=accelerator.device)
     for number, (one, (places, _)) in enumerate(zip(batches, parts, strict=True)):
-        with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
+        last = number == len(parts) - 1
+        with nullcontext() if last else accelerator.no_sync(model):
             share = len(places) * processes.count / samples
             losses = model(one, total / processes.count, share, features) * float(bool(len(places)))
             found = found + losses.detach().float()
-            accelerator.backward(losses.sum() * accelerator.gradient_accumulation_steps)  # which divides by it
+            with processes.exchange() if last else nullcontext():
+                accelerator.backward(losses.sum() * accelerator.gradient_accumulation_steps)  # which divides by it
     return accelerator.reduce(found, reduction="mean")
 
 

@@ -254,7 +254,7 @@ class Prepared:
         twin = own if self.others is self.samples else self.others.select(range(start, stop))
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for batch, other in paired_batches(own, twin, batch_size, progress=progress):
+        for batch, other in processes.watched(paired_batches(own, twin, batch_size, progress)):
             part = self.networks.prepare(batch.samples, other.samples, batch.labels)
             tensors = _tensors(part, self.networks.is_language_model)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())

@@ -340,56 +340,60 @@ class TaskLoss(TrainedMatcher):
         if save_every < 1:
             raise ValueError(f"save_every must be at least 1, got {save_every}")
         _check_models(models)
-        samples, others, held_out = self._samples(models[0], data, paired_data, validation_data)
-        named = {str(i): model for i, model in enumerate(models)}
-        layers = {name: trainable(model.stitch, self.orthogonal) for name, model in named.items()}
         accelerator = _default(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)
-        networks = self._networks(named, target, source)
-        if networks.target is not None:
-            _check_same_network(networks.target, models[0])
-        every = accelerator.gradient_accumulation_steps
-        steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
-        schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
-        found: dict[str, StitchingLayer] = {}
-        diverged: dict[str, str] = {}
-        with ExitStack() as stack:
-            stack.enter_context(_frozen(models, accelerator.device))
-            groups = self._groups(networks, layers, accelerator.device)
-            self._rehearse(groups, networks, samples, others, held_out, processes.count)
-            states: list[Checkpoint | None] = [None] * len(groups)
-            if checkpoint_dir is not None:
-                recipe = self._recipe(steps, samples, others, held_out, augment, accelerator)
-                states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
-            temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
-            prepare = partial(
-                Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64), processes=processes
-            )
-            shown = "preparing" if progress else None
-            inputs = prepare(samples, others, folder=temporary / "training", augment=augment, progress=shown)
-            validation = None
-            if held_out is not None:
-                shown = "preparing validation" if progress else None
-                validation = prepare(held_out, held_out, folder=temporary / "held out", augment=None, progress=shown)
-            for stitches, state in zip(groups, states, strict=True):
-                names = stitches.names
-                losses, done, failed = train(
-                    stitches, inputs.only(names), schedule, accelerator=accelerator, processes=processes,
-                    checkpoint=state, save_every=save_every, callback=callback, progress=progress,
-                    validation=None if validation is None else validation.only(names),
-                )  # fmt: skip
-                accelerator.wait_for_everyone()
-                diverged |= failed
-                of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
-                for name, layer, count, loss in of_each:
-                    if name not in failed:
-                        found[name] = plain(layer, named[name].stitch).to(_device(named[name]))
-                        for part in found[name].parts:
-                            getattr(found[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
-        trained = [found.get(name) for name in named]
-        if diverged:
-            raise self._error(diverged, trained, checkpoint_dir)
-        return found["0"] if isinstance(stitched, StitchedModel) else list(found.values())
+        with processes.together("TaskLoss.fit"):
+            samples, others, held_out = self._samples(models[0], data, paired_data, validation_data)
+            named = {str(i): model for i, model in enumerate(models)}
+            layers = {name: trainable(model.stitch, self.orthogonal) for name, model in named.items()}
+            networks = self._networks(named, target, source)
+            if networks.target is not None:
+                _check_same_network(networks.target, models[0])
+            every = accelerator.gradient_accumulation_steps
+            steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
+            schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
+            found: dict[str, StitchingLayer] = {}
+            diverged: dict[str, str] = {}
+            with ExitStack() as stack:
+                stack.enter_context(_frozen(models, accelerator.device))
+                groups = self._groups(networks, layers, accelerator.device)
+                self._rehearse(groups, networks, samples, others, held_out, processes.count)
+                states: list[Checkpoint | None] = [None] * len(groups)
+                if checkpoint_dir is not None:
+                    recipe = self._recipe(steps, samples, others, held_out, augment, accelerator)
+                    states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
+                temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
+                prepare = partial(
+                    Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64), processes=processes
+                )
+                shown = processes.shown("preparing", progress)
+                inputs = prepare(samples, others, folder=temporary / "training", augment=augment, progress=shown)
+                validation = None
+                if held_out is not None:
+                    shown = processes.shown("preparing validation", progress)
+                    validation = prepare(
+                        held_out, held_out, folder=temporary / "held out", augment=None, progress=shown
+                    )
+                for stitches, state in zip(groups, states, strict=True):
+                    names = stitches.names
+                    losses, done, failed = train(
+                        stitches, inputs.only(names), schedule, accelerator=accelerator, processes=processes,
+                        checkpoint=state, save_every=save_every, callback=callback, progress=progress,
+                        validation=None if validation is None else validation.only(names),
+                    )  # fmt: skip
+                    with processes.exchange():
+                        accelerator.wait_for_everyone()
+                    diverged |= failed
+                    of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
+                    for name, layer, count, loss in of_each:
+                        if name not in failed:
+                            found[name] = plain(layer, named[name].stitch).to(_device(named[name]))
+                            for part in found[name].parts:
+                                getattr(found[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
+            trained = [found.get(name) for name in named]
+            if diverged:
+                raise self._error(diverged, trained, checkpoint_dir)
+            return found["0"] if isinstance(stitched, StitchedModel) else list(found.values())
 
     def _samples(
         self, model: StitchedModel, data: Any, paired_data: Any, validation_data: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,14 @@ from hf_stitch.analysis.scoring import as_score, figures_of, source_alone, whole
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
+from hf_stitch.processes import Processes
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
 from hf_stitch.workflows._methods import labelled
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
@@ -38,7 +42,7 @@ def audit(
     *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
     far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
     min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    progress: bool = True,
+    accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Audit: ...  # fmt: skip
 
 
@@ -48,7 +52,7 @@ def audit(
     *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
     far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
     min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    progress: bool = True,
+    accelerator: Accelerator | None = None, progress: bool = True,
 ) -> list[Audit]: ...  # fmt: skip
 
 
@@ -68,6 +72,7 @@ def audit(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> Audit | list[Audit]:
     """Check whether stitched models are accurate, and whether the target gets activations like its own.
@@ -89,7 +94,8 @@ def audit(
     their size, is no evidence at this layer and does not count.
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
-    each of its layers.
+    each of its layers. Under ``accelerate launch`` each process takes a part of the samples and all processes return
+    the same audit, without any change to the call.
 
     The verdict is also written to ``config.recipe`` of the model, so the model card contains it after saving or
     pushing.
@@ -117,6 +123,8 @@ def audit(
         batch_size: Number of samples per forward pass.
         seed: Seed of the bootstrap and of all draws, which depend on the ids of the samples.
         resamples: Number of bootstrap resamples for the scores.
+        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
+            launched.
         progress: Whether to show progress bars.
 
     Returns:
@@ -141,39 +149,41 @@ def audit(
         >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate and in distribution'
     """
-    models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
-    options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress)
-    whole = _check(models, target)
-    samples = Samples.of(data)
-    others = samples if paired_data is None else Samples.of(paired_data)
-    check_same_order(samples, others)
-    if models[0].task in CLASSIFIES:
-        samples = numbered_as(samples, models[0].config)
-    shares = [_check_samples(model, samples, others) for model in models]
-    known, scored = _known(others, train_data, whole, seed)
-    outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-    watching = labelled("detectors", detectors)
-    check_needs(watching, known, outliers, far)
-    check_far(far, (known, others), detectors=watching)
-    watches = _fit(models, watching, whole, known, outliers, options)
-    alone = [source_alone(model, source, whole) for model in models]
-    found = AuditPass(
-        models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
-    )
-    found.run(samples, others, batch_size, progress)
-    detections = _detections(found, others, known, far, options)
-    audits = []
-    evaluations = _evaluations(found, samples, shares, [why for _, why in alone], options)
-    for number, model in enumerate(models):
-        audited = Audit(
-            evaluations[number], min_relative_accuracy, max_dose, model.stitch.pooling,
-            {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
-            known.fingerprint, seed,
-        )  # fmt: skip
-        verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
-        model.config.recipe = {**(model.config.recipe or {}), "audit": verdict}
-        audits.append(audited)
-    return audits[0] if isinstance(stitched, StitchedModel) else audits
+    processes = Processes.of(accelerator)
+    with processes.together("audit"):
+        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
+        options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress, processes)
+        whole = _check(models, target)
+        samples = Samples.of(data)
+        others = samples if paired_data is None else Samples.of(paired_data)
+        check_same_order(samples, others)
+        if models[0].task in CLASSIFIES:
+            samples = numbered_as(samples, models[0].config)
+        shares = [_check_samples(model, samples, others) for model in models]
+        known, scored = _known(others, train_data, whole, seed)
+        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
+        watching = labelled("detectors", detectors)
+        check_needs(watching, known, outliers, far)
+        check_far(far, (known, others), detectors=watching)
+        watches = _fit(models, watching, whole, known, outliers, options)
+        alone = [source_alone(model, source, whole) for model in models]
+        found = AuditPass(
+            models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
+        )
+        found.run(samples, others, batch_size, progress, processes)
+        detections = _detections(found, others, known, far, options)
+        audits = []
+        evaluations = _evaluations(found, samples, shares, [why for _, why in alone], options)
+        for number, model in enumerate(models):
+            audited = Audit(
+                evaluations[number], min_relative_accuracy, max_dose, model.stitch.pooling,
+                {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
+                known.fingerprint, seed,
+            )  # fmt: skip
+            verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
+            model.config.recipe = {**(model.config.recipe or {}), "audit": verdict}
+            audits.append(audited)
+        return audits[0] if isinstance(stitched, StitchedModel) else audits
 
 
 @dataclass(frozen=True)
@@ -184,6 +194,7 @@ class _Options:
     seed: int
     resamples: int
     progress: bool
+    processes: Processes
 
     def __post_init__(self) -> None:
         if not 0 < self.min_relative_accuracy <= 1:
@@ -251,7 +262,7 @@ def _fit(
     return {
         view: fit_watch(
             detectors, whole, list(dict.fromkeys(of_view)), known, view, options.batch_size, outliers=outliers,
-            kinds=("coloured",), seed=options.seed, progress=options.progress,
+            kinds=("coloured",), seed=options.seed, progress=options.progress, processes=options.processes,
         )
         for view, of_view in layers.items()
     }  # fmt: skip
@@ -266,7 +277,10 @@ def _detections(
     for view, watch in found.watches.items():
         seen = {}
         if far is not None:
-            seen = see_all(watch, found.whole, far, view, options.batch_size, progress=options.progress)
+            seen = see_all(
+                watch, found.whole, far, view, options.batch_size, progress=options.progress,
+                processes=options.processes,
+            )  # fmt: skip
         own, doses, stitched = (found.kept(what, view) for what in ("own", "doses", "stitched"))
         evidence = Evidence(ids, own, doses, stitched, known.ids, seen, () if far is None else far.ids)
         by_view[view] = {label: detect(watch, label, [SOURCE], evidence, two_sided=False) for label in watch.detectors}

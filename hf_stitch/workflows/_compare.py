@@ -150,32 +150,33 @@ def compare(
     if weights and not activations and not (data is paired_data is None):
         raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
     processes = Processes.of(accelerator)
-    by_weights = None
-    if weights:
-        one = isinstance(a, str) and a == b
-        a = load_on(a, processes.device) if isinstance(a, str) else a  # once, for both kinds of metrics
-        b = a if one else load_on(b, processes.device) if isinstance(b, str) else b
-        layers_a, layers_b = (
-            None if given is None else layer_names(argument, given)
-            for argument, given in (("layers_a", layers_a), ("layers_b", layers_b))
+    with processes.together("compare"):
+        by_weights = None
+        if weights:
+            one = isinstance(a, str) and a == b
+            a = load_on(a, processes.device) if isinstance(a, str) else a  # once, for both kinds of metrics
+            b = a if one else load_on(b, processes.device) if isinstance(b, str) else b
+            layers_a, layers_b = (
+                None if given is None else layer_names(argument, given)
+                for argument, given in (("layers_a", layers_a), ("layers_b", layers_b))
+            )
+            sides_by_weights = [weight_side(name, each, processes) for name, each in (("a", a), ("b", b))]
+            by_weights = compare_weights(sides_by_weights, weights, layers_a, layers_b)
+            if not activations:
+                return by_weights
+        sides = _sides(a, b, data, paired_data, pooling, align, processes)
+        if align == "offsets":
+            sides = aligned(sides)
+        comparison = Comparison(
+            sides, activations, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes
         )
-        sides_by_weights = [weight_side(name, each, processes) for name, each in (("a", a), ("b", b))]
-        by_weights = compare_weights(sides_by_weights, weights, layers_a, layers_b)
-        if not activations:
-            return by_weights
-    sides = _sides(a, b, data, paired_data, pooling, align, processes)
-    if align == "offsets":
-        sides = aligned(sides)
-    comparison = Comparison(
-        sides, activations, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes
-    )
-    if plan:
-        return comparison.plan(permutations)
-    atlas = comparison.run(
-        batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, permutations=permutations, seed=seed,
-        progress=progress,
-    )  # fmt: skip
-    return replace(atlas, weights=by_weights)
+        if plan:
+            return comparison.plan(permutations)
+        atlas = comparison.run(
+            batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, permutations=permutations, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+        return replace(atlas, weights=by_weights)
 
 
 def weight_side(name: str, network: Comparable, processes: Processes) -> WeightSide:

@@ -89,35 +89,36 @@ def compare_all(
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     chosen = named_layers(named, layers)
     processes = Processes.of(accelerator)
-    activations, weights = sorted_metrics(metrics)
-    if weights:
-        if activations or data is not None or resamples:
-            raise ValueError(
-                f"{', '.join(weights)} compares weights: leave out data and resamples, and compare activations in a "
-                "call of its own"
-            )
-        weighed = {name: weight_side(name, each, processes) for name, each in named.items()}
-        atlas, by_network, whole = compare_all_weights(weighed, weights, chosen)
-        return NetworkAtlas(atlas, by_network, whole=whole)
-    reader = None if data is None else Reader(Samples.of(data))
-    sides = {name: side_of(name, each, reader, pooling, processes) for name, each in named.items()}
-    _check_meet(sides, pooling)
-    several, scores = Networks(sides, chosen), labelled(activations)
-    if resamples:
-        _check_resamples(resamples, pooling, several)
-    comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)
-    p_values: dict[str, Array] = {}
+    with processes.together("compare_all"):
+        activations, weights = sorted_metrics(metrics)
+        if weights:
+            if activations or data is not None or resamples:
+                raise ValueError(
+                    f"{', '.join(weights)} compares weights: leave out data and resamples, and compare activations in "
+                    "a call of its own"
+                )
+            weighed = {name: weight_side(name, each, processes) for name, each in named.items()}
+            atlas, by_network, whole = compare_all_weights(weighed, weights, chosen)
+            return NetworkAtlas(atlas, by_network, whole=whole)
+        reader = None if data is None else Reader(Samples.of(data))
+        sides = {name: side_of(name, each, reader, pooling, processes) for name, each in named.items()}
+        _check_meet(sides, pooling)
+        several, scores = Networks(sides, chosen), labelled(activations)
+        if resamples:
+            _check_resamples(resamples, pooling, several)
+        comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)
+        p_values: dict[str, Array] = {}
 
-    def test(rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
-        groups = groups_of(len(several.ids), resamples, seed)
-        shown = progress and processes.rank == 0
-        p_values.update(_tested(scores, rows, values, groups, len(several.by_network), shown))
+        def test(rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
+            groups = groups_of(len(several.ids), resamples, seed)
+            shown = progress and processes.rank == 0
+            p_values.update(_tested(scores, rows, values, groups, len(several.by_network), shown))
 
-    atlas = comparison.run(
-        batch_size=batch_size, folder=checkpoint_dir, then=test if resamples else None, progress=progress,
-        recipe={"resamples": resamples, "seed": seed} if resamples else None,
-    )  # fmt: skip
-    return NetworkAtlas(atlas, several.by_network, p_values)
+        atlas = comparison.run(
+            batch_size=batch_size, folder=checkpoint_dir, then=test if resamples else None, progress=progress,
+            recipe={"resamples": resamples, "seed": seed} if resamples else None,
+        )  # fmt: skip
+        return NetworkAtlas(atlas, several.by_network, p_values)
 
 
 def _check_meet(sides: Mapping[str, Side], pooling: Pooling) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +24,12 @@ from hf_stitch.analysis.scoring import (
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
+from hf_stitch.processes import Processes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 def evaluate(
@@ -39,6 +43,7 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Score a stitched model on held-out samples, compared with baselines.
@@ -67,6 +72,9 @@ def evaluate(
     stitched vectors of other samples; ``identity`` is left out if the widths differ. CKA and neighbours of constant
     vectors are undefined (NaN).
 
+    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same scores,
+    without any change to the call.
+
     Args:
         stitched: The stitched model.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
@@ -82,6 +90,8 @@ def evaluate(
         batch_size: Number of samples per forward pass.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples. Samples are resampled jointly for all predictors.
+        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
+            launched.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -106,44 +116,46 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
-    samples = Samples.of(data)
-    others = None if paired_data is None else Samples.of(paired_data)
-    if stitched.task in CLASSIFIES:
-        samples = numbered_as(samples, stitched.config)
-        warn_of_other_classes(samples, stitched.config)
-    check_apart(stitched, samples, others)
-    warn_of_other_activations(stitched, samples)
-    for name, layer in (baselines or {}).items():
-        check_place(stitched, name, layer)
-    layers = {
-        "stitched": stitched.stitch,
-        "identity": stitched.stitch.identity(),
-        "mean_only": stitched.stitch.mean_only(),
-        **(baselines or {}),
-    }
-    whole, left_out = reference(stitched, target), {}
-    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
-    if stitched.task is None:
-        if not stitched.stitch.equal_widths:
-            left_out["identity"] = "the widths of both layers differ"
-            del layers["identity"]
-        found = vectors(stitched, layers, samples, whole, others, **options)
-        drawn = figures_of_vectors(found, resamples=resamples, seed=seed)
-    else:
-        alone, why = source_alone(stitched, source, whole)
-        if alone is None:
-            left_out["source"] = why
-        predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
-        drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
-    fitted = fitted_share(stitched, samples)
-    if fitted:
-        warnings.warn(
-            f"the stitching layer was fitted to {fitted:.1%} of these samples: the scores are too good; pass "
-            "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
-            stacklevel=2,
-        )
-    scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-    return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
+    processes = Processes.of(accelerator)
+    with processes.together("evaluate"):
+        samples = Samples.of(data)
+        others = None if paired_data is None else Samples.of(paired_data)
+        if stitched.task in CLASSIFIES:
+            samples = numbered_as(samples, stitched.config)
+            warn_of_other_classes(samples, stitched.config)
+        check_apart(stitched, samples, others)
+        warn_of_other_activations(stitched, samples)
+        for name, layer in (baselines or {}).items():
+            check_place(stitched, name, layer)
+        layers = {
+            "stitched": stitched.stitch,
+            "identity": stitched.stitch.identity(),
+            "mean_only": stitched.stitch.mean_only(),
+            **(baselines or {}),
+        }
+        whole, left_out = reference(stitched, target), {}
+        options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "processes": processes}
+        if stitched.task is None:
+            if not stitched.stitch.equal_widths:
+                left_out["identity"] = "the widths of both layers differ"
+                del layers["identity"]
+            found = vectors(stitched, layers, samples, whole, others, **options)
+            drawn = figures_of_vectors(found, resamples=resamples, seed=seed)
+        else:
+            alone, why = source_alone(stitched, source, whole)
+            if alone is None:
+                left_out["source"] = why
+            predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
+            drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
+        fitted = fitted_share(stitched, samples)
+        if fitted:
+            warnings.warn(
+                f"the stitching layer was fitted to {fitted:.1%} of these samples: the scores are too good; pass "
+                "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
+                stacklevel=2,
+            )
+        scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
+        return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:

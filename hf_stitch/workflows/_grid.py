@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.detection.result import Evidence, detect
-from hf_stitch.analysis.detection.watching import check_needs, fit_watch, see_all
+from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
 from hf_stitch.analysis.grid.measuring import Cell, Measures, Sides, collect_moments, run
 from hf_stitch.analysis.grid.plan import GridPlan, planned
@@ -33,6 +33,7 @@ from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
+from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
@@ -43,6 +44,9 @@ from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import labelled
 from hf_stitch.workflows._networks import check_runs, scored_task, verified_cuts
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 @overload
 def stitch_grid(
@@ -51,7 +55,7 @@ def stitch_grid(
     detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
     "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
     1000, plan: Literal[False] = False,
-    checkpoint_dir: str | Path | None = None, progress: bool = True,
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> StitchGrid: ...  # fmt: skip
 
 
@@ -62,7 +66,7 @@ def stitch_grid(
     detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
     "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
     1000, plan: Literal[True],
-    checkpoint_dir: str | Path | None = None, progress: bool = True,
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> GridPlan: ...  # fmt: skip
 
 
@@ -86,12 +90,14 @@ def stitch_grid(
     resamples: int = 1000,
     plan: bool = False,
     checkpoint_dir: str | Path | None = None,
+    accelerator: Accelerator | None = None,
     progress: bool = True,
 ) -> StitchGrid | GridPlan:
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
-    addition (Balogh and Jelasity 2025, sections 2 and 3).
+    addition (Balogh and Jelasity 2025, sections 2 and 3). Under ``accelerate launch`` each process takes a part of the
+    samples and all processes return the same grid, without any change to the call.
 
     Args:
         a: The source: an adapter, a module, or a name for :func:`hf_stitch.load`.
@@ -121,7 +127,10 @@ def stitch_grid(
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         plan: Whether to return an estimate of time and memory instead, after a few batches.
         checkpoint_dir: Folder for the state of the grid. A repeated call resumes an interrupted one from there, with
-            bitwise identical results. Use one folder per grid. Default: no state is kept.
+            bitwise identical results. Use one folder per grid, and as many processes as before. Default: no state is
+            kept.
+        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
+            launched.
         progress: Whether to show progress bars.
 
     Returns:
@@ -148,67 +157,72 @@ def stitch_grid(
         >>> grid["lstsq"].shape, grid.n
         ((2, 2), 40)
     """
-    check_runs(a=a, b=b)
-    source, target = load(a), load(b)
-    chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
-    if not chosen:
-        raise ValueError("matchers must name at least one matcher, got none")
-    check_count("resamples", resamples)
-    check_meet(source, target, pooling)
-    task = scored_task(target, task)
-    layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
-    train, test = _apart(target, data, test_data, test_size, seed)
-    for label, matcher in chosen.items():
-        if isinstance(matcher, RowsMatcher):
-            raise ValueError(
-                f"matcher {label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers take "
-                "too much memory: stitch single pairs with hf_stitch.stitch"
-            )
-        if isinstance(matcher, TrainedMatcher):
-            matcher.check(train, task)
-    outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-    check_needs(watching, train, outliers, far)
-    check_far(far, (train, test), detectors=watching)
-    sides = Sides(source, target, *layers, pooling, task)
-    _rehearse(sides, train, test)
-    if plan:
-        return planned(sides, chosen.values(), train, test, batch_size)
-    others = {"auxiliary_data": outliers, "far_data": far}
-    recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed)
-    with ExitStack() as stack:
-        folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
-        state = Checkpoint(folder, 0, lasting=checkpoint_dir is not None)
-        state.begin(recipe, dict)
-        moments = collect_moments(sides, train, state, batch_size, progress)
-        fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}
-        for number, (label, matcher) in enumerate(chosen.items()):
-            if isinstance(matcher, TrainedMatcher):
-                place = folder / f"trained-{number}"
-                fitted[label] = _train(
-                    sides, matcher, fitted[label], train, place if checkpoint_dir else None, progress
+    processes = Processes.of(accelerator)
+    with processes.together("stitch_grid"):
+        check_runs(a=a, b=b)
+        source, target = load_on(a, processes.device), load_on(b, processes.device)
+        chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
+        if not chosen:
+            raise ValueError("matchers must name at least one matcher, got none")
+        check_count("resamples", resamples)
+        check_meet(source, target, pooling)
+        task = scored_task(target, task)
+        layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
+        train, test = _apart(target, data, test_data, test_size, seed)
+        for label, matcher in chosen.items():
+            if isinstance(matcher, RowsMatcher):
+                raise ValueError(
+                    f"matcher {label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers "
+                    "take too much memory: stitch single pairs with hf_stitch.stitch"
                 )
-        stitches: dict[Cell, StitchingLayer] = {}
-        undefined: dict[str, str] = {}
-        for label, found in fitted.items():
-            for (la, lb), layer in found.items():
-                if isinstance(layer, str):
-                    undefined[cell_name(label, la, lb)] = layer
-                else:
-                    stitches[label, la, lb] = layer
-        alone = head_difference(source, target, task) == ""
-        means = {lb: _mean_only(sides, moments, lb) for lb in sides.layers_b}
-        left = residuals(sides, moments, train, seed) if watching else None
-        watch = fit_watch(
-            watching, target, sides.layers_b, train, pooling, batch_size, outliers=outliers, residuals=left, seed=seed,
-            progress=progress,
-        )  # fmt: skip
-        measures = Measures(sides, stitches, test, with_source=alone, means=means, watch=watch)
-        kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
-        measures.collect(state, len(train), kept, batch_size, progress)
-    # Figures are computed anew from the state, which does not depend on these.
-    recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
-    grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
-    return _watched(grid, measures, train, far, batch_size, progress) if watching else grid
+            if isinstance(matcher, TrainedMatcher):
+                matcher.check(train, task)
+        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
+        check_needs(watching, train, outliers, far)
+        check_far(far, (train, test), detectors=watching)
+        sides = Sides(source, target, *layers, pooling, task)
+        _rehearse(sides, train, test)
+        if plan:
+            return planned(sides, chosen.values(), train, test, batch_size)
+        others = {"auxiliary_data": outliers, "far_data": far}
+        recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed)
+        if processes.count > 1:
+            recipe["processes"] = processes.count
+        with ExitStack() as stack:
+            folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
+            state = Checkpoint(folder, processes.rank, lasting=checkpoint_dir is not None)
+            state.begin(recipe, dict)
+            moments = collect_moments(sides, train, state, batch_size, progress, processes)
+            kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
+            moments.all_reduce(processes)
+            fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}
+            for number, (label, matcher) in enumerate(chosen.items()):
+                if isinstance(matcher, TrainedMatcher):
+                    place = folder / f"trained-{number}"
+                    fitted[label] = _train(
+                        sides, matcher, fitted[label], train, place if checkpoint_dir else None, progress
+                    )
+            stitches: dict[Cell, StitchingLayer] = {}
+            undefined: dict[str, str] = {}
+            for label, found in fitted.items():
+                for (la, lb), layer in found.items():
+                    if isinstance(layer, str):
+                        undefined[cell_name(label, la, lb)] = layer
+                    else:
+                        stitches[label, la, lb] = layer
+            alone = head_difference(source, target, task) == ""
+            means = {lb: _mean_only(sides, moments, lb) for lb in sides.layers_b}
+            left = residuals(sides, moments, train, seed) if watching else None
+            watch = fit_watch(
+                watching, target, sides.layers_b, train, pooling, batch_size, outliers=outliers, residuals=left,
+                seed=seed, progress=progress, processes=processes,
+            )  # fmt: skip
+            measures = Measures(sides, stitches, test, with_source=alone, means=means, watch=watch)
+            measures.collect(state, len(train), kept, batch_size, progress, processes)
+        # Figures are computed anew from the state, which does not depend on these.
+        recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
+        grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
+        return _watched(grid, measures, train, far, batch_size, progress, processes) if watching else grid
 
 
 def _apart(target: Adapter, data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
@@ -381,11 +395,19 @@ def _scored(
 
 
 def _watched(
-    grid: StitchGrid, measures: Measures, train: Samples, far: Samples | None, batch_size: int, progress: bool
+    grid: StitchGrid,
+    measures: Measures,
+    train: Samples,
+    far: Samples | None,
+    batch_size: int,
+    progress: bool,
+    processes: Processes,
 ) -> StitchGrid:
     """Add what the detectors found."""
     sides, watch = measures.sides, measures.watch
-    seen = {} if far is None else see_all(watch, sides.target, far, sides.pooling, batch_size, progress=progress)
+    seen: Mapping[str, Seen] = {}
+    if far is not None:
+        seen = see_all(watch, sides.target, far, sides.pooling, batch_size, progress=progress, processes=processes)
     evidence = Evidence(
         measures.samples.ids,
         {lb: measures.seen("own", j) for j, lb in enumerate(sides.layers_b)},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as
 from hf_stitch.analysis.scoring import check_labels
@@ -20,6 +20,7 @@ from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairedRows, Statistics, collect, collect_rows, fit_layer
+from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
@@ -28,6 +29,9 @@ from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
@@ -48,6 +52,7 @@ def stitch(
     task: str | None = "auto",
     batch_size: int = 64,
     seed: int = 0,
+    accelerator: Accelerator | None = None,
     progress: bool = True,
     **options: Any,
 ) -> StitchedModel:
@@ -56,6 +61,9 @@ def stitch(
     The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared
     with baselines: the identity, the target's mean activations, the source and the target alone, and chance
     (:func:`hf_stitch.evaluate`).
+
+    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same model,
+    without any change to the call.
 
     Args:
         source: The network of the front half: an adapter, a module, or a name for :func:`hf_stitch.load`.
@@ -76,6 +84,8 @@ def stitch(
             builds a model without a head, whose outputs are compared with those of the target.
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
+        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
+            launched.
         progress: Whether to show progress bars.
         **options: Options of the matcher, if it is given by name (``ridge=1.0``, ``rank=16``).
 
@@ -99,72 +109,80 @@ def stitch(
         >>> hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1").stitch.body.fitted["n"]
         160
     """
-    check_runs(source=source, target=target)
-    a, b = load(source), load(target)
-    fitted_by = registries.matchers.build(matcher, **options)
-    check_meet(a, b, pooling)
-    task = b.task if task == "auto" else task
-    class_for(task)
-    if task == "text-generation" and pooling in POOLED:
-        raise ValueError(
-            f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
-            "pooling='none'"
+    processes = Processes.of(accelerator)
+    with processes.together("stitch"):
+        check_runs(source=source, target=target)
+        a, b = load_on(source, processes.device), load_on(target, processes.device)
+        fitted_by = registries.matchers.build(matcher, **options)
+        check_meet(a, b, pooling)
+        task = b.task if task == "auto" else task
+        class_for(task)
+        if task == "text-generation" and pooling in POOLED:
+            raise ValueError(
+                f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
+                "pooling='none'"
+            )
+        if paired_data is not None and test_data is not None:
+            raise ValueError("paired_data is split together with data: leave out test_data")
+        given, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
+        samples = numbered_as(given, getattr(b.model, "config", None)) if task in CLASSIFIES else given
+        (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, seed)
+        recipe = {
+            "matcher": fitted_by.to_dict(), "pooling": pooling, "data": given.fingerprint, **recipe,
+            "samples": len(train), "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
+        }  # fmt: skip
+        if isinstance(fitted_by, TrainedMatcher):
+            fitted_by.check(train, task)
+        chosen = [
+            name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO
+        ]
+        if chosen:
+            layers_a, layers_b = (
+                adapter.layers if layer == AUTO else [layer]
+                for adapter, layer in ((a, source_layer), (b, target_layer))
+            )
+            atlas = compare(
+                a, b, train, paired_data=other_train, layers_a=layers_a, layers_b=layers_b, pooling="mean",
+                batch_size=batch_size, accelerator=accelerator, progress=progress,
+            )  # fmt: skip
+            source_layer, target_layer = atlas.best_pair()
+            recipe |= dict.fromkeys(chosen, AUTO)
+        place = _rehearse(
+            a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
         )
-    if paired_data is not None and test_data is not None:
-        raise ValueError("paired_data is split together with data: leave out test_data")
-    given, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
-    samples = numbered_as(given, getattr(b.model, "config", None)) if task in CLASSIFIES else given
-    (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, seed)
-    recipe = {
-        "matcher": fitted_by.to_dict(), "pooling": pooling, "data": given.fingerprint, **recipe, "samples": len(train),
-        "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
-    }  # fmt: skip
-    if isinstance(fitted_by, TrainedMatcher):
-        fitted_by.check(train, task)
-    chosen = [name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO]
-    if chosen:
-        layers_a, layers_b = (
-            adapter.layers if layer == AUTO else [layer] for adapter, layer in ((a, source_layer), (b, target_layer))
-        )
-        atlas = compare(
-            a, b, train, paired_data=other_train, layers_a=layers_a, layers_b=layers_b, pooling="mean",
-            batch_size=batch_size, progress=progress,
-        )  # fmt: skip
-        source_layer, target_layer = atlas.best_pair()
-        recipe |= dict.fromkeys(chosen, AUTO)
-    place = _rehearse(
-        a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
-    )
-    stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
-    _name_classes(stitched, test)
-    if isinstance(fitted_by, TrainedMatcher):
-        fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
+        stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
+        _name_classes(stitched, test)
+        if isinstance(fitted_by, TrainedMatcher):
+            fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
 
-    pair = (source_layer, target_layer)
-    reading: Any = {"target_samples": other_train, "batch_size": batch_size, "progress": progress}
-    statistics: Statistics | PairedRows
-    if isinstance(fitted_by, RowsMatcher):
-        statistics = collect_rows(a, b, pair, train, pooling, **reading)
-    else:
-        statistics = collect(a, b, [pair], train, pooling, **reading)[pair]
-    first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
-    stitched.stitch = fit_layer(first, statistics, a.spec(source_layer), b.spec(target_layer), pooling)
-    if isinstance(fitted_by, TrainedMatcher):
-        stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
-    stitched.config.stitch = stitched.stitch.to_dict()
-    if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
-        stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(train).to_dict()}
-    try:
-        stitched.evaluation = evaluate(
-            stitched, test, target=b, paired_data=other_test, batch_size=batch_size, seed=seed, progress=progress
-        )
-    except ValueError as error:
-        if task is not None:
-            raise
-        warnings.warn(f"the stitched model has no scores: {error}", stacklevel=2)
+        pair = (source_layer, target_layer)
+        reading: Any = {
+            "target_samples": other_train, "batch_size": batch_size, "progress": progress, "processes": processes,
+        }  # fmt: skip
+        statistics: Statistics | PairedRows
+        if isinstance(fitted_by, RowsMatcher):
+            statistics = collect_rows(a, b, pair, train, pooling, **reading)
+        else:
+            statistics = collect(a, b, [pair], train, pooling, **reading)[pair]
+        first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
+        stitched.stitch = fit_layer(first, statistics, a.spec(source_layer), b.spec(target_layer), pooling)
+        if isinstance(fitted_by, TrainedMatcher):
+            stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
+        stitched.config.stitch = stitched.stitch.to_dict()
+        if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
+            stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(train).to_dict()}
+        try:
+            stitched.evaluation = evaluate(
+                stitched, test, target=b, paired_data=other_test, batch_size=batch_size, seed=seed,
+                accelerator=accelerator, progress=progress,
+            )  # fmt: skip
+        except ValueError as error:
+            if task is not None:
+                raise
+            warnings.warn(f"the stitched model has no scores: {error}", stacklevel=2)
+            return stitched
+        stitched.config.scores = stitched.evaluation.to_dict()
         return stitched
-    stitched.config.scores = stitched.evaluation.to_dict()
-    return stitched
 
 
 def _parts(

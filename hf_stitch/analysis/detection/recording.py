@@ -10,11 +10,11 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.data import Samples
+from hf_stitch.data import Samples, paired_batches
 from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.layer import POOLED
 from hf_stitch.storage.rows import RowStore
@@ -64,11 +64,13 @@ def recorded(
     *,
     memory: int = MEMORY,
     progress: bool = False,
+    processes: Processes = ALONE,
 ) -> Iterator[tuple[str, list[Sequence[Representation]]]]:
     """Compute the activations of a network at several layers, with few runs of the network.
 
     As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
     a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
+    Several processes share the samples of layers that fit; each keeps a file of its own for one that does not.
 
     Args:
         network: The network.
@@ -78,6 +80,7 @@ def recorded(
         batch_size: Number of samples per forward pass.
         memory: Bytes to keep in memory.
         progress: Whether to show a progress bar.
+        processes: The processes that share the samples; all of them get all activations.
 
     Yields:
         Each layer with the batches of each set of samples. They are valid until the next layer.
@@ -92,12 +95,13 @@ def recorded(
             folder = None
             if sizes[group[0]] > memory:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            shared = ALONE if folder is not None else processes
             kept = [
-                _run(network, group, samples, view, specs, batch_size, folder, str(number), progress)
+                _run(network, group, samples, view, specs, batch_size, folder, str(number), progress, shared)
                 for number, samples in enumerate(data)
             ]
             for layer in group:
-                yield layer, [of_set.pop(layer) for of_set in kept]
+                yield layer, [_gathered(of_set.pop(layer), shared) for of_set in kept]
 
 
 def _sizes(
@@ -139,32 +143,43 @@ def _run(
     folder: Path | None,
     name: str,
     progress: bool,
+    processes: Processes,
 ) -> dict[str, Sequence[Representation]]:
     """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
-    with tqdm(
-        total=len(samples), desc="activations", unit="sample", delay=3, disable=None if progress else True
-    ) as bar:
-        for batch in samples.batches(batch_size):
-            found = network.encode(network.preprocess(batch.samples), list(layers))
-            for layer in layers:
-                check_finite(found[layer], f"layer {layer!r}", batch)
-                own = received(found[layer], view)
-                if own.spec != specs[layer]:
-                    raise ValueError(
-                        f"layer {layer!r} outputs {own.spec} for sample {batch.ids[0]!r}, but {specs[layer]} for the "
-                        "first samples: detectors need samples of one size"
-                    )
-                own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
-                kept[layer].append(own)
-            bar.update(len(batch.samples))
+    shown = processes.shown("activations", progress)
+    for batch, _ in paired_batches(samples, samples, batch_size, shown, processes):
+        found = network.encode(network.preprocess(batch.samples), list(layers))
+        for layer in layers:
+            check_finite(found[layer], f"layer {layer!r}", batch)
+            own = received(found[layer], view)
+            if own.spec != specs[layer]:
+                raise ValueError(
+                    f"layer {layer!r} outputs {own.spec} for sample {batch.ids[0]!r}, but {specs[layer]} for the "
+                    "first samples: detectors need samples of one size"
+                )
+            own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
+            kept[layer].append(own)
     if store is not None:
         (layer,) = layers  # a file has one layer
         device = kept[layer][0].values.device
         stored = [own.replace(values=values) for own, values in zip(kept[layer], store.all(), strict=True)]
         return {layer: _OnDevice(stored, device)}
     return {**kept}
+
+
+def _gathered(batches: Sequence[Representation], processes: Processes) -> Sequence[Representation]:
+    """Return the batches of all processes, on the device of those of this process."""
+    if processes.count == 1:
+        return batches
+    device = batches[0].values.device
+    return [batch for part in processes.gather([_on(b, "cpu") for b in batches]) for batch in _OnDevice(part, device)]
+
+
+def _on(batch: Representation, device: torch.device | str) -> Representation:
+    mask = None if batch.mask is None else batch.mask.to(device)
+    return batch.replace(values=batch.values.to(device), mask=mask)
 
 
 class _OnDevice(Sequence[Representation]):
@@ -185,9 +200,7 @@ class _OnDevice(Sequence[Representation]):
     def __getitem__(self, place: int | slice) -> Representation | Sequence[Representation]:
         if isinstance(place, slice):
             return _OnDevice(self._batches[place], self._device)
-        batch = self._batches[place]
-        mask = None if batch.mask is None else batch.mask.to(self._device)
-        return batch.replace(values=batch.values.to(self._device), mask=mask)
+        return _on(self._batches[place], self._device)
 
 
 class _Flat:

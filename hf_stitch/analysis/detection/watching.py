@@ -19,6 +19,7 @@ from hf_stitch.data import Samples
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.data.samples import Id
 from hf_stitch.detectors import Detector, Scorer
+from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Representation
 
 Array = NDArray[np.float64]
@@ -219,6 +220,7 @@ def fit_watch(
     kinds: Sequence[str] = KINDS,
     seed: int = 0,
     progress: bool = False,
+    processes: Processes = ALONE,
 ) -> Watch:
     """Fit each detector at each layer of the target. The activations of a layer are computed once for all of them.
 
@@ -235,6 +237,7 @@ def fit_watch(
         kinds: Kinds of noise with which the detectors are calibrated.
         seed: Seed of drawn positions, of noise and of halves.
         progress: Whether to show a progress bar.
+        processes: The processes that share the samples; each fits all detectors to the activations of all samples.
 
     Returns:
         The fitted detectors.
@@ -247,7 +250,8 @@ def fit_watch(
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
     data = [samples] if needed is None else [samples, needed]
     found: dict[str, Layer] = {}
-    for layer, (own, *others) in recorded(network, layers, data, view, batch_size, progress=progress):
+    each_layer = recorded(network, layers, data, view, batch_size, progress=progress, processes=processes)
+    for layer, (own, *others) in each_layer:
         scorers: dict[str, Scorer] = {}
         try:
             noise = Noise.of(own, samples.ids, seed, (residuals or {}).get(layer, ()))
@@ -266,8 +270,9 @@ def fit_watch(
 
 
 def see_all(
-    watch: Watch, network: Adapter, samples: Samples, view: View, batch_size: int, *, progress: bool = False
-) -> dict[str, Seen]:
+    watch: Watch, network: Adapter, samples: Samples, view: View, batch_size: int, *, progress: bool = False,
+    processes: Processes = ALONE,
+) -> dict[str, Seen]:  # fmt: skip
     """Show the target's activations of samples to the detectors of all layers.
 
     Args:
@@ -277,12 +282,15 @@ def see_all(
         view: Pooling of the stitches, or another form of the activations (:data:`View`).
         batch_size: Number of samples per forward pass.
         progress: Whether to show a progress bar.
+        processes: The processes that share the samples; all of them return the same.
 
     Returns:
         Layer -> what is kept.
     """
     found: dict[str, Seen] = {}
-    for layer, (batches,) in recorded(network, list(watch.layers), [samples], view, batch_size, progress=progress):
+    layers = list(watch.layers)
+    each_layer = recorded(network, layers, [samples], view, batch_size, progress=progress, processes=processes)
+    for layer, (batches,) in each_layer:
         layer_watch = watch.layers[layer]
         found[layer] = _seen_in(watch.detectors, layer_watch.scorers, batches, samples.ids, watch.seed)
     return found

@@ -19,6 +19,7 @@ from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers.fitting import PairMoments, check_finite
+from hf_stitch.processes import ALONE, Processes, joined
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import StitchingLayer
@@ -103,7 +104,9 @@ def run(sides: Sides, batch: Batch, *, complete: bool) -> Outputs:
 
 
 @torch.no_grad()
-def collect_moments(sides: Sides, samples: Samples, state: Checkpoint, batch_size: int, progress: bool) -> PairMoments:
+def collect_moments(
+    sides: Sides, samples: Samples, state: Checkpoint, batch_size: int, progress: bool, processes: Processes = ALONE
+) -> PairMoments:
     """Collect the moments of all pairs of layers.
 
     Args:
@@ -112,18 +115,23 @@ def collect_moments(sides: Sides, samples: Samples, state: Checkpoint, batch_siz
         state: Checkpoint, from which interrupted work continues.
         batch_size: Number of samples per forward pass.
         progress: Whether to show a progress bar.
+        processes: The processes that share the samples.
 
     Returns:
-        The moments.
+        The moments of the samples of this process.
     """
     moments, done = PairMoments(sides.pairs, sides.pooling), 0
+    own = _part(samples, batch_size, processes)
     if (saved := state.load(torch.device("cpu"))) is not None:
-        done = min(saved[0], len(samples))
+        done = min(saved[0], len(own))
         moments.load_state_dict(within("moments.", saved[1]))
-    for count, batch in _remaining(samples, done, batch_size, "fitting", progress):
+    elif processes.count > 1:
+        first = run(sides, next(samples.batches(batch_size)), complete=False)
+        moments.prepare(first.x, first.y)
+    for count, batch in _remaining(own, done, batch_size, processes.shown("fitting", progress), processes):
         found = run(sides, batch, complete=False)
         moments.update(found.x, found.y)
-        if state.due(count == len(samples)):
+        if state.due(count == len(own)):
             state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
     return moments
 
@@ -170,7 +178,13 @@ class Measures:
 
     @torch.no_grad()
     def collect(
-        self, state: Checkpoint, offset: int, kept: Mapping[str, Tensor], batch_size: int, progress: bool
+        self,
+        state: Checkpoint,
+        offset: int,
+        kept: Mapping[str, Tensor],
+        batch_size: int,
+        progress: bool,
+        processes: Processes = ALONE,
     ) -> None:
         """Measure all samples that the checkpoint does not contain yet.
 
@@ -183,7 +197,9 @@ class Measures:
             kept: Further tensors that each checkpoint contains.
             batch_size: Number of samples per forward pass.
             progress: Whether to show a progress bar.
+            processes: The processes that share the samples; all of them then have the measures of all samples.
         """
+        own = _part(self.samples, batch_size, processes)
         done, fitted = 0, torch.tensor(list(self.watch.fingerprint), dtype=torch.uint8)
         if (saved := state.load(torch.device("cpu"))) is not None and saved[0] > offset:
             if torch.equal(saved[1].get("watch", fitted[:0]), fitted):
@@ -194,13 +210,14 @@ class Measures:
                     f"the detectors differ from those of the interrupted job ({DIFFERS}): all samples are scored anew",
                     stacklevel=2,
                 )
-        for count, batch in _remaining(self.samples, done, batch_size, "scoring", progress):
+        for count, batch in _remaining(own, done, batch_size, processes.shown("scoring", progress), processes):
             for name, values in self._measure(batch).items():
                 self._parts.setdefault(name, []).append(values)
-            if state.due(count == len(self.samples)):
+            if state.due(count == len(own)):
                 self._parts = {name: [values] for name, values in self.arrays.items()}
                 arrays = {f"measures.{name}": torch.from_numpy(values) for name, (values,) in self._parts.items()}
                 state.save(offset + count, {**kept, **arrays, "watch": fitted})
+        self._parts = joined(processes.gather(self._parts))
 
     def seen(self, what: str, number: int) -> Seen:
         """Return what detectors kept of activations.
@@ -305,15 +322,21 @@ def _squares(values: Tensor, mask: Tensor | None) -> np.ndarray[Any, Any]:
     return values.double().square().sum(1).cpu().numpy()
 
 
-def _remaining(samples: Samples, done: int, batch_size: int, label: str, progress: bool) -> Iterator[tuple[int, Batch]]:
+def _part(samples: Samples, batch_size: int, processes: Processes) -> Samples:
+    """Return the samples of this process."""
+    return samples if processes.count == 1 else samples.select(range(*processes.part(len(samples), batch_size)))
+
+
+def _remaining(
+    samples: Samples, done: int, batch_size: int, label: str | None, processes: Processes
+) -> Iterator[tuple[int, Batch]]:
     """Iterate over the batches after the first samples, with the number of samples including the batch."""
     rest: Sequence[int] = range(done, len(samples))
-    with tqdm(
-        total=len(samples), initial=done, desc=label, unit="sample", delay=3, disable=None if progress else True
-    ) as bar:
+    hide = True if label is None else None  # None: shown on terminals only
+    with tqdm(total=len(samples), initial=done, desc=label, unit="sample", delay=3, disable=hide) as bar:
         if not rest:
             return
-        for batch in samples.select(rest).batches(batch_size):
+        for batch in processes.watched(samples.select(rest).batches(batch_size)):
             done += len(batch.samples)
             yield done, batch
             bar.update(len(batch.samples))
