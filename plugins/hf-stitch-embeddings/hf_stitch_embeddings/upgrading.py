@@ -117,8 +117,8 @@ def upgrade(
     _check(description, embedding_map)
     store.start(fingerprint(embedding_map), embedding_map.out_features)
     mapped, left = 0, store.missing()
-    with tqdm(total=max(description.rows, left), initial=max(description.rows - left, 0), unit="row",
-              desc="upgrade", disable=not progress) as bar:  # fmt: skip
+    found = description.rows - left
+    with tqdm(total=description.rows, initial=found, unit="row", desc="upgrade", disable=not progress) as bar:
         while left:
             for ids, rows in store.pending(batch_size):
                 store.write(ids, _mapped(embedding_map, ids, rows, description))
@@ -132,10 +132,8 @@ def upgrade(
                 )
     difference, verified = _compared(store, embedding_map, description, verify, seed)
     sentence = store.switch()
-    rows_now = store.describe().rows
-    return Upgraded(
-        description.name, rows_now, mapped, verified, difference, time.perf_counter() - begun, sentence
-    )  # fmt: skip
+    seconds = time.perf_counter() - begun
+    return Upgraded(description.name, found + mapped, mapped, verified, difference, seconds, sentence)
 
 
 def fingerprint(embedding_map: EmbeddingMap) -> str:

@@ -119,11 +119,3 @@ class Faiss(Case):
 
     def texts(self, texts: Sequence[str]) -> list[str | None]:
         return [None] * len(texts)
-
-
-STORES: dict[str, Case] = {
-    "arrays": Arrays(),
-    "faiss flat": Faiss("Flat"),
-    "faiss with ids": Faiss("IDMap2,Flat"),
-    "faiss IVF": Faiss("IVF4,Flat"),
-}

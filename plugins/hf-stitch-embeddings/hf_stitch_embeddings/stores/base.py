@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -158,3 +160,21 @@ class VectorStore(ABC):
             ids: Ids of rows.
             vectors: ``(n, width)`` float32.
         """
+
+
+def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -> None:
+    """Warn of new vectors that upgrades with other maps have left unfinished in a store.
+
+    Args:
+        store: Name of the store.
+        place: What the names are before the key, e.g. ``vector_``.
+        key: Key of this upgrade.
+        names: Names of all vectors of the store.
+    """
+    for name in names:
+        if re.fullmatch(re.escape(place) + "[0-9a-f]{12}", name) and name != f"{place}{key}":
+            warnings.warn(
+                f"{store} has new vectors of another map, in {name!r}, perhaps unfinished; they stay as they are: "
+                "delete them if you do not need them",
+                stacklevel=4,
+            )

@@ -1,0 +1,219 @@
+"""Tables of LanceDB."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, warn_of_unfinished
+from hf_stitch_embeddings.vectors import Metric
+
+METRICS: dict[str, tuple[Metric, ...]] = {"cosine": ("cosine",), "dot": ("cosine", "dot"), "l2": ("cosine", "l2")}
+"""Distance of an index -> metrics by which it ranks if vectors have length 1 with cosine."""
+
+
+class LanceStore(VectorStore):
+    """Vectors in a column of a LanceDB table.
+
+    New vectors fill a column of their own. When it is whole, both columns are renamed in one commit: the new one gets
+    the name of the old one, so that queries stay as they are. The old vectors stay in the table. If they had an index,
+    the new ones get one of the same kind before the switch. Ids and all other columns stay; the order of rows changes,
+    and until the switch LanceDB searches the old column without its index, which is slower.
+
+    **Queries should name the column** (``vector_column_name``): of two columns of vectors of one width, which there are
+    during and after the upgrade, LanceDB chooses none and raises an error. To end this, drop the old column.
+
+    Args:
+        uri: Folder or URI of the database.
+        table: Name of the table.
+        column: Column of old vectors.
+        id_column: Column of ids, which must be unique.
+
+    Raises:
+        ImportError: If lancedb is not installed.
+
+    Example:
+        >>> import lancedb, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rows = [{"id": "a", "vector": [1.0, 0.0]}, {"id": "b", "vector": [0.0, 1.0]}]
+        ...     _ = lancedb.connect(folder).create_table("docs", rows)
+        ...     LanceStore(folder, "docs").describe().rows
+        2
+    """
+
+    def __init__(self, uri: str, table: str, *, column: str = "vector", id_column: str = "id") -> None:
+        import lancedb
+
+        self.uri, self.column, self.id_column = str(uri), column, id_column
+        try:
+            self._table: Any = lancedb.connect(self.uri).open_table(table)
+        except (ValueError, FileNotFoundError) as error:
+            known = lancedb.connect(self.uri).list_tables().tables
+            raise FileNotFoundError(
+                f"{uri} has no LanceDB table {table!r}, only: {', '.join(known) or 'none'}"
+            ) from error
+        self.name = f"LanceDB table {table}"
+        self._key = self._fresh = ""
+        self._version: int | None = None
+        """Version after the last write of this object; None if it did not make the column of new vectors itself."""
+
+    def describe(self) -> Description:
+        """Describe the column."""
+        schema = self._table.schema
+        for column in (self.column, self.id_column):
+            if column not in schema.names:
+                raise ValueError(f"{self.name} has no column {column!r}, only: {', '.join(schema.names)}")
+        kind = schema.field(self.column).type
+        width = getattr(kind, "list_size", -1)
+        if width < 1:
+            raise ValueError(f"column {self.column!r} of {self.name} must hold vectors of one width, got {kind}")
+        if empty := self._table.count_rows(f"`{self.column}` IS NULL"):
+            raise ValueError(
+                f"{empty} rows of {self.name} have no vector in {self.column!r}; fill or delete them first"
+            )
+        rows = self._table.count_rows()
+        if not rows:
+            raise ValueError(f"{self.name} is empty")
+        index = self._index()
+        distance = "" if index is None else str(self._table.index_stats(index.name).distance_type)
+        return Description(self.name, rows, width, METRICS.get(distance, ("cosine", "dot", "l2")))
+
+    def _index(self) -> Any:
+        return next((each for each in self._table.list_indices() if each.columns == [self.column]), None)
+
+    def start(self, key: str, width: int) -> None:
+        """Add a column for new vectors, or find it."""
+        import pyarrow
+
+        names, before = self._table.schema.names, f"{self.column}_before_{key}"
+        if before in names:
+            raise ValueError(
+                f"{self.name} is already upgraded with this map: {self.column!r} holds the new vectors, {before!r} the "
+                "old ones"
+            )
+        self._check_ids()
+        warn_of_unfinished(self.name, f"{self.column}_", key, names)
+        if width == self._table.schema.field(self.column).type.list_size:
+            warnings.warn(
+                f"{self.name} will have two columns of vectors of width {width}; LanceDB then searches only if queries "
+                f"name one, with vector_column_name={self.column!r}",
+                stacklevel=3,
+            )
+        self._key, self._fresh = key, f"{self.column}_{key}"
+        if self._fresh not in names:
+            self._table.add_columns(
+                pyarrow.schema([pyarrow.field(self._fresh, pyarrow.list_(pyarrow.float32(), width))])
+            )
+            self._version = self._table.version
+
+    def _check_ids(self) -> None:
+        seen: set[Any] = set()
+        for batch in self._table.search().select([self.id_column]).to_batches():
+            for each in batch[self.id_column].to_pylist():
+                if each in seen or each is None:
+                    problem = "is empty" if each is None else f"has {each!r} more than once"
+                    raise ValueError(f"column {self.id_column!r} of {self.name} {problem}; ids must be unique")
+                seen.add(each)
+
+    def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
+        """Yield rows whose new vector is NULL, of the table as it is at the start of the pass."""
+        query = self._table.search().where(f"`{self._fresh}` IS NULL").select([self.id_column, self.column])
+        for batch in query.to_batches(batch_size):
+            if len(batch):
+                yield batch[self.id_column].to_pylist(), _matrix(batch[self.column])
+
+    def write(self, ids: Sequence[Any], vectors: Rows) -> None:
+        """Merge new vectors by id, in one commit."""
+        self._merge(self._fresh, ids, vectors)
+
+    def _merge(self, column: str, ids: Sequence[Any], vectors: Rows) -> None:
+        import pyarrow
+
+        if self._version is not None and self._table.version != self._version:
+            self._version = None  # somebody else writes, too
+        flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).ravel())
+        lists = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+        kind = self._table.schema.field(self.id_column).type
+        rows = pyarrow.table({self.id_column: pyarrow.array(ids, kind), column: lists})
+        self._table.merge_insert(self.id_column).when_matched_update_all().execute(rows)
+        if self._version is not None:
+            self._version += 1
+
+    def missing(self) -> int:
+        """Return the number of rows whose new vector is NULL."""
+        self._table.checkout_latest()
+        found: int = self._table.count_rows(f"`{self._fresh}` IS NULL")
+        return found
+
+    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
+        """Read some rows; all of them if others may have changed rows since they were mapped."""
+        total = self._table.count_rows()
+        if self._version is None or self._table.version != self._version:
+            count = total
+        some = np.sort(np.random.default_rng(seed).permutation(total)[:count]).tolist()
+        found = self._table.take_offsets(some).select([self.id_column, self.column, self._fresh]).to_arrow()
+        return found[self.id_column].to_pylist(), _matrix(found[self.column]), _matrix(found[self._fresh])
+
+    def switch(self) -> str:
+        """Index the new column as the old one is, and exchange their names in one commit."""
+        old = f"{self.column}_before_{self._key}"
+        if (index := self._index()) is not None:
+            self._build_index(index)
+        version = self._table.version
+        self._table.alter_columns({"path": self.column, "rename": old}, {"path": self._fresh, "rename": self.column})
+        return (
+            f"Column {self.column!r} now holds the new vectors: search it with the new model. The old ones are in "
+            f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) goes back."
+        )
+
+    def _build_index(self, index: Any) -> None:
+        import lancedb.index
+
+        stats = self._table.index_stats(index.name)
+        kinds = {name.lower(): kind for name, kind in vars(lancedb.index).items() if isinstance(kind, type)}
+        kind = kinds.get(str(index.index_type).lower().replace("_", ""))
+        if kind is None or stats.distance_type is None:
+            raise ValueError(
+                f"the index {index.name} of {self.name} is of the unknown kind {index.index_type}; drop it"
+            )
+        self._table.create_index(self._fresh, config=kind(distance_type=stats.distance_type), name=f"{self._fresh}_idx")
+
+    def search(self, queries: Rows, k: int) -> list[list[Any]]:
+        """Search the new vectors, by the distance of the index, or by cosine."""
+        index = self._index()
+        distance = "cosine" if index is None else str(self._table.index_stats(index.name).distance_type)
+        found = []
+        for query in np.asarray(queries, np.float32):
+            asked = self._table.search(query, vector_column_name=self.column).distance_type(distance)
+            found.append(asked.select([self.id_column]).limit(k).to_arrow()[self.id_column].to_pylist())
+        return found
+
+    def vectors(self, ids: Sequence[Any]) -> Rows:
+        """Read new vectors."""
+        rows = self._table.search().where(self._among(ids)).select([self.id_column, self.column]).to_arrow()
+        places = {each: place for place, each in enumerate(rows[self.id_column].to_pylist())}
+        if missing := [each for each in ids if each not in places]:
+            raise ValueError(f"{self.name} has no row with id {missing[0]!r}")
+        return _matrix(rows[self.column])[[places[each] for each in ids]]
+
+    def _among(self, ids: Sequence[Any]) -> str:
+        quoted = ("'" + each.replace("'", "''") + "'" if isinstance(each, str) else str(each) for each in ids)
+        return f"`{self.id_column}` IN ({', '.join(quoted)})"
+
+    def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
+        """Merge exact vectors by id, in one commit."""
+        self._merge(self.column, ids, vectors)
+
+
+def _matrix(column: Any) -> Rows:
+    """Read a column of vectors."""
+    whole = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    if hasattr(whole, "chunks"):  # a chunked array of one chunk or none
+        whole = whole.chunk(0)
+    if whole.null_count:
+        raise ValueError(f"{whole.null_count} vectors are missing; stop other writers and run again")
+    flat = np.asarray(whole.flatten(), dtype=np.float32)
+    return flat.reshape(len(whole), -1)

@@ -1,0 +1,152 @@
+"""LanceDB tables: the switch, indexes, changes by others, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import EmbeddingMap, upgrade
+
+from hf_stitch.stitches import LinearStitch
+
+lancedb = pytest.importorskip("lancedb")
+pyarrow = pytest.importorskip("pyarrow")
+from hf_stitch_embeddings.stores.lancedb import LanceStore  # noqa: E402
+
+ROWS, WIDTH = 400, 8
+VECTORS = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+WEIGHT = torch.randn(2 * WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
+MAP = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT))
+
+
+def lists(vectors: np.ndarray) -> Any:
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), vectors.shape[1])
+
+
+def table_in(folder: Path, **columns: Any) -> Any:
+    given = {"id": list(range(ROWS)), "vector": lists(VECTORS)} | columns
+    return lancedb.connect(str(folder)).create_table("docs", pyarrow.table(given))
+
+
+def test_queries_stay_as_they_are(tmp_path: Path) -> None:
+    table_in(tmp_path)
+    done = upgrade(LanceStore(str(tmp_path), "docs"), MAP, progress=False)
+    table = lancedb.connect(str(tmp_path)).open_table("docs")
+    found = table.search(MAP(VECTORS[7:8])[0]).limit(1).to_list()[0]
+    assert (found["id"], found["_distance"]) == (7, pytest.approx(0, abs=1e-6))
+    version = int(done.sentence.rpartition("restore(")[2].partition(")")[0])
+    table.restore(version)
+    assert table.search(VECTORS[7]).limit(1).to_list()[0]["id"] == 7
+
+
+def test_equal_widths_need_queries_that_name_the_column(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    square = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT[:WIDTH]))
+    with pytest.warns(UserWarning, match="vector_column_name='vector'"):
+        upgrade(LanceStore(str(tmp_path), "docs"), square, progress=False)
+    table.checkout_latest()
+    query = square(VECTORS[7:8])[0]
+    with pytest.raises(ValueError, match="more than one vector column"):
+        table.search(query)
+    assert table.search(query, vector_column_name="vector").limit(1).to_list()[0]["id"] == 7
+    table.drop_columns([next(name for name in table.schema.names if "before" in name)])
+    assert table.search(query).limit(1).to_list()[0]["id"] == 7
+
+
+@pytest.mark.filterwarnings("ignore:.*two columns of vectors")
+def test_a_second_run_maps_nothing_twice(tmp_path: Path) -> None:
+    table_in(tmp_path)
+    square = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT[:WIDTH]))
+    upgrade(LanceStore(str(tmp_path), "docs"), square, progress=False)
+    with pytest.raises(ValueError, match="already upgraded with this map"):
+        upgrade(LanceStore(str(tmp_path), "docs"), square, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["IvfFlat", "IvfPq", "HnswSq"])
+def test_an_index_is_built_for_the_new_vectors(kind: str, tmp_path: Path) -> None:
+    index = getattr(lancedb.index, kind)(distance_type="cosine")
+    table = table_in(tmp_path)
+    table.create_index("vector", config=index)
+    store = LanceStore(str(tmp_path), "docs")
+    assert store.describe().metrics == ("cosine",)
+    upgrade(store, MAP, progress=False)
+    table.checkout_latest()
+    kinds = {each.columns[0]: (each.index_type, each.num_indexed_rows) for each in table.list_indices()}
+    old = next(name for name in kinds if name != "vector")
+    assert kinds["vector"] == (kinds[old][0], ROWS)
+    assert store.search(MAP(VECTORS[:3]), 5)[0][0] == 0
+
+
+def test_rows_that_are_added_meanwhile_are_mapped_too(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    store = LanceStore(str(tmp_path), "docs")
+    write, added = store.write, [False]
+
+    def written(ids: Any, vectors: Any) -> None:
+        write(ids, vectors)
+        if not added[0]:
+            added[0] = True
+            table.checkout_latest()
+            table.add([{"id": 9000, "vector": np.ones(WIDTH, np.float32)}])
+
+    store.write = written  # type: ignore[method-assign]
+    done = upgrade(store, MAP, batch_size=100, progress=False)
+    assert done.rows == done.mapped == ROWS + 1
+    np.testing.assert_allclose(store.vectors([9000]), MAP(np.ones((1, WIDTH))), atol=1e-6)
+
+
+def test_old_vectors_that_change_after_they_were_mapped(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    store = LanceStore(str(tmp_path), "docs")
+    write, changed = store.write, [False]
+
+    def written(ids: Any, vectors: Any) -> None:
+        write(ids, vectors)
+        if not changed[0]:
+            changed[0] = True
+            table.checkout_latest()
+            table.update(where=f"id = {ids[0]}", values={"vector": [1.0] * WIDTH})
+
+    store.write = written  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="1 of 400 rows"):  # all are compared, although 10 were asked for
+        upgrade(store, MAP, batch_size=100, verify=10, progress=False)
+
+
+@pytest.mark.parametrize(
+    "columns, options, message",
+    [
+        ({"id": [1] * ROWS}, {}, "more than once"),
+        ({"id": [None, *range(1, ROWS)]}, {}, "is empty"),
+        ({}, {"column": "embedding"}, "no column 'embedding', only: id, vector"),
+        ({}, {"id_column": "key"}, "no column 'key'"),
+        ({"text": ["a"] * ROWS}, {"column": "text"}, "vectors of one width"),
+        ({}, {"table": "pages"}, "no LanceDB table 'pages', only: docs"),
+    ],
+)
+def test_bad_input(columns: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    table_in(tmp_path, **columns)
+    before = lancedb.connect(str(tmp_path)).open_table("docs").version
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        upgrade(LanceStore(str(tmp_path), **{"table": "docs", **options}), MAP, progress=False)
+    assert lancedb.connect(str(tmp_path)).open_table("docs").version == before
+
+
+def test_rows_without_vectors(tmp_path: Path) -> None:
+    kind = pyarrow.list_(pyarrow.float32(), WIDTH)
+    given = pyarrow.table({"id": range(ROWS), "vector": pyarrow.array([None, *VECTORS[1:].tolist()], kind)})
+    lancedb.connect(str(tmp_path)).create_table("docs", given, on_bad_vectors="null")
+    with pytest.raises(ValueError, match="1 rows of LanceDB table docs have no vector"):
+        LanceStore(str(tmp_path), "docs").describe()
+
+
+def test_ids_with_quotes(tmp_path: Path) -> None:
+    names = [f"it's {number}" for number in range(ROWS)]
+    table_in(tmp_path, id=names)
+    store = LanceStore(str(tmp_path), "docs")
+    upgrade(store, MAP, progress=False)
+    np.testing.assert_allclose(store.vectors(["it's 3"]), MAP(VECTORS[3:4]), atol=1e-6)
+    with pytest.raises(ValueError, match="no row with id 'nobody'"):
+        store.vectors(["nobody"])

@@ -1,0 +1,108 @@
+"""Qdrant collections: names, distances, locks, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import EmbeddingMap, upgrade
+
+from hf_stitch.stitches import LinearStitch
+
+qdrant_client = pytest.importorskip("qdrant_client")
+from hf_stitch_embeddings.stores.qdrant import QdrantStore  # noqa: E402
+
+models = qdrant_client.models
+VECTORS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+MAP = EmbeddingMap.of(LinearStitch.of(weight=torch.randn(6, 4, generator=torch.Generator().manual_seed(0))))
+
+
+def client_with(config: Any, vectors: Any = VECTORS, **more: Any) -> Any:
+    client = qdrant_client.QdrantClient(":memory:")
+    client.create_collection("docs", vectors_config=config)
+    points = [
+        models.PointStruct(id=number, vector=({"old": row} if isinstance(config, dict) else row), payload={"n": number})
+        for number, row in enumerate(vectors.tolist())
+    ]
+    if points:
+        client.upsert("docs", points)
+    return client
+
+
+def params(distance: str = "COSINE", **more: Any) -> Any:
+    return models.VectorParams(size=4, distance=getattr(models.Distance, distance), **more)
+
+
+@pytest.mark.parametrize("distance, metric", [("COSINE", "cosine"), ("DOT", "dot"), ("EUCLID", "l2")])
+def test_the_new_vectors_are_searched_by_the_distance_of_the_old_ones(distance: str, metric: Any) -> None:
+    made = EmbeddingMap.of(MAP.stitch, metric=metric)
+    client = client_with(params(distance))
+    done = upgrade(QdrantStore(client, "docs"), made, progress=False)
+    using = done.sentence.partition("using='")[2].partition("'")[0]
+    assert client.get_collection("docs").config.params.vectors[using].distance == getattr(models.Distance, distance)
+    query = made(VECTORS[9:10])[0].tolist()
+    if metric != "dot":  # a longer vector may have the greater inner product
+        assert client.query_points("docs", query=query, using=using, limit=1).points[0].id == 9
+    np.testing.assert_allclose(QdrantStore(client, "docs", vector_name="").describe().rows, 60)
+
+
+def test_a_second_run_finds_everything_done() -> None:
+    client = client_with({"old": params()})
+    upgrade(QdrantStore(client, "docs"), MAP, progress=False)
+    assert upgrade(QdrantStore(client, "docs", vector_name="old"), MAP, progress=False).mapped == 0
+
+
+def test_points_that_are_added_meanwhile_are_mapped_too() -> None:
+    client = client_with({"old": params()})
+    store = QdrantStore(client, "docs")
+    write, added = store.write, [False]
+
+    def written(ids: Any, vectors: Any) -> None:
+        write(ids, vectors)
+        if not added[0]:
+            added[0] = True
+            client.upsert("docs", [models.PointStruct(id=900, vector={"old": [1.0, 2.0, 3.0, 4.0]})])
+
+    store.write = written  # type: ignore[method-assign]
+    assert upgrade(store, MAP, batch_size=20, progress=False).rows == 61
+    assert store.missing() == 0
+
+
+def test_a_half_of_another_map_is_named() -> None:
+    client = client_with({"old": params()})
+    store = QdrantStore(client, "docs")
+    store.describe()
+    store.start("0123456789ab", 6)
+    with pytest.warns(UserWarning, match="of another map, in 'old_0123456789ab'"):
+        upgrade(QdrantStore(client, "docs", vector_name="old"), MAP, progress=False)
+
+
+def test_bad_input() -> None:
+    several = {"old": params(), "image": params()}
+    multi = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    for client, options, message in (
+        (client_with(several), {}, "has several vectors, 'old', 'image': pass vector_name"),
+        (client_with({"old": params()}), {"vector_name": "new"}, "has no vectors 'new', only 'old'"),
+        (client_with({"old": params()}), {"collection": "pages"}, "no Qdrant collection pages, only: docs"),
+        (client_with(params("MANHATTAN")), {}, "ranks by Manhattan"),
+        (client_with({"old": params()}, VECTORS[:0]), {}, "0 of 0 points"),
+        (client_with(several), {"vector_name": "image"}, "60 of 60 points"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            upgrade(QdrantStore(client, **{"collection": "docs", **options}), MAP, progress=False)  # type: ignore[arg-type]
+    client = qdrant_client.QdrantClient(":memory:")
+    client.create_collection("docs", vectors_config={"old": params(multivector_config=multi)})
+    with pytest.raises(ValueError, match="several vectors for each point"):
+        QdrantStore(client, "docs").describe()
+
+
+def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no folder of Qdrant"):
+        QdrantStore(tmp_path / "absent", "docs")
+    first = qdrant_client.QdrantClient(path=str(tmp_path))
+    with pytest.raises(OSError, match="cannot be opened"):
+        QdrantStore(tmp_path, "docs")
+    first.close()
