@@ -276,6 +276,12 @@ def embeddings() -> Namespace:
     np.save("pairs_old.npy", old[:400])
     np.save("pairs_new.npy", new[:400])
     sides = {"old": old, "new": new}
+    for side, rows in sides.items():
+        for name, some in {"documents": slice(400, 700), "queries": slice(750, 800), "recent": slice(600, 800)}.items():
+            np.save(f"{name}_{side}.npy", rows[some])
+    index = faiss.IndexFlatIP(16)
+    index.add(old[400:750])
+    faiss.write_index(index, "index.faiss")
     return {
         "faiss": faiss,
         **{f"{side}_documents": rows[400:750] for side, rows in sides.items()},

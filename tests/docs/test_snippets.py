@@ -82,6 +82,7 @@ def test_python(page: str, hub: None, registered: None) -> None:
 
 @pytest.mark.parametrize("page", [page for page, commands in COMMANDS.items() if commands])
 def test_commands(page: str, hub: None) -> None:
+    PAGES.get(page, dict)()
     stands_for = folders()
     for command in COMMANDS[page]:
         arguments = [stands_for.get(word, word) for word in shlex.split(command, comments=True)[1:]]

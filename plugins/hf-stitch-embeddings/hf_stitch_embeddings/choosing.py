@@ -226,7 +226,7 @@ class Fits:
             direction="index" if forward else "query",
             metric=self.metric,
             recipe={**recipe, "matcher": matcher},
-            input_normalized=unit and self.metric == "cosine",
+            input_normalized=unit if self.metric == "cosine" else None,
         )
         return found.adjoint() if candidate.direction == "adjoint" else found
 

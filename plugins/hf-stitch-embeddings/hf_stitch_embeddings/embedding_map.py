@@ -88,7 +88,7 @@ class EmbeddingMap:
         recipe: Mapping[str, Any] | None = None,
         scores: Mapping[str, Any] | None = None,
         keeps_old: bool = False,
-        input_normalized: bool = False,
+        input_normalized: bool | None = None,
         **more: Any,
     ) -> Self:
         """Make an embedding map from a stitch.
@@ -100,7 +100,7 @@ class EmbeddingMap:
             recipe: How it was fitted, for the recipe of the stitcher (``matcher``, ``samples``, ``seed``, …).
             scores: Scores on held-out pairs.
             keeps_old: Whether this stands for the old model: no map.
-            input_normalized: Whether the map was fitted to vectors of length 1 and needs them.
+            input_normalized: Whether the map was fitted to vectors of length 1 and needs them; None if either will do.
             **more: Further JSON values for the record.
 
         Returns:
@@ -247,7 +247,7 @@ class EmbeddingMap:
         if self.metric == "l2":
             raise ValueError("with metric l2, ranking depends on the lengths of mapped documents: no adjoint")
         record = {key: value for key, value in self.record.items() if key not in ("direction", "normalized")}
-        record |= {"scores": {}, "input_normalized": False}  # scaling a query does not change its ranking
+        record |= {"scores": {}, "input_normalized": None}  # scaling a query does not change its ranking
         metric = record.pop("metric")
         stitch = LinearStitch.of(weight=torch.from_numpy(affine[0].T.copy()))
         stitch.fitted = dict(self.stitch.fitted)

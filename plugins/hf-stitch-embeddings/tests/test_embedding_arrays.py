@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hf_stitch_embeddings import EmbeddingMap, upgrade
+from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map, normalized, upgrade
 from hf_stitch_embeddings.stores import ArrayStore
 
 from hf_stitch.stitches import LinearStitch
@@ -65,6 +65,16 @@ def test_other_dtypes(dtype: type, tmp_path: Path) -> None:
     np.save(tmp_path / "old.npy", vectors)
     upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), MAP, batch_size=7, progress=False)
     np.testing.assert_allclose(np.load(tmp_path / "new.npy"), MAP(vectors), atol=1e-6)
+
+
+def test_a_map_of_raw_vectors_and_a_store_of_normalised_ones(tmp_path: Path) -> None:
+    old = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    fitted = fit_embedding_map(old, old[:, ::-1], map="ridge", direction="index", progress=False)
+    np.save(tmp_path / "old.npy", normalized(old))
+    with pytest.raises(ValueError, match="have length 1, and the map was fitted to vectors of other lengths"):
+        upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), fitted, progress=False)
+    np.save(tmp_path / "old.npy", old)
+    upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "other.npy"), fitted, progress=False)
 
 
 def test_nothing_but_the_new_file_is_left(tmp_path: Path) -> None:
