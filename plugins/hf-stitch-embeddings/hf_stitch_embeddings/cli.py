@@ -221,6 +221,9 @@ def export(
     encoder: Annotated[
         Path | None, typer.Option(help="Folder of a sentence-transformers encoder that the map is put behind.")
     ] = None,
+    old_encoder: Annotated[
+        Path | None, typer.Option(help="Folder of the old encoder, for documents; queries then go through the map.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the encoder with the map behind it.")] = None,
     onnx: Annotated[Path | None, typer.Option(help="File for the map alone as an ONNX model.")] = None,
     json: AsJson = False,
@@ -232,9 +235,12 @@ def export(
     made = _load(map_folder)
     saved = []
     if encoder is not None and out is not None:
-        from hf_stitch_embeddings.export import export_sentence_transformer
+        from hf_stitch_embeddings.export import export_query_document, export_sentence_transformer
 
-        saved.append(export_sentence_transformer(made, encoder, out))
+        if old_encoder is None:
+            saved.append(export_sentence_transformer(made, encoder, out))
+        else:
+            saved.append(export_query_document(made, encoder, old_encoder, out))
     if onnx is not None:
         from hf_stitch_embeddings.export import export_onnx
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_stitch_embeddings import EmbeddingMap
-from hf_stitch_embeddings.export import dense_layers, export_sentence_transformer
+from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map
+from hf_stitch_embeddings.export import (
+    check_text_embeddings_inference,
+    dense_layers,
+    export_query_document,
+    export_sentence_transformer,
+)
 
 from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch, PiecewiseStitch, ResidualMLPStitch, Stitch
 
@@ -39,16 +45,25 @@ STITCHES = {
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small encoder with a prompt and a similarity of its own."""
+    return made_encoder(tmp_path_factory.mktemp("encoder"), 12)
+
+
+@pytest.fixture(scope="module")
+def old_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller encoder."""
+    return made_encoder(tmp_path_factory.mktemp("old"), 8)
+
+
+def made_encoder(folder: Path, width: int) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("encoder")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for text in TEXTS for word in text.split()}), "query:"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
-        "hidden_size": 12,
+        "hidden_size": width,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 16,
@@ -61,7 +76,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     body = parts.Transformer(str(folder / "bert"))
     model = sentence_transformers.SentenceTransformer(
-        modules=[body, parts.Pooling(12)], prompts={"query": "query: "}, similarity_fn_name="dot", device="cpu"
+        modules=[body, parts.Pooling(width)], prompts={"query": "query: "}, similarity_fn_name="dot", device="cpu"
     )
     model.save(str(folder / "model"))
     return folder / "model"
@@ -121,3 +136,79 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(encoder: Path
     with pytest.raises(FileExistsError, match="is not an empty folder"):
         export_sentence_transformer(EmbeddingMap.of(LinearStitch(12, 9)), encoder, tmp_path / "full")
     assert json.loads((encoder / "modules.json").read_text())[-1]["type"].endswith("Pooling")
+
+
+@pytest.mark.parametrize("metric, similarity", [("cosine", "cosine"), ("dot", "dot")])
+def test_queries_and_documents_by_two_encoders(
+    encoder: Path, old_encoder: Path, tmp_path: Path, metric: Any, similarity: str
+) -> None:
+    embedding_map = EmbeddingMap.of(filled(LinearStitch(12, 8)), direction="query", metric=metric)
+    folder = export_query_document(embedding_map, encoder, old_encoder, tmp_path / "both")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    expected = embedding_map(vectors(encoder, prompt_name="query"))
+    np.testing.assert_allclose(model.encode_query(TEXTS), expected, atol=1e-6)
+    np.testing.assert_allclose(model.encode_document(TEXTS), vectors(old_encoder), atol=1e-6)
+    assert model.similarity_fn_name == similarity
+    with pytest.raises(ValueError, match="Could not determine route"):
+        model.encode(TEXTS)
+
+
+def test_routes_that_do_not_fit(encoder: Path, old_encoder: Path, tmp_path: Path) -> None:
+    query = EmbeddingMap.of(LinearStitch(12, 8), direction="query")
+    for bad, sides, message in (
+        (query, (old_encoder, encoder), "takes vectors of width 12, and .* makes vectors of width 8"),
+        (query, (encoder, encoder), "makes vectors of width 8, and .* makes vectors of width 12"),
+        (EmbeddingMap.of(LinearStitch(8, 12)), (encoder, old_encoder), "is no map of new queries"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export_query_document(bad, *sides, tmp_path / "both")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_has_map_and_encoder(encoder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "encoder"
+    shutil.copytree(encoder, source)
+    (source / "README.md").write_text("---\nlicense: mit\n---\n\nMade with care.\n")
+    random = np.random.default_rng(0)
+    old = random.normal(size=(200, 12)).astype(np.float32)
+    fitted = fit_embedding_map(old, old[:, :9], map="ridge", direction="index", progress=False)
+    folder = export_sentence_transformer(fitted, source, tmp_path / "out")
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n---\n")
+    for part in ("# Encoder with an embedding map", "recall@", "o with ridge, index", "Made with care.", ".encode("):
+        assert part in card, part
+    assert json.loads((folder / "embedding_map.json").read_text())["embedding_map"]["direction"] == "index"
+
+
+def test_text_embeddings_inference(encoder: Path, tmp_path: Path) -> None:
+    normalised = tmp_path / "normalised"
+    shutil.copytree(encoder, normalised)
+    modules = json.loads((encoder / "modules.json").read_text())
+    for module in modules:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    plain = tmp_path / "plain"
+    shutil.copytree(encoder, plain)
+    (plain / "modules.json").write_text(json.dumps(modules))
+    kind = "sentence_transformers.models.Normalize"
+    modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": kind})
+    (normalised / "modules.json").write_text(json.dumps(modules))
+    with_bias, without = EmbeddingMap.of(filled(LinearStitch(12, 9))), filled(LinearStitch(12, 9, bias=False))
+    export = export_sentence_transformer
+    check_text_embeddings_inference(export(with_bias, plain, tmp_path / "1"))
+    check_text_embeddings_inference(export(EmbeddingMap.of(without), normalised, tmp_path / "2"))
+    mlp = EmbeddingMap.of(filled(ResidualMLPStitch(12, 9, hidden=7)))
+    for number, (made, source, message) in enumerate((
+        (with_bias, normalised, "normalised before a map with a bias"),
+        (mlp, plain, "the activation GELU"),
+        (EmbeddingMap.of(without, metric="dot"), plain, "normalize=false"),
+    )):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            check_text_embeddings_inference(export(made, source, tmp_path / f"bad{number}"))
+
+
+def test_the_source_of_text_embeddings_inference_is_followed(encoder: Path, tmp_path: Path) -> None:
+    """What it computes, by its source: pooling, all dense modules, then normalisation."""
+    without = EmbeddingMap.of(filled(LinearStitch(12, 9, bias=False)))
+    pooled = vectors(encoder)
+    unit = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    np.testing.assert_allclose(without(pooled), without(unit), atol=1e-6)

@@ -1,6 +1,19 @@
 """Maps in the formats that other software serves; none of it needs hf-stitch any more."""
 
 from hf_stitch_embeddings.export.onnx import export_onnx
-from hf_stitch_embeddings.export.sentence_transformers import DenseLayer, dense_layers, export_sentence_transformer
+from hf_stitch_embeddings.export.sentence_transformers import (
+    DenseLayer,
+    check_text_embeddings_inference,
+    dense_layers,
+    export_query_document,
+    export_sentence_transformer,
+)
 
-__all__ = ["DenseLayer", "dense_layers", "export_onnx", "export_sentence_transformer"]
+__all__ = [
+    "DenseLayer",
+    "check_text_embeddings_inference",
+    "dense_layers",
+    "export_onnx",
+    "export_query_document",
+    "export_sentence_transformer",
+]

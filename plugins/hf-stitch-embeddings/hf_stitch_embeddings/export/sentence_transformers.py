@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +15,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hf_stitch.hub import CARD
 from hf_stitch.stitches import IdentityStitch, LowRankStitch, ResidualMLPStitch
-from hf_stitch_embeddings.embedding_map import EmbeddingMap
+from hf_stitch_embeddings.embedding_map import BEGIN, RECORD, EmbeddingMap
 
 MODULES = "modules.json"
 KINDS = "sentence_transformers.models."
 """Where the classes of modules are in every version; version 6 finds them by this name, too."""
+CONFIG = "config_sentence_transformers.json"
+SIMILARITIES = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
+USE = """```python
+from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("path/to/this/folder").{queries}(["a text"])
+```"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,8 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
     """Write an encoder with the map behind it as a folder that sentence-transformers loads, versions 5 and 6.
 
     The folder of the encoder is copied, so that its prompts, similarity and tokenizer stay. Modules for the map are
-    added and, if the map normalises, one for normalisation. The result needs no hf-stitch and no ``trust_remote_code``.
+    added and, if the map normalises, one for normalisation. The card gets a section on the map. The result
+    needs no hf-stitch and no ``trust_remote_code``.
 
     Args:
         embedding_map: The map. In direction ``index`` it takes vectors of the old encoder, otherwise of the new one.
@@ -110,39 +121,168 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
         ...     [module["type"] for module in json.loads((new / "modules.json").read_text())]
         ['sentence_transformers.models.Dense', 'sentence_transformers.models.Normalize']
     """
-    source, place = Path(encoder).expanduser(), Path(folder).expanduser()
-    if not (source / MODULES).is_file():
-        raise FileNotFoundError(f"{source} has no {MODULES}: it is no folder of sentence-transformers")
+    source = Path(encoder).expanduser()
+    with _new_folder(folder) as fresh:
+        modules = _modules(source)
+        layers = dense_layers(embedding_map)
+        _check_width(source, modules, embedding_map.in_features, f"{embedding_map!r} takes")
+        shutil.copytree(source, fresh, dirs_exist_ok=True)
+        for path, kind, layer in _added(embedding_map, layers, len(modules)):
+            modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": KINDS + kind})
+            _write_module(layer, fresh / path)
+        (fresh / MODULES).write_text(json.dumps(modules, indent=2), encoding="utf-8")
+        _write_card(embedding_map, fresh, USE.format(queries="encode"))
+    return Path(folder).expanduser()
+
+
+def export_query_document(
+    embedding_map: EmbeddingMap, new_encoder: str | Path, old_encoder: str | Path, folder: str | Path
+) -> Path:
+    """Write an encoder with two routes: queries by the new encoder and the map, documents by the old encoder.
+
+    This serves an index of old vectors that stays: ``encode_query`` and ``encode_document`` of one model give vectors
+    of one space. There is no default route, so that ``encode`` without a task raises an error. The folder needs no
+    hf-stitch; sentence-transformers 5 and 6 load it if they load both encoders.
+
+    Args:
+        embedding_map: A map of direction ``query`` or ``adjoint``.
+        new_encoder: Folder of the new encoder, as saved by sentence-transformers.
+        old_encoder: Folder of the old encoder.
+        folder: Folder to write; it must be new or empty.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileNotFoundError: If an encoder is no folder of sentence-transformers.
+        FileExistsError: If ``folder`` contains something.
+        ValueError: If the map is one of documents or no sequence of dense layers, or widths do not fit, which
+            sentence-transformers itself would only warn of.
+    """
+    if embedding_map.direction == "index" or embedding_map.keeps_old:
+        raise ValueError(f"{embedding_map!r} is no map of new queries; see export_sentence_transformer")
+    with _new_folder(folder) as fresh:
+        layers = dense_layers(embedding_map)
+        types: dict[str, str] = {}
+        structure: dict[str, list[str]] = {}
+        prompts: dict[str, str] = {}
+        sides = {"query": Path(new_encoder).expanduser(), "document": Path(old_encoder).expanduser()}
+        widths = {"query": embedding_map.in_features, "document": embedding_map.out_features}
+        for route, source in sides.items():
+            modules = _modules(source)
+            verb = "takes" if route == "query" else "makes"
+            _check_width(source, modules, widths[route], f"{embedding_map!r} {verb}")
+            structure[route] = []
+            for number, module in enumerate(modules):
+                kind = str(module["type"])
+                path = f"{route}_{number}_{kind.rpartition('.')[2]}"
+                _copy_module(source, str(module["path"]), modules, fresh / path)
+                types[path] = kind
+                structure[route].append(path)
+            if route == "query":
+                for path, kind, layer in _added(embedding_map, layers, len(modules)):
+                    types[f"query_{path}"] = KINDS + kind
+                    structure[route].append(f"query_{path}")
+                    _write_module(layer, fresh / f"query_{path}")
+            given = _configured(source).get("prompts") or {}
+            prompts[route] = given.get(route, "")
+        parameters = {"default_route": None, "allow_empty_key": False}
+        router = {"types": types, "structure": structure, "parameters": parameters}
+        (fresh / "router_config.json").write_text(json.dumps(router, indent=2), encoding="utf-8")
+        (fresh / MODULES).write_text(
+            json.dumps([{"idx": 0, "name": "0", "path": "", "type": f"{KINDS}Router"}], indent=2), encoding="utf-8"
+        )
+        configured = {
+            **_configured(sides["query"]), "prompts": prompts, "default_prompt_name": None,
+            "similarity_fn_name": SIMILARITIES[embedding_map.metric],
+        }  # fmt: skip
+        (fresh / CONFIG).write_text(json.dumps(configured, indent=2), encoding="utf-8")
+        _write_card(embedding_map, fresh, USE.format(queries="encode_query"))
+    return Path(folder).expanduser()
+
+
+def check_text_embeddings_inference(folder: str | Path) -> None:
+    """Check whether text-embeddings-inference computes what a folder of sentence-transformers does.
+
+    By its source, which was read and not run: it knows modules by their names of version 5; after pooling it applies
+    all dense modules, whose activation must be Identity or Tanh, and at last normalises if the request asks for it, as
+    is its default. A ``Normalize`` between pooling and a dense module is skipped, which changes the result if a dense
+    module has a bias. Without one, only the length changes, and the last normalisation removes this.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        ValueError: If it computes something else; the message has all reasons and what to do.
+    """
+    place = Path(folder).expanduser()
+    modules = _modules(place)
+    kinds = [str(module["type"]).removeprefix(KINDS) for module in modules]
+    reasons = [
+        f"it has a module {module['type']}, which is unknown there"
+        for module, kind in zip(modules, kinds, strict=True)
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize")
+    ]
+    dense = [place / str(module["path"]) for module, kind in zip(modules, kinds, strict=True) if kind == "Dense"]
+    configs = [json.loads((each / "config.json").read_text(encoding="utf-8")) for each in dense]
+    for config, each in zip(configs, dense, strict=True):
+        name = str(config.get("activation_function", "")).rpartition(".")[2]
+        if name not in ("Identity", "Tanh"):
+            reasons.append(f"{each.name} has the activation {name}, and only Identity and Tanh are known")
+    if dense and "Normalize" in kinds[: kinds.index("Dense")] and any(config.get("bias", True) for config in configs):
+        reasons.append(
+            "vectors are normalised before a map with a bias; fit one without, e.g. Lstsq(intercept=False), or "
+            "fit to vectors that are not normalised and remove this module from the encoder"
+        )
+    if dense and kinds[-1] != "Normalize":
+        reasons.append("its outputs are not normalised; requests must have normalize=false")
+    if reasons:
+        raise ValueError(f"text-embeddings-inference does not compute what {place} does: {'; '.join(reasons)}")
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / MODULES).is_file():
+        raise FileNotFoundError(f"{folder} has no {MODULES}: it is no folder of sentence-transformers")
+    found: list[dict[str, Any]] = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    return found
+
+
+def _configured(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+@contextmanager
+def _new_folder(folder: str | Path) -> Iterator[Path]:
+    """Yield a hidden folder that takes its place at the end; after an error nothing is left."""
+    place = Path(folder).expanduser()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} exists and is not an empty folder")
-    layers = dense_layers(embedding_map)
-    modules = json.loads((source / MODULES).read_text(encoding="utf-8"))
-    _check_width(embedding_map, source, modules)
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=place.parent, prefix=".export-") as temporary:
         fresh = Path(temporary, "model")
-        shutil.copytree(source, fresh)
-        for layer in layers:
-            _write_dense(layer, fresh / _add(modules, "Dense"))
-        if embedding_map.normalized:
-            (fresh / _add(modules, "Normalize")).mkdir()
-        (fresh / MODULES).write_text(json.dumps(modules, indent=2), encoding="utf-8")
+        fresh.mkdir()
+        yield fresh
         if place.exists():
             place.rmdir()
         fresh.replace(place)
-    return place
 
 
-def _add(modules: list[dict[str, Any]], kind: str) -> str:
-    """Add a module to the list, and return the name of its folder."""
-    number = len(modules)
-    name = f"{number}_{kind}"
-    modules.append({"idx": number, "name": str(number), "path": name, "type": KINDS + kind})
-    return name
+def _added(
+    embedding_map: EmbeddingMap, layers: list[DenseLayer], number: int
+) -> Iterator[tuple[str, str, DenseLayer | None]]:
+    """Yield folder, kind and layer of each module of the map, the first of which is the ``number``-th."""
+    for layer in [*layers, *([None] if embedding_map.normalized else [])]:
+        kind = "Normalize" if layer is None else "Dense"
+        yield f"{number}_{kind}", kind, layer
+        number += 1
 
 
-def _write_dense(layer: DenseLayer, folder: Path) -> None:
+def _write_module(layer: DenseLayer | None, folder: Path) -> None:
     folder.mkdir()
+    if layer is None:
+        return
     activation = layer.activation
     config = {
         "in_features": layer.weight.shape[1],
@@ -157,7 +297,21 @@ def _write_dense(layer: DenseLayer, folder: Path) -> None:
     save_file(state, folder / "model.safetensors")
 
 
-def _check_width(embedding_map: EmbeddingMap, source: Path, modules: list[dict[str, Any]]) -> None:
+def _copy_module(source: Path, path: str, modules: list[dict[str, Any]], target: Path) -> None:
+    """Copy a module; of one at the root of the folder only what belongs to no other one."""
+    if path:
+        if (source / path).is_dir():
+            shutil.copytree(source / path, target)
+        else:
+            target.mkdir()  # a module without files, such as Normalize
+        return
+    others = {str(module["path"]).partition("/")[0] for module in modules if module["path"]}
+    shutil.copytree(source, target, ignore=lambda where, names: (
+        {*others, MODULES, CONFIG, CARD} & set(names) if Path(where) == source else set()
+    ))  # fmt: skip
+
+
+def _check_width(source: Path, modules: list[dict[str, Any]], width: int, asks: str) -> None:
     """Check that the last module that states a width has that of the map."""
     for module in reversed(modules):
         config = source / str(module["path"]) / "config.json"
@@ -165,13 +319,27 @@ def _check_width(embedding_map: EmbeddingMap, source: Path, modules: list[dict[s
             continue
         stated = json.loads(config.read_text(encoding="utf-8"))
         for key in ("out_features", "word_embedding_dimension", "embedding_dimension"):
-            if isinstance(width := stated.get(key), int):
-                if width != embedding_map.in_features:
+            if isinstance(found := stated.get(key), int):
+                if found != width:
                     raise ValueError(
-                        f"{embedding_map!r} takes vectors of width {embedding_map.in_features}, and {source} makes "
-                        f"vectors of width {width}: is it the other encoder?"
+                        f"{asks} vectors of width {width}, and {source} makes vectors of width {found}: is it the "
+                        "other encoder?"
                     )
                 return
+
+
+def _write_card(embedding_map: EmbeddingMap, folder: Path, use: str) -> None:
+    """Write the map's section before the card of the encoder, and its record as JSON."""
+    path = folder / CARD
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    head, rest = ("", text)
+    if text.startswith("---\n") and "\n---\n" in text[4:]:  # the metadata stay at the top
+        end = text.index("\n---\n", 4) + 5
+        head, rest = text[:end], text[end:]
+    section = embedding_map.card().partition("```python")[0].removeprefix(BEGIN).strip()
+    below = f"\n\n# The encoder\n\n{rest.strip()}\n" if rest.strip() else "\n"
+    path.write_text(f"{head}# Encoder with an embedding map\n\n{section}\n\n{use}{below}", encoding="utf-8")
+    (folder / f"{RECORD}.json").write_text(json.dumps(embedding_map.recipe, indent=2), encoding="utf-8")
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:
