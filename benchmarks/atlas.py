@@ -249,9 +249,9 @@ def main() -> None:
         a, b = (case.adapter(seed) for seed in (0, 1))
         inputs = case.inputs(case.n)
         layers = _modules(a, inputs[:2]) if case.every_module else list(a.layers)
-        tools = {OURS: _ours(case.pooling), **others}
+        tools = {OURS: _ours(case.rows), **others}
         few = inputs[: 2 * case.batch]
-        errors = _errors(tools, case.pooling, a, b, layers, few, case.batch)  # also the warm-up
+        errors = _errors(tools, case.rows, a, b, layers, few, case.batch)  # also the warm-up
         quick = {name: tool for name, tool in tools.items() if not (case.every_module and name == "torch-cka")}
         ways = {"bare": _bare, DEBIASED: _ours("mean", debiased=True), **quick}
         seconds = _seconds(ways, a, b, layers, inputs, case.batch, REPEATS)

@@ -32,7 +32,7 @@ class LazyUpgrade:
         store: An upgraded store.
         encoder: The new encoder, as for :func:`~hf_stitch_embeddings.encode`.
         texts: Ids -> their texts; None for a row whose text is gone.
-        kept: File for exact vectors (SQLite), created if needed.
+        kept: File for exact vectors (SQLite), created if needed; of this store and this encoder only.
         metric: Metric of the store.
         every: Rows after which the store is updated.
 
@@ -126,9 +126,18 @@ class LazyUpgrade:
         Returns:
             Number of those that are now exact; the others have no text.
         """
-        ids = [each.item() if isinstance(each, np.generic) else each for each in ids]
+        ids = _plain(ids)
         self._exact(ids)
         return sum(vector is not None for vector in self._known(ids).values())
+
+    def forget(self, ids: Sequence[Any]) -> None:
+        """Forget exact vectors, because texts have changed; the next query that comes near embeds them again.
+
+        Args:
+            ids: Ids of documents.
+        """
+        with self._kept:
+            self._kept.executemany("DELETE FROM exact WHERE id = ?", [(each,) for each in _plain(ids)])
 
     def update_store(self) -> int:
         """Put exact vectors that are not there yet into the store.
@@ -168,6 +177,12 @@ class LazyUpgrade:
             there = [(each, text) for each, text in zip(unknown, texts, strict=True) if text is not None]
             fresh = encode(self.encoder, [text for _, text in there]) if there else np.empty((0, 0), np.float32)
             fresh = normalized(fresh) if self.metric == "cosine" else fresh
+            width = next((len(row) for row in known.values() if row is not None), fresh.shape[1])
+            if there and fresh.shape[1] != width:
+                raise ValueError(
+                    f"the encoder returned vectors of width {fresh.shape[1]}, and the file of exact vectors has width "
+                    f"{width}: it belongs to another encoder; use another file"
+                )
             vectors: dict[Any, Rows | None] = dict.fromkeys(unknown) | dict(
                 zip([each for each, _ in there], fresh, strict=True)
             )
@@ -183,6 +198,11 @@ class LazyUpgrade:
         if self._kept.execute(f"SELECT count(*) FROM exact WHERE {WAITING}").fetchone()[0] >= self.every:
             self.update_store()
         return {each: row for each, row in known.items() if row is not None}
+
+
+def _plain(ids: Sequence[Any]) -> list[Any]:
+    """Return ids as SQLite compares them: numbers of numpy as int."""
+    return [each.item() if isinstance(each, np.generic) else each for each in ids]
 
 
 def rows_first(

@@ -106,6 +106,24 @@ def test_an_api_that_fails_leaves_what_was_done(store: ArrayStore, tmp_path: Pat
     assert replaced(tmp_path) == set(range(10))
 
 
+def test_forgotten_documents_are_embedded_again(store: ArrayStore, tmp_path: Path) -> None:
+    encoder = Encoder()
+    with LazyUpgrade(store, encoder, texts_of, tmp_path / "exact.sqlite") as lazy:
+        lazy.embed(range(5))
+        lazy.forget(np.array([2, 3]))
+        assert lazy.exact == 3
+        lazy.embed(range(5))
+    assert encoder.texts == ["0", "1", "2", "3", "4", "2", "3"]
+
+
+def test_a_file_of_another_encoder(store: ArrayStore, tmp_path: Path) -> None:
+    with LazyUpgrade(store, Encoder(), texts_of, tmp_path / "exact.sqlite") as lazy:
+        lazy.embed([1])
+        lazy.encoder = lambda texts: np.ones((len(texts), 3))
+        with pytest.raises(ValueError, match="width 3, and the file of exact vectors has width 8"):
+            lazy.embed([1, 2])
+
+
 def test_bad_input(store: ArrayStore, tmp_path: Path) -> None:
     with LazyUpgrade(store, Encoder(), lambda ids: ["1"], tmp_path / "exact.sqlite") as lazy:
         with pytest.raises(ValueError, match="returned 1 texts for 3 ids"):
