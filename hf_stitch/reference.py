@@ -301,7 +301,7 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     """Hash the ``state_dict`` of a module: names, dtypes, shapes and bytes, sorted by name.
 
     The hash does not depend on the device or on the order in which submodules were registered. It changes with any bit
-    of any weight or persistent buffer.
+    of any weight or persistent buffer. Weights that accelerate has offloaded are loaded one at a time.
 
     Args:
         module: Module whose weights are loaded, or its ``state_dict``.
@@ -310,7 +310,7 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
         ``"sha256:"`` and 64 hexadecimal digits.
 
     Raises:
-        ValueError: If an entry is on the meta device and therefore has no bytes.
+        ValueError: If an entry is on the meta device without being offloaded, and therefore has no bytes.
         TypeError: If an entry is not a tensor.
 
     Example:
@@ -325,9 +325,12 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     """
     import torch
 
+    from hf_stitch.offloading import State
+
     digest = hashlib.sha256()
-    state = module if isinstance(module, Mapping) else module.state_dict()
-    for name, value in sorted(state.items()):
+    state = module if isinstance(module, Mapping) else State(module)
+    for name in sorted(state):
+        value = state[name]
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"{name} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"

@@ -6,6 +6,7 @@ unpickled, and names of files to open are never taken from a file.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import warnings
@@ -14,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import save_torch_state_dict
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_stitch.artefacts.record import AGAIN
+from hf_stitch.offloading import State
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
@@ -64,23 +67,39 @@ def artefacts_below(folder: Path) -> str:
 
 
 def save_weights(weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int) -> None:
-    """Write weights as safetensors, split into several files if they are large.
+    """Write weights as safetensors, split into several files if they are large; one file is in memory at a time.
 
     Args:
-        weights: Name -> tensor. Tensors that share memory are all written.
+        weights: Name -> tensor. Tensors that share memory are all written. Of a :class:`State`, offloaded ones are
+            loaded when their file is written.
         folder: The folder.
         max_shard_size: Maximum size of a file, in bytes or as text (``"5GB"``).
     """
-    save_torch_state_dict(
-        _untied({name: tensor.contiguous() for name, tensor in weights.items()}), folder, max_shard_size=max_shard_size
-    )
+    plan = split_torch_state_dict_into_shards(described(weights), max_shard_size=max_shard_size)
+    for file, names in plan.filename_to_tensors.items():
+        tensors = _untied({name: weights[name].detach().cpu().contiguous() for name in names})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def described(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights without values, on the meta device.
+
+    Args:
+        weights: Name -> tensor.
+    """
+    if isinstance(weights, State):
+        return weights.described
+    return {name: tensor.to("meta") for name, tensor in weights.items()}
 
 
 def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy weights that share memory, because tied weights would be dropped when saving."""
-    seen: set[tuple[Any, ...]] = set()
+    """Copy weights that share memory, because a file cannot hold them."""
+    seen: set[int] = set()
     for name, tensor in weights.items():
-        key = (tensor.device, tensor.untyped_storage().data_ptr())
+        key = tensor.untyped_storage().data_ptr()
         if tensor.numel() and key in seen:
             weights[name] = tensor.clone()
         seen.add(key)
@@ -167,8 +186,26 @@ def load_strictly(model: nn.Module, files: list[Path]) -> None:
     Raises:
         ValueError: If model and files do not match, or a file is damaged.
     """
-    expected = model.state_dict()
     state: dict[str, Tensor] = {}
+    for file, names in check_headers(model, files).items():
+        state |= read_weights(file, names)
+    model.load_state_dict(state, strict=True, assign=True)
+
+
+def check_headers(model: nn.Module, files: list[Path]) -> dict[Path, list[str]]:
+    """Compare the headers of safetensors with a model; no weight is read.
+
+    Args:
+        model: The model without weights.
+        files: The files, which together must contain each weight once.
+
+    Returns:
+        File -> names of its weights.
+
+    Raises:
+        ValueError: If model and files do not match, or a file is damaged.
+    """
+    expected = model.state_dict()
     place: dict[str, Path] = {}
     for file in files:
         try:
@@ -187,14 +224,28 @@ def load_strictly(model: nn.Module, files: list[Path]) -> None:
         raise ValueError(
             f"{files[0].parent} lacks {len(missing)} weights of the model in its config: {', '.join(missing[:5])}"
         )
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as weights:
-                # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.
-                state |= {name: weights.get_tensor(name).clone() for name in weights.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise _unreadable(file, error) from error
-    model.load_state_dict(state, strict=True, assign=True)
+    return {file: [name for name in place if place[name] == file] for file in files}
+
+
+def read_weights(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Read weights of a file into memory.
+
+    Args:
+        file: The file.
+        names: Names of weights in it.
+
+    Returns:
+        Name -> tensor on the CPU.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    try:
+        with safe_open(file, framework="pt") as weights:
+            # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.
+            return {name: weights.get_tensor(name).clone() for name in names}
+    except Exception as error:
+        raise _unreadable(file, error) from error
 
 
 def _check_header(file: Path, name: str, expected: Tensor | None, header: Any) -> None:

@@ -35,6 +35,7 @@ from hf_stitch.artefacts.files import (
     STITCHER,
     WEIGHTS,
     artefacts_below,
+    described,
     load_strictly,
     named_files,
     save_beside,
@@ -43,10 +44,12 @@ from hf_stitch.artefacts.files import (
 )
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
+from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
 from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_elements, check_specs
 from hf_stitch.artefacts.skeleton import differences, weightless
 from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import did_you_mean, registries
@@ -162,7 +165,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self._describe_in_config()
         # Set here because post_init of transformers, which collects them, would also initialise the weights again.
         self.all_tied_weights_keys: dict[str, str] = {}
-        self._no_split_modules = set()
+        self._no_split_modules = set(whole_blocks(self))
         self._keep_in_fp32_modules = set()
         self._keep_in_fp32_modules_strict = set()
         for module in self.modules():
@@ -434,7 +437,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         is_main_process: bool = True,
         state_dict: Mapping[str, Tensor] | None = None,
         push_to_hub: bool = False,
-        max_shard_size: str | int = "5GB",
+        max_shard_size: str | int | None = None,
         sync: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -447,7 +450,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             is_main_process: Whether this process writes. Other processes return at once.
             state_dict: Weights to write instead of the model's own, for example those gathered by a trainer.
             push_to_hub: Whether to upload the model too, as :meth:`push_to_hub` does.
-            max_shard_size: Maximum size of a file of weights, in bytes or as text.
+            max_shard_size: Maximum size of a file of weights, in bytes or as text. Default: 5 GB; 500 MB if weights are
+                offloaded, because each file is in memory while it is written.
             sync: Whether to wait until the disk contains all files. The old artefact or the new one always survives a
                 killed process; with ``sync=True`` also a power failure.
             **kwargs: ``repo_id`` (default: the name of the folder) and further options of :meth:`push_to_hub`.
@@ -473,19 +477,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         _check_rebuilt(self.config.to_dict())
 
     def _write(  # type: ignore[override]
-        self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int = "5GB"
+        self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int | None = None
     ) -> Mapping[str, Any]:
         self.config.architectures, self.config.task = [type(self).__name__], self.task
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
         record = read_record(folder / CONFIG)
         (folder / CONFIG).unlink()
-        weights = state_dict or self.state_dict()
-        _check_loads(self, record, weights)
+        weights = state_dict or State(self)
+        _check_loads(self, record, described(weights))
         beside = [self.generation_config] if self.can_generate() else []
         beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
         save_beside(beside, folder)
-        save_weights(weights, folder, max_shard_size)
+        save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"))
         return {
             USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
             **record,
@@ -506,6 +510,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
+        max_memory: Mapping[int | str, int | str] | None = None,
         attn_implementation: str | None = None,
         allow_modified: bool = False,
         subfolder: str = "",
@@ -523,7 +528,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             dtype: Floating-point dtype to which weights are cast. Default: that of a given ``config`` if it has one,
                 otherwise the saved dtypes. Buffers that a network computes itself are not cast.
             torch_dtype: Older name of ``dtype``.
-            device_map: Device of the whole model.
+            device_map: Device of the whole model; or ``"auto"``, ``"balanced"``, ``"sequential"``, or a mapping from
+                names of modules to devices, ``"cpu"`` or ``"disk"``, as in accelerate. Blocks of both networks are not
+                split. Weights on the ``"disk"`` stay in the files of the model.
+            max_memory: Device -> most bytes (``{"cpu": "2GB"}``), for ``"auto"`` and the like.
             attn_implementation: Attention implementation of both networks, by its name in transformers.
                 Default: not changed.
             allow_modified: Whether to load files that were changed by hand since they were saved, and files that were
@@ -556,10 +564,21 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 )
         if dtype is None:  # older Auto classes put it into the config
             dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
-        wanted, device = dtype_of(dtype), _device(device_map)
+        wanted, (device, placed) = dtype_of(dtype), _placement(device_map)
+        if placed is not None and wanted is not None:
+            raise ValueError(
+                "dtype cannot be changed while weights are distributed: load with one of dtype, device_map"
+            )
+        if max_memory is not None and not isinstance(placed, str):
+            raise ValueError("max_memory belongs to device_map='auto', 'balanced' or 'sequential'")
         place = str(pretrained_model_name_or_path)
         folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
-        model = load_whole(folder, CONFIG, lambda: cls._load(folder, config, attn_implementation, allow_modified))
+
+        model = load_whole(
+            folder,
+            CONFIG,
+            lambda: cls._load(folder, config, attn_implementation, allow_modified, placed, max_memory),
+        )
         if wanted is not None:
             cast(model, wanted)
         if device is not None:
@@ -569,7 +588,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
     @classmethod
     def _load(
-        cls, folder: Path, config: StitchConfig | None, attn_implementation: str | None, allow_modified: bool
+        cls,
+        folder: Path,
+        config: StitchConfig | None,
+        attn_implementation: str | None,
+        allow_modified: bool,
+        placed: DeviceMap | None,
+        max_memory: Mapping[int | str, int | str] | None,
     ) -> Self:
         """Load the files in a folder, and verify them once all are read: then they belong together."""
         config = read_config(folder) if config is None else config
@@ -592,7 +617,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
         attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
         model: Any = _skeleton(kind, config, files)  # of class cls, as checked above
-        load_strictly(model, files)
+        if placed is None:
+            load_strictly(model, files)
+        else:
+            load_placed(model, files, placed, max_memory)
         model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
         blueprint = (config.source or {})["blueprint"]
 
@@ -690,14 +718,19 @@ def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
     return kind(model, Cut.from_dict(half["cut"]), plan, interface)
 
 
-def _device(given: Any) -> torch.device | None:
-    """Return the only device in a ``device_map``."""
-    if isinstance(given, dict) and list(given) == [""]:
+def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
+    """Return the only device in a ``device_map``, or the map if it has several or is a strategy."""
+    if isinstance(given, Mapping) and list(given) == [""] and given[""] != "disk":
         given = given[""]
+    if isinstance(given, Mapping) or given in STRATEGIES:
+        return None, given
     try:
-        return None if given is None else torch.device(given)
+        return (None if given is None else torch.device(given)), None
     except (RuntimeError, TypeError):
-        raise ValueError(f"device_map must name one device for a stitched model, got {given!r}") from None
+        raise ValueError(
+            f"device_map must be a device, {', '.join(map(repr, STRATEGIES))}, or a mapping from modules to devices, "
+            f"got {given!r}"
+        ) from None
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]) -> StitchedModel:

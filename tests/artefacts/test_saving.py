@@ -328,8 +328,6 @@ def test_the_class_of_another_head_is_rejected(saved: Path) -> None:
 
 def test_device_map_with_one_device(saved: Path) -> None:
     assert StitchedModel.from_pretrained(saved, device_map="cpu").device.type == "cpu"
-    with pytest.raises(ValueError, match="device_map must name one device"):
-        StitchedModel.from_pretrained(saved, device_map="auto")
 
 
 def test_an_empty_config_is_rejected() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from hf_stitch.adapters.cutting.surgery import is_bookkeeping, swapped
+from hf_stitch.offloading import State, is_offloaded, shared
 
 WRAPPED = "._orig_mod"
 """Suffix of the name of a module that torch.compile has wrapped."""
@@ -46,6 +47,8 @@ def hollow(module: nn.Module) -> nn.Module:
 def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Module:
     """Copy a model in eval mode and without hooks, with some modules replaced before the copy.
 
+    A copy of a model whose weights accelerate has offloaded shares them, and the hooks that load them.
+
     Args:
         model: Model to copy; it is not changed.
         without: Module name -> replacement. The replaced modules are not copied, which saves memory.
@@ -54,8 +57,8 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
         The copy.
 
     Raises:
-        ValueError: If weights are on the meta device (there is nothing to copy), if modules are compiled, or if a
-            hook would be lost.
+        ValueError: If weights are not loaded (there is nothing to copy), if modules are compiled, or if a hook would
+            be lost.
     """
     if wrapped := [name for name in compiled_modules(model) if name.endswith(WRAPPED)]:
         raise ValueError(
@@ -63,13 +66,15 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
             "renames its weights: cut the network into halves before calling torch.compile"
         )
     with swapped(model, without):
-        if any(value.is_meta for value in model.state_dict().values()):
+        offloaded = is_offloaded(model)
+        state = State(model)
+        if empty := [name for name in state if state.lacks(name)]:
             raise ValueError(
-                f"weights of {type(model).__name__} are offloaded or not loaded: "
-                "load the model onto one device before cutting it into halves"
+                f"{len(empty)} weights of {type(model).__name__} are not loaded, e.g. {empty[0]}: they are on the meta "
+                "device, and no hook of accelerate loads them; load the model first"
             )
-        twin = copy.deepcopy(model)
-    if hasattr(twin, "hf_device_map"):
+        twin = copy.deepcopy(model, shared(model) if offloaded else None)
+    if hasattr(twin, "hf_device_map") and not offloaded:
         from accelerate.hooks import remove_hook_from_module
 
         remove_hook_from_module(twin, recurse=True)

@@ -1,0 +1,104 @@
+"""Networks whose weights are partly offloaded by accelerate: on the disk, or on the CPU while they run elsewhere.
+
+Such weights are on the meta device until a hook of accelerate loads them for the forward of their module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Return whether weights are offloaded, so that hooks load them while the model runs.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Whether a weight is on the meta device and a hook has its values.
+
+    Example:
+        >>> is_offloaded(nn.Linear(2, 2))
+        False
+    """
+    state = State(model)
+    return any(value.is_meta and not state.lacks(name) for name, value in model.state_dict().items())
+
+
+class State(Mapping[str, Tensor]):
+    """The ``state_dict`` of a model, of which each offloaded entry is loaded when it is read, and not kept.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        described: The entries without values, on the meta device: for names, dtypes and shapes.
+
+    Example:
+        >>> state = State(nn.Linear(2, 3))
+        >>> state["bias"].shape, state.described["weight"].device.type
+        (torch.Size([3]), 'meta')
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._state = model, model.state_dict()
+        self.described = {name: value.to("meta") for name, value in self._state.items() if isinstance(value, Tensor)}
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._state)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._state)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return an entry; one that is loaded nowhere stays on the meta device."""
+        value: Tensor = self._state[name]
+        source = self._source(name)
+        return value if source is None else source[name.rpartition(".")[2]].to(value.dtype)
+
+    def lacks(self, name: str) -> bool:
+        """Return whether an entry has no values anywhere.
+
+        Args:
+            name: Its name.
+        """
+        return self._state[name].is_meta and self._source(name) is None
+
+    def _source(self, name: str) -> Mapping[str, Tensor] | None:
+        """Return where an offloaded entry is loaded from; None for others."""
+        value, (path, _, local) = self._state[name], name.rpartition(".")
+        if not isinstance(value, Tensor) or not value.is_meta:
+            return None
+        for hook in _hooks(self._model.get_submodule(path)):
+            if hook.weights_map is not None and local in hook.weights_map:
+                found: Mapping[str, Tensor] = hook.weights_map
+                return found
+        return None
+
+
+def shared(model: nn.Module) -> dict[int, Any]:
+    """Return what a copy of an offloaded model shares with it, weights and their source, as memo of ``copy.deepcopy``.
+
+    Args:
+        model: The model; its weights must not change afterwards.
+
+    Returns:
+        ``id`` -> object.
+    """
+    kept: list[Any] = list(model.parameters())
+    for module in model.modules():
+        for hook in _hooks(module):
+            kept += [hook.weights_map, hook.tied_params_map]
+    return {id(each): each for each in kept if each is not None}
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    """Return the hooks of accelerate that load weights of a module."""
+    hook = getattr(module, "_hf_hook", None)
+    hooks = getattr(hook, "hooks", (hook,))
+    return [each for each in hooks if hasattr(each, "weights_map")]

@@ -1,0 +1,194 @@
+"""Networks with offloaded weights: cuts, hashes, comparisons, stitches, saving and loading equal those in memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import timm
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import hf_stitch
+from hf_stitch.offloading import State, is_offloaded
+from hf_stitch.reference import weights_hash
+
+LAYERS, WORDS = 4, 40
+TEXTS = [" ".join(f"w{(7 * i + 3 * j) % (WORDS - 2)}" for j in range(3 + i % 6)) for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small causal model in bfloat16, with a tokenizer."""
+    place = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, pad_token_id=0,
+    )  # fmt: skip
+    hf.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(place)
+    words = {"[PAD]": 0, "[UNK]": 1} | {f"w{i}": i + 2 for i in range(WORDS - 2)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def offloaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The model with all blocks and its head on the disk."""
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "disk"}
+    places |= {f"model.layers.{number}": "disk" for number in range(LAYERS)}
+    return hf_stitch.load(str(folder), device_map=places, offload_folder=tmp_path_factory.mktemp("disk"))
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Any:
+    """The model in memory."""
+    return hf_stitch.load(str(folder))
+
+
+@pytest.fixture(scope="module")
+def inputs(whole: Any) -> dict[str, torch.Tensor]:
+    return dict(whole.processor(TEXTS[:4], return_tensors="pt", padding=True, return_token_type_ids=False))
+
+
+def test_it_is_offloaded(offloaded: Any, whole: Any) -> None:
+    assert is_offloaded(offloaded.model)
+    assert not is_offloaded(whole.model)
+    assert sum(p.is_meta for p in offloaded.model.parameters()) == 9 * LAYERS + 1
+
+
+def test_the_hash_is_that_of_the_model_in_memory(offloaded: Any, whole: Any) -> None:
+    assert weights_hash(offloaded.model) == weights_hash(whole.model)
+    assert all(p.is_meta for p in offloaded.model.model.layers.parameters())
+
+
+def test_an_entry_of_the_state_is_loaded_when_it_is_read(offloaded: Any, whole: Any) -> None:
+    state, expected = State(offloaded.model), whole.model.state_dict()
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+    assert {value.device.type for value in state.described.values()} == {"meta"}
+
+
+def test_weights_that_nobody_has_are_refused(folder: Path) -> None:
+    with torch.device("meta"):
+        empty = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.from_pretrained(folder))
+    with pytest.raises(ValueError, match="on the meta device"):
+        weights_hash(empty)
+
+
+def test_cuts_are_exact(offloaded: Any, whole: Any, inputs: dict[str, torch.Tensor]) -> None:
+    assert offloaded.layers == whole.layers
+    assert offloaded.verify_cut("model.layers.1").spec == whole.verify_cut("model.layers.1").spec
+    front, back = offloaded.front("model.layers.1"), offloaded.back("model.layers.1")
+    between = front(**inputs)
+    assert torch.equal(between.values, whole.front("model.layers.1")(**inputs).values)
+    assert torch.equal(back(between).logits, whole.model(**inputs).logits)
+    assert all(p.is_meta for p in front.model.model.layers[0].parameters())  # they went back to the disk
+
+
+def test_layers_are_compared(offloaded: Any, whole: Any) -> None:
+    layers = ["model.layers.0", "model.layers.2"]
+    named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "progress": False}
+    found = hf_stitch.compare(offloaded, whole, TEXTS, **named).values
+    expected = hf_stitch.compare(whole, whole, TEXTS, **named).values
+    torch.testing.assert_close(torch.tensor(found["linear_cka"]), torch.tensor(expected["linear_cka"]))
+
+
+@pytest.fixture(scope="module")
+def stitched(offloaded: Any, whole: Any) -> tuple[Any, Any]:
+    """Stitched models with the offloaded network as the target, and with the same network in memory."""
+    cut: dict[str, Any] = {"source_layer": "model.layers.1", "target_layer": "model.layers.2"}
+    return tuple(hf_stitch.stitch(whole, target, TEXTS, **cut) for target in (offloaded, whole))  # type: ignore[return-value]
+
+
+def test_stitching_equals_that_in_memory(stitched: tuple[Any, Any], inputs: dict[str, torch.Tensor]) -> None:
+    found, expected = stitched
+    assert is_offloaded(found)
+    assert torch.equal(found(**inputs).logits, expected(**inputs).logits)
+    assert found.evaluation.to_dict() == expected.evaluation.to_dict()
+
+
+def test_saving_writes_the_same_weights(stitched: tuple[Any, Any], tmp_path: Path) -> None:
+    for name, model in zip(("found", "expected"), stitched, strict=True):
+        model.save_pretrained(tmp_path / name)
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("found", "expected")]
+    assert same[0] == same[1]
+
+
+def test_large_files_are_split(stitched: tuple[Any, Any], tmp_path: Path, inputs: dict[str, torch.Tensor]) -> None:
+    stitched[0].save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
+    assert torch.equal(again(**inputs).logits, stitched[1](**inputs).logits)
+
+
+MAPS: list[Any] = ["auto", {"": "disk"}, {"source": "cpu", "stitch": "cpu", "target": "disk"}, "cpu"]
+
+
+@pytest.mark.parametrize("device_map", MAPS, ids=["auto", "disk", "target", "cpu"])
+def test_a_stitched_model_is_loaded_onto_several_devices(
+    stitched: tuple[Any, Any], tmp_path: Path, inputs: dict[str, torch.Tensor], device_map: Any
+) -> None:
+    stitched[1].save_pretrained(tmp_path / "saved")
+    memory: Any = {"cpu": "40KB"} if device_map == "auto" else None
+    model = hf_stitch.StitchedModel.from_pretrained(tmp_path / "saved", device_map=device_map, max_memory=memory)
+    assert is_offloaded(model) == (device_map != "cpu")
+    assert torch.equal(model(**inputs).logits, stitched[1](**inputs).logits)
+    assert is_offloaded(model) == (device_map != "cpu")  # what a forward loads does not stay
+    if device_map == "auto":
+        blocks = [name.partition(".layers.")[2] for name in model.hf_device_map if ".layers." in name]
+        assert {block.partition(".")[2] for block in blocks} <= {"", "inner"}  # whole; inner: the one at the cut
+        assert "disk" in model.hf_device_map.values()
+    model.save_pretrained(tmp_path / "again")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("saved", "again")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"device_map": "everywhere"}, "device_map must be a device, 'auto'"),
+        ({"device_map": "auto", "dtype": torch.float32}, "dtype cannot be changed while weights are distributed"),
+        ({"device_map": "cpu", "max_memory": {"cpu": "1GB"}}, "max_memory belongs to device_map='auto'"),
+        ({"device_map": {"source": "cpu"}}, "does not give any device"),
+    ],
+)
+def test_bad_maps(stitched: tuple[Any, Any], tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    stitched[1].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path, **options)
+
+
+def test_tied_weights(tmp_path: Path, folder: Path) -> None:
+    torch.manual_seed(0)
+    config = hf.LlamaConfig.from_pretrained(folder, tie_word_embeddings=True)
+    hf.LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
+    hf.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "tied")
+    whole = hf_stitch.load(str(tmp_path / "tied"))
+    model = hf.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "tied", device_map={"": "disk"}, offload_folder=tmp_path / "disk"
+    )
+    offloaded = hf_stitch.load(model, processor=whole.processor)
+    assert weights_hash(offloaded.model) == weights_hash(whole.model)
+    inputs = dict(whole.processor(TEXTS[:2], return_tensors="pt", padding=True, return_token_type_ids=False))
+    layer = "model.layers.1"
+    assert torch.equal(offloaded.back(layer)(offloaded.front(layer)(**inputs)).logits, whole.model(**inputs).logits)
+
+
+def test_weights_of_modules_around_the_cut(tmp_path: Path) -> None:
+    """Position embeddings of timm's ViT belong to the network itself, whose forward ends early in a front half."""
+    network = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=5, img_size=32).eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    whole = hf_stitch.load(copy.deepcopy(network), example_inputs=images)
+    offloaded = hf_stitch.load(accelerate.disk_offload(network, tmp_path, torch.device("cpu")), example_inputs=images)
+    for layer in ("blocks.0", "blocks.1"):
+        front, back = offloaded.front(layer), offloaded.back(layer)
+        for _ in range(2):
+            assert torch.equal(back(front(x=images)), whole.model(images))
+    assert weights_hash(offloaded.model) == weights_hash(whole.model)
