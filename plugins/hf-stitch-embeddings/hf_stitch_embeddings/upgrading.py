@@ -201,18 +201,17 @@ def _compared(
     store: VectorStore, embedding_map: EmbeddingMap, description: Description, count: int, seed: int
 ) -> tuple[float, int]:
     """Return the largest relative difference between stored and mapped vectors, and the number of compared rows."""
-    if not count:
-        return 0.0, 0
-    ids, old, new = store.sample(count, seed)
-    expected = _mapped(embedding_map, ids, old, description)
-    lengths = np.maximum(np.linalg.norm(expected, axis=1), 1e-12)
-    differences = np.linalg.norm(expected - new, axis=1) / lengths
-    worst = int(differences.argmax())
-    if not differences[worst] <= TOLERANCE:
+    worst, verified, stale = 0.0, 0, []
+    for ids, old, new in store.sample(count, seed):
+        expected = _mapped(embedding_map, ids, old, description)
+        lengths = np.maximum(np.linalg.norm(expected, axis=1), 1e-12)
+        differences = np.linalg.norm(expected - new, axis=1) / lengths
+        stale += [ids[row] for row in np.flatnonzero(~(differences <= TOLERANCE))]
+        worst, verified = max(worst, float(differences.max())), verified + len(ids)
+    if stale:
         raise ValueError(
-            f"{int((~(differences <= TOLERANCE)).sum())} of {len(ids)} rows of {description.name} that were read back "
-            f"differ from the mapped vectors, most the row with id {ids[worst]!r} ({differences[worst]:.2g} of its "
-            "length): its old vector has changed since it was mapped. Nothing was switched; delete the new vectors and "
-            "run again"
+            f"{len(stale)} of {verified} rows of {description.name} that were read back differ from the mapped "
+            f"vectors, e.g. the row with id {stale[0]!r}: its old vector has changed since it was mapped. Nothing was "
+            "switched; delete the new vectors and run again"
         )
-    return float(differences[worst]), len(ids)
+    return worst, verified

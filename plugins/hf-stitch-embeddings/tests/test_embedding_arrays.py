@@ -54,7 +54,7 @@ def test_a_stored_row_that_disagrees_with_the_map(tmp_path: Path) -> None:
         write(ids, np.where(np.arange(len(vectors))[:, None] == 7, -vectors, vectors))
 
     store.write = wrong  # type: ignore[assignment, method-assign]
-    with pytest.raises(ValueError, match=r"1 of 50 rows .* id 7 "):
+    with pytest.raises(ValueError, match=r"1 of 50 rows .* id 7:"):
         upgrade(store, MAP, progress=False)
     assert not store.target.exists()
 

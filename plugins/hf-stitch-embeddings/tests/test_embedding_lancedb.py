@@ -150,3 +150,9 @@ def test_ids_with_quotes(tmp_path: Path) -> None:
     np.testing.assert_allclose(store.vectors(["it's 3"]), MAP(VECTORS[3:4]), atol=1e-6)
     with pytest.raises(ValueError, match="no row with id 'nobody'"):
         store.vectors(["nobody"])
+
+
+def test_old_vectors_are_not_replaced(tmp_path: Path) -> None:
+    table_in(tmp_path)
+    with pytest.raises(ValueError, match="is not upgraded"):
+        LanceStore(str(tmp_path), "docs").replace([1], VECTORS[:1])

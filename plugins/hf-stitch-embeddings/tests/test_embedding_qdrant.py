@@ -80,6 +80,38 @@ def test_a_half_of_another_map_is_named() -> None:
         upgrade(QdrantStore(client, "docs", vector_name="old"), MAP, progress=False)
 
 
+@pytest.mark.parametrize("config", [{"old": params("DOT")}, params("DOT")], ids=["named", "unnamed"])
+def test_a_collection_that_is_opened_again_serves_the_new_vectors(config: Any) -> None:
+    """Also of equal width, where nothing else would tell them from the old ones."""
+    client = client_with(config)
+    square = EmbeddingMap.of(LinearStitch.of(weight=-torch.eye(4)), metric="dot")
+    with pytest.raises(ValueError, match="has no new vectors: upgrade it first"):
+        QdrantStore(client, "docs").replace([0], np.ones((1, 4)))
+    upgrade(QdrantStore(client, "docs"), square, progress=False)
+    again = QdrantStore(client, "docs")
+    np.testing.assert_allclose(again.vectors([3]), -VECTORS[3:4], atol=1e-6)
+    again.replace([3], np.ones((1, 4), np.float32))
+    np.testing.assert_allclose(again.vectors([3]), np.ones((1, 4)))
+    old = client.retrieve("docs", [3], with_vectors=True)[0].vector["old" if isinstance(config, dict) else ""]
+    np.testing.assert_allclose(old, VECTORS[3], atol=1e-6)
+
+
+def test_old_vectors_that_change_after_they_were_mapped() -> None:
+    client = client_with({"old": params()})
+    store = QdrantStore(client, "docs")
+    write, changed = store.write, [False]
+
+    def written(ids: Any, vectors: Any) -> None:
+        write(ids, vectors)
+        if not changed[0]:
+            changed[0] = True
+            client.update_vectors("docs", [models.PointVectors(id=ids[0], vector={"old": [1.0, 2.0, 3.0, 4.0]})])
+
+    store.write = written  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="1 of 60 rows"):
+        upgrade(store, MAP, batch_size=20, verify=5, progress=False)
+
+
 def test_bad_input() -> None:
     several = {"old": params(), "image": params()}
     multi = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from hf_stitch.storage.files import flush, write_whole
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
-from hf_stitch_embeddings.vectors import Metric, Vectors, read_vectors
+from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
 
 
 class UnfinishedRows:
@@ -126,6 +127,26 @@ class UnfinishedRows:
         write_whole(self._journal, lambda path: path.write_text(text, encoding="utf-8"))
 
 
+def drawn(rows: int, count: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Draw rows without replacement.
+
+    Args:
+        rows: Number of rows.
+        count: Number of drawn ones, at most all.
+        seed: Seed.
+
+    Yields:
+        Their numbers in batches; each batch is sorted.
+
+    Example:
+        >>> [len(batch) for batch in drawn(20, 5, 0)]
+        [5]
+    """
+    order = np.random.default_rng(seed).permutation(rows)[:count]
+    for start in range(0, len(order), BATCH):
+        yield np.sort(order[start : start + BATCH])
+
+
 def identity(path: Path) -> list[int]:
     """Return size and time of change of a file, which tell whether it was written meanwhile.
 
@@ -191,11 +212,11 @@ class ArrayStore(VectorStore):
         """Return the number of rows without a new vector."""
         return len(self._old()) - self._new.done
 
-    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
-        """Read some rows."""
-        old = self._old()
-        some = np.sort(np.random.default_rng(seed).permutation(len(old))[:count])
-        return some.tolist(), np.array(old[some], np.float32), np.array(self._new.rows()[some], np.float32)
+    def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
+        """Read some rows; a file that has changed is refused anyway."""
+        old, new = self._old(), self._new.rows()
+        for some in drawn(len(old), count, seed):
+            yield some.tolist(), np.array(old[some], np.float32), np.array(new[some], np.float32)
 
     def switch(self) -> str:
         """Rename the new file to its place."""

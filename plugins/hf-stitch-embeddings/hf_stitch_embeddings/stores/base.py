@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -107,14 +108,14 @@ class VectorStore(ABC):
         """Return the number of rows without a new vector."""
 
     @abstractmethod
-    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
-        """Read some rows from the store, for verification.
+    def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
+        """Read rows back, for verification, in batches.
 
         Args:
-            count: Number of rows; at most all.
+            count: Number of rows. All are read if others may have changed old vectors since they were mapped.
             seed: Seed of the choice.
 
-        Returns:
+        Yields:
             Ids, old and new vectors.
         """
 
@@ -178,3 +179,26 @@ def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -
                 "delete them if you do not need them",
                 stacklevel=4,
             )
+
+
+def needed(package: str, extra: str) -> Any:
+    """Import the package of a store.
+
+    Args:
+        package: Its name.
+        extra: Extra of this distribution that installs it.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: If it is not installed.
+
+    Example:
+        >>> needed("math", "faiss").floor(1.5)
+        1
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f'{package} is needed: pip install "hf-stitch-embeddings[{extra}]"') from error

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from hf_stitch.storage.files import write_whole
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.export.sentence_transformers import dense_layers
-from hf_stitch_embeddings.stores.arrays import UnfinishedRows
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
+from hf_stitch_embeddings.stores.arrays import UnfinishedRows, drawn
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed
 from hf_stitch_embeddings.vectors import Metric, batches
 
 CHANGES = ("add", "add_with_ids", "train")
@@ -108,9 +108,7 @@ class FaissStore(VectorStore):
     """
 
     def __init__(self, source: str | Path, target: str | Path, *, factory: str | None = None) -> None:
-        import faiss
-
-        self._faiss: Any = faiss
+        self._faiss = needed("faiss", "faiss")
         self.source, self.target = Path(source).expanduser(), Path(target).expanduser()
         self._factory = factory
         self._unfinished = UnfinishedRows(self.target)
@@ -190,11 +188,11 @@ class FaissStore(VectorStore):
         """Return the number of rows without a new vector."""
         return len(self._old.ids) - self._unfinished.done
 
-    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
-        """Read some rows, before they are quantised."""
-        some = np.sort(np.random.default_rng(seed).permutation(len(self._old.ids))[:count])
-        new = np.array(self._unfinished.rows()[some], np.float32)
-        return self._old.ids[some].tolist(), self._old.rows(some), new
+    def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
+        """Read some rows, before they are quantised; a file that has changed is refused anyway."""
+        new = self._unfinished.rows()
+        for some in drawn(len(self._old.ids), count, seed):
+            yield self._old.ids[some].tolist(), self._old.rows(some), np.array(new[some], np.float32)
 
     def switch(self) -> str:
         """Build the new index and write its file."""
@@ -286,8 +284,7 @@ def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
         >>> chain.search(np.array([[3.0, 1.0, 9.0]], dtype=np.float32), 2)[1].tolist()
         [[1, 0]]
     """
-    import faiss
-
+    faiss = needed("faiss", "faiss")
     if embedding_map.direction == "index" or embedding_map.keeps_old:
         raise ValueError(
             f"{embedding_map!r} is no map of new queries: "

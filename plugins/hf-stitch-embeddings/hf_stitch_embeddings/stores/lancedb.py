@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, warn_of_unfinished
+from hf_stitch_embeddings.stores.arrays import drawn
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed, warn_of_unfinished
 from hf_stitch_embeddings.vectors import Metric
 
 METRICS: dict[str, tuple[Metric, ...]] = {"cosine": ("cosine",), "dot": ("cosine", "dot"), "l2": ("cosine", "l2")}
@@ -45,8 +46,7 @@ class LanceStore(VectorStore):
     """
 
     def __init__(self, uri: str, table: str, *, column: str = "vector", id_column: str = "id") -> None:
-        import lancedb
-
+        lancedb = needed("lancedb", "lancedb")
         self.uri, self.column, self.id_column = str(uri), column, id_column
         try:
             self._table: Any = lancedb.connect(self.uri).open_table(table)
@@ -148,14 +148,15 @@ class LanceStore(VectorStore):
         found: int = self._table.count_rows(f"`{self._fresh}` IS NULL")
         return found
 
-    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
+    def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         """Read some rows; all of them if others may have changed rows since they were mapped."""
         total = self._table.count_rows()
         if self._version is None or self._table.version != self._version:
             count = total
-        some = np.sort(np.random.default_rng(seed).permutation(total)[:count]).tolist()
-        found = self._table.take_offsets(some).select([self.id_column, self.column, self._fresh]).to_arrow()
-        return found[self.id_column].to_pylist(), _matrix(found[self.column]), _matrix(found[self._fresh])
+        for some in drawn(total, count, seed):
+            query = self._table.take_offsets(some.tolist()).select([self.id_column, self.column, self._fresh])
+            found = query.to_arrow()
+            yield found[self.id_column].to_pylist(), _matrix(found[self.column]), _matrix(found[self._fresh])
 
     def switch(self) -> str:
         """Index the new column as the old one is, and exchange their names in one commit."""
@@ -205,6 +206,8 @@ class LanceStore(VectorStore):
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Merge exact vectors by id, in one commit."""
+        if not any(name.startswith(f"{self.column}_before_") for name in self._table.schema.names):
+            raise ValueError(f"{self.name} is not upgraded: column {self.column!r} holds the old vectors")
         self._merge(self.column, ids, vectors)
 
 

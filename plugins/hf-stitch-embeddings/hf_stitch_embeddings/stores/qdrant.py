@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, warn_of_unfinished
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed, warn_of_unfinished
 from hf_stitch_embeddings.vectors import Metric
 
 METRICS: dict[str, tuple[Metric, ...]] = {"Cosine": ("cosine",), "Dot": ("cosine", "dot"), "Euclid": ("cosine", "l2")}
 """Distance of a collection -> metrics by which it ranks if vectors have length 1 with cosine."""
 
+PAGE = 1000
+"""Points that are read back at once."""
 UPGRADED = re.compile(".+_[0-9a-f]{12}")
 """Names of new vectors."""
 
@@ -24,7 +26,8 @@ class QdrantStore(VectorStore):
 
     New vectors get a vector name of their own in the same collection. A name cannot be changed, so that queries must
     name the new one when it is whole (``using=``). Ids and payloads stay, and so do the old vectors. With the distance
-    Cosine, Qdrant stores vectors with length 1. Tested with the client's local mode; the same calls serve a server.
+    Cosine, Qdrant stores vectors with length 1. A second upgrade with the same map at the same time, which only the
+    local mode prevents, writes the same values. Tested with the client's local mode; the same calls serve a server.
 
     Args:
         location: Folder of the local mode, URL of a server, or a ``QdrantClient``.
@@ -46,31 +49,31 @@ class QdrantStore(VectorStore):
     """
 
     def __init__(self, location: Any, collection: str, *, vector_name: str | None = None) -> None:
-        import qdrant_client
-
-        self._models: Any = qdrant_client.models
-        self._given = not isinstance(location, str | Path)
+        qdrant_client = needed("qdrant_client", "qdrant")
+        self._models = qdrant_client.models
+        self._given = self._shared = not isinstance(location, str | Path)
         self._client = location
         if not self._given:
             remote = str(location).startswith(("http://", "https://"))
             if not remote and not Path(location).expanduser().is_dir():
                 raise FileNotFoundError(f"{location} is no folder of Qdrant, and no URL")
+            self._shared = remote
             try:
                 where = {"url": str(location)} if remote else {"path": str(Path(location).expanduser())}
-                self._client = qdrant_client.QdrantClient(**where)  # type: ignore[arg-type]
+                self._client = qdrant_client.QdrantClient(**where)
             except RuntimeError as error:
                 raise OSError(f"{location} cannot be opened: {error}") from error
         self.collection, self._asked = collection, vector_name
         self.name = f"Qdrant collection {collection}"
-        self._old = self._new = ""
+        self._old = ""
+        self._started: str | None = None
 
     def describe(self) -> Description:
         """Describe the old vectors."""
         if not self._client.collection_exists(self.collection):
             known = [each.name for each in self._client.get_collections().collections]
             raise FileNotFoundError(f"there is no {self.name}, only: {', '.join(known) or 'none'}")
-        configured = self._client.get_collection(self.collection).config.params.vectors
-        named = configured if isinstance(configured, dict) else {"": configured}
+        named = self._named()
         shown = ", ".join(repr(each) for each in named)
         own = [each for each in named if not (UPGRADED.fullmatch(each) and self._asked is None)]
         if self._asked is None and len(own) != 1:
@@ -91,6 +94,25 @@ class QdrantStore(VectorStore):
             )
         return Description(self.name, rows, params.size, METRICS[distance])
 
+    @property
+    def _new(self) -> str:
+        """Name of the new vectors: of the upgrade that was started, or the only one that the collection has."""
+        if self._started is None:
+            self.describe()
+            place = re.compile(re.escape(self._old or "vector") + "_[0-9a-f]{12}")
+            found = [each for each in self._named() if place.fullmatch(each)]
+            if len(found) != 1:
+                raise ValueError(
+                    f"{self.name} has {len(found) or 'no'} new vectors{f', {found}' if found else ''}: "
+                    + ("delete those that are not in use" if found else "upgrade it first")
+                )
+            self._started = found[0]
+        return self._started
+
+    def _named(self) -> dict[str, Any]:
+        configured = self._client.get_collection(self.collection).config.params.vectors
+        return configured if isinstance(configured, dict) else {"": configured}
+
     def _lacking(self, name: str) -> Any:
         return self._models.Filter(must_not=[self._models.HasVectorCondition(has_vector=name)])
 
@@ -100,10 +122,9 @@ class QdrantStore(VectorStore):
 
     def start(self, key: str, width: int) -> None:
         """Add a vector name, or find it."""
-        configured = self._client.get_collection(self.collection).config.params.vectors
-        named = configured if isinstance(configured, dict) else {"": configured}
+        named = self._named()
         warn_of_unfinished(self.name, f"{self._old or 'vector'}_", key, named)
-        self._new = f"{self._old or 'vector'}_{key}"
+        self._started = f"{self._old or 'vector'}_{key}"
         if self._new not in named:
             dense = self._models.DenseVectorConfig(size=width, distance=named[self._old].distance)
             config = self._models.DenseVectorNameConfig(dense=dense)
@@ -140,18 +161,36 @@ class QdrantStore(VectorStore):
         """Return the number of points without the new vector."""
         return self._without(self._new)
 
-    def sample(self, count: int, seed: int) -> tuple[Sequence[Any], Rows, Rows]:
-        """Read random points; the server draws them, not the seed."""
-        random = self._models.SampleQuery(sample=self._models.Sample.RANDOM)
-        points = self._client.query_points(
-            self.collection, query=random, limit=count, with_payload=False, with_vectors=[self._old, self._new]
-        ).points
+    def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
+        """Read random points, drawn by Qdrant; all of them if others may have changed points since they were mapped."""
+        if self._shared:
+            yield from self._all()
+        elif count:
+            random = self._models.SampleQuery(sample=self._models.Sample.RANDOM)
+            points = self._client.query_points(
+                self.collection, query=random, limit=count, with_payload=False, with_vectors=[self._old, self._new]
+            ).points
+            yield self._both(points)
+
+    def _all(self) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
+        offset = None
+        while True:
+            points, offset = self._client.scroll(
+                self.collection, limit=PAGE, offset=offset, with_payload=False, with_vectors=[self._old, self._new]
+            )
+            if points:
+                yield self._both(points)
+            if offset is None:
+                return
+
+    def _both(self, points: Sequence[Any]) -> tuple[Sequence[Any], Rows, Rows]:
         return [each.id for each in points], self._rows(points, self._old), self._rows(points, self._new)
 
     def switch(self) -> str:
         """Tell the name of the new vectors."""
         return (
-            f"Search {self.name} with using={self._new!r} and the new model. The old vectors are still there; "
+            f"Search {self.name} with using={self._new!r} and the new model; points that are added later need a vector "
+            "of this name, too. The old vectors are still there; "
             f"client.delete_vector_name({self.collection!r}, {self._old!r}) removes them."
         )
 
