@@ -206,7 +206,7 @@ def _compared(
         expected = _mapped(embedding_map, ids, old, description)
         lengths = np.maximum(np.linalg.norm(expected, axis=1), 1e-12)
         differences = np.linalg.norm(expected - new, axis=1) / lengths
-        stale += [ids[row] for row in np.flatnonzero(~(differences <= TOLERANCE))]
+        stale += [ids[int(row)] for row in np.flatnonzero(~(differences <= TOLERANCE))]
         worst, verified = max(worst, float(differences.max())), verified + len(ids)
     if stale:
         raise ValueError(
