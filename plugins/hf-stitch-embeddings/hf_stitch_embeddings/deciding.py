@@ -290,7 +290,10 @@ def monitor(embedding_map: EmbeddingMap, old: Any, new: Any, *, tolerance: float
     """
     report = embedding_map.scores.get("report")
     if not report:
-        raise ValueError("the map has no scores of its fit to compare with: fit it with fit_embedding_map")
+        raise ValueError(
+            "the map has no scores of its fit to compare with: fit it with fit_embedding_map; an adjoint() has none, "
+            "so monitor the index map that it comes from, or fit with direction='adjoint'"
+        )
     before, after = read_vectors(old, "old"), read_vectors(new, "new")
     if len(before) != len(after):
         raise ValueError(f"the rows do not correspond: {len(before)} old vectors and {len(after)} new ones")

@@ -17,6 +17,8 @@ from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vector
 First: TypeAlias = Literal["hubs", "asked", "random"]
 """Which rows to embed again first: those nearest to other documents, to queries of the past, or random ones."""
 WAITING = "in_store = 0 AND vector IS NOT NULL"
+CHECKED, ALIKE = 3, 0.99
+"""Documents by which a file is checked, and smallest cosine of equal ones (remote encoders are not exact)."""
 NEAR, HUBS_OF = 10, 20_000
 """Neighbours that count, and most documents whose neighbours are counted."""
 
@@ -32,12 +34,16 @@ class LazyUpgrade:
         store: An upgraded store.
         encoder: The new encoder, as for :func:`~hf_stitch_embeddings.encode`.
         texts: Ids -> their texts; None for a row whose text is gone.
-        kept: File for exact vectors (SQLite), created if needed; of this store and this encoder only.
+        kept: File for exact vectors (SQLite), created if needed; of this store and this encoder only,
+            which is checked by embedding three of its documents again.
         metric: Metric of the store.
         every: Rows after which the store is updated.
 
     Attributes:
-        embedded: Number of texts that this object has embedded.
+        embedded: Number of texts that this object has embedded and kept.
+
+    Raises:
+        ValueError: If the file belongs to another encoder or another store.
 
     Example:
         >>> import tempfile
@@ -72,19 +78,46 @@ class LazyUpgrade:
             self._kept.execute(
                 "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
             )
+        self._check_file(place)
+
+    def _check_file(self, place: Path) -> None:
+        """Embed up to three kept documents again: another encoder or another store gives other vectors."""
+        kept = self._kept.execute(
+            "SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,)
+        ).fetchall()
+        texts = list(self.texts([each for each, _ in kept])) if kept else []
+        there = [(text, vector) for text, (_, vector) in zip(texts, kept, strict=True) if text is not None]
+        if not there:
+            return
+        found = normalized(encode(self.encoder, [text for text, _ in there]))
+        rows = [np.frombuffer(vector, np.float32) for _, vector in there]
+        alike = [
+            len(a) == len(b) and float(a @ normalized(b[None])[0]) > ALIKE for a, b in zip(found, rows, strict=True)
+        ]
+        if not any(alike):
+            self._kept.close()
+            raise ValueError(
+                f"{place} has exact vectors of another encoder or another store: the texts of {len(there)} of its "
+                "documents now have other vectors; use another file"
+            )
 
     def __enter__(self) -> Self:
         """Return the object."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Update the store and close the file."""
-        self.close()
+        """Update the store, unless an error is on its way, and close the file."""
+        if error[0] is None:
+            self.close()
+        else:
+            self._kept.close()  # what is kept there comes into the store next time
 
     def close(self) -> None:
         """Put all exact vectors into the store, and close the file."""
-        self.update_store()
-        self._kept.close()
+        try:
+            self.update_store()
+        finally:
+            self._kept.close()
 
     @property
     def exact(self) -> int:
@@ -177,12 +210,6 @@ class LazyUpgrade:
             there = [(each, text) for each, text in zip(unknown, texts, strict=True) if text is not None]
             fresh = encode(self.encoder, [text for _, text in there]) if there else np.empty((0, 0), np.float32)
             fresh = normalized(fresh) if self.metric == "cosine" else fresh
-            width = next((len(row) for row in known.values() if row is not None), fresh.shape[1])
-            if there and fresh.shape[1] != width:
-                raise ValueError(
-                    f"the encoder returned vectors of width {fresh.shape[1]}, and the file of exact vectors has width "
-                    f"{width}: it belongs to another encoder; use another file"
-                )
             vectors: dict[Any, Rows | None] = dict.fromkeys(unknown) | dict(
                 zip([each for each, _ in there], fresh, strict=True)
             )

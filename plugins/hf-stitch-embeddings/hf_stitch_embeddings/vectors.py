@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -276,7 +277,7 @@ class RemoteEncoder:
         cost_limit: Largest total cost, checked before each call. None: no limit.
         cache: Folder in which each batch is kept as soon as it is there, so that an interrupted run continues. None:
             no cache.
-        name: Name of the model behind the function: batches in the cache belong to it.
+        name: Name of the model behind the function; needed with a cache, whose batches belong to it.
         spent: Cost so far.
 
     Example:
@@ -292,8 +293,13 @@ class RemoteEncoder:
     cost_per_character: float = 0.0
     cost_limit: float | None = None
     cache: str | Path | None = None
-    name: str = "remote"
+    name: str = ""
     spent: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Check that a cache is not shared by encoders without names."""
+        if self.cache is not None and not self.name:
+            raise ValueError("with a cache, pass name: the model behind the function, whose vectors are kept there")
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Encode texts.
@@ -307,8 +313,10 @@ class RemoteEncoder:
         Raises:
             CostLimitError: If the next call would exceed the cost limit.
             RuntimeError: If a call still fails after all retries. Batches in the cache are kept.
-            ValueError: If the function returns another number of vectors than of texts.
+            ValueError: If there are no texts, or the function returns another number of vectors than of texts.
         """
+        if not len(texts):
+            raise ValueError("there are no texts to encode")
         found = [
             self._batch(list(texts[start : start + self.batch_size]), start, len(texts))
             for start in range(0, len(texts), self.batch_size)
@@ -316,7 +324,7 @@ class RemoteEncoder:
         return np.concatenate(found)
 
     def _batch(self, texts: list[str], start: int, total: int) -> npt.NDArray[np.float32]:
-        key = hashlib.sha256("\0".join([self.name, *texts]).encode()).hexdigest()[:32]
+        key = hashlib.sha256(json.dumps([self.name, *texts]).encode()).hexdigest()[:32]
         place = None if self.cache is None else Path(self.cache) / f"{key}.npy"
         if place is not None and place.is_file():
             kept: npt.NDArray[np.float32] = np.load(place)

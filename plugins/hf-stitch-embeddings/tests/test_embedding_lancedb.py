@@ -61,8 +61,11 @@ def test_a_second_run_maps_nothing_twice(tmp_path: Path) -> None:
     table_in(tmp_path)
     square = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT[:WIDTH]))
     upgrade(LanceStore(str(tmp_path), "docs"), square, progress=False)
-    with pytest.raises(ValueError, match="already upgraded with this map"):
+    with pytest.raises(ValueError, match="is already upgraded"):
         upgrade(LanceStore(str(tmp_path), "docs"), square, progress=False)
+    other = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT[WIDTH:]))
+    with pytest.raises(ValueError, match="is already upgraded"):
+        upgrade(LanceStore(str(tmp_path), "docs"), other, progress=False)
 
 
 @pytest.mark.parametrize("kind", ["IvfFlat", "IvfPq", "HnswSq"])
@@ -156,3 +159,27 @@ def test_old_vectors_are_not_replaced(tmp_path: Path) -> None:
     table_in(tmp_path)
     with pytest.raises(ValueError, match="is not upgraded"):
         LanceStore(str(tmp_path), "docs").replace([1], VECTORS[:1])
+
+
+@pytest.mark.parametrize("moment", ["_build_index", "_rename"])
+def test_rows_that_are_added_at_the_switch(tmp_path: Path, moment: str) -> None:
+    """They have no new vector, and would not be found any more."""
+    table = table_in(tmp_path)
+    table.create_index("vector", config=lancedb.index.IvfFlat(distance_type="cosine"))
+    store = LanceStore(str(tmp_path), "docs")
+    called, added = getattr(store, moment), [False]
+
+    def late(*arguments: Any) -> None:
+        if not added[0]:
+            added[0] = True
+            table.checkout_latest()
+            table.add([{"id": 9000, "vector": np.ones(WIDTH, np.float32)}])
+            store._table.checkout_latest()
+        called(*arguments)
+
+    setattr(store, moment, late)
+    with pytest.raises(ValueError, match="run again"):
+        upgrade(store, MAP, progress=False)
+    names = lancedb.connect(str(tmp_path)).open_table("docs").schema.names
+    assert not any("before" in name for name in names)
+    assert upgrade(LanceStore(str(tmp_path), "docs"), MAP, progress=False).mapped == 1

@@ -93,7 +93,7 @@ def test_what_was_embedded_survives_an_end_without_closing(store: ArrayStore, tm
     encoder = Encoder()
     with LazyUpgrade(store, encoder, texts_of, tmp_path / "exact.sqlite") as lazy:
         lazy.embed(range(60))
-        assert encoder.texts == [str(each) for each in range(50, 60)]
+        assert encoder.texts[3:] == [str(each) for each in range(50, 60)]  # three check the file
     assert replaced(tmp_path) == set(range(60))
 
 
@@ -116,12 +116,23 @@ def test_forgotten_documents_are_embedded_again(store: ArrayStore, tmp_path: Pat
     assert encoder.texts == ["0", "1", "2", "3", "4", "2", "3"]
 
 
-def test_a_file_of_another_encoder(store: ArrayStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [8, 3])
+def test_a_file_of_another_encoder(store: ArrayStore, tmp_path: Path, width: int) -> None:
     with LazyUpgrade(store, Encoder(), texts_of, tmp_path / "exact.sqlite") as lazy:
-        lazy.embed([1])
-        lazy.encoder = lambda texts: np.ones((len(texts), 3))
-        with pytest.raises(ValueError, match="width 3, and the file of exact vectors has width 8"):
-            lazy.embed([1, 2])
+        lazy.embed([1, 2, 3])
+    with pytest.raises(ValueError, match="exact vectors of another encoder or another store"):
+        LazyUpgrade(store, lambda texts: np.ones((len(texts), width)), texts_of, tmp_path / "exact.sqlite")
+    with pytest.raises(ValueError, match="exact vectors of another encoder or another store"):
+        LazyUpgrade(store, Encoder(), lambda ids: [str(each + 100) for each in ids], tmp_path / "exact.sqlite")
+
+
+def test_rows_that_the_store_no_longer_has(store: ArrayStore, tmp_path: Path) -> None:
+    with LazyUpgrade(store, Encoder(), texts_of, tmp_path / "exact.sqlite") as lazy:
+        lazy.embed([10, 290])
+        np.save(store.target, MAPPED[:100])
+    found = np.load(store.target)
+    np.testing.assert_allclose(found[10], EXACT[10], atol=1e-6)
+    assert len(found) == 100
 
 
 def test_bad_input(store: ArrayStore, tmp_path: Path) -> None:

@@ -119,12 +119,12 @@ def test_failed_calls_are_repeated() -> None:
 
 def test_a_run_that_fails_midway_continues_from_its_cache(tmp_path: Path) -> None:
     texts = [str(number) for number in range(10)]
-    broken = RemoteEncoder(Flaky(*range(3, 99)), batch_size=2, retries=1, wait=0, cache=tmp_path)
+    broken = RemoteEncoder(Flaky(*range(3, 99)), batch_size=2, retries=1, wait=0, cache=tmp_path, name="a")
     with pytest.raises(RuntimeError, match=r"texts 4 to 5 of 10 failed 2 times.*run again"):
         broken.encode(texts)
     assert len(list(tmp_path.iterdir())) == 2
     working = Flaky()
-    assert len(RemoteEncoder(working, batch_size=2, cache=tmp_path).encode(texts)) == 10
+    assert len(RemoteEncoder(working, batch_size=2, cache=tmp_path, name="a").encode(texts)) == 10
     assert working.calls == 3
 
 
@@ -150,3 +150,15 @@ def test_a_network_is_an_encoder() -> None:
     samples = torch.randn(5, 4)
     found = NetworkEncoder(adapter, "0").encode(list(samples))  # type: ignore[arg-type]
     np.testing.assert_allclose(found, net[0](samples).detach().numpy(), atol=1e-6)
+
+
+def test_a_cache_belongs_to_one_encoder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="with a cache, pass name"):
+        RemoteEncoder(lambda texts: [[1.0]] * len(texts), cache=tmp_path)
+    one, other = (
+        RemoteEncoder(lambda texts, value=value: [[value]] * len(texts), cache=tmp_path, name=name)
+        for name, value in (("a", 1.0), ("b", 2.0))
+    )
+    assert one.encode(["x"]).tolist() == [[1.0]] and other.encode(["x"]).tolist() == [[2.0]]
+    with pytest.raises(ValueError, match="no texts"):
+        one.encode([])

@@ -240,7 +240,9 @@ class ArrayStore(VectorStore):
         return np.array(read_vectors(self.target)[np.asarray(ids, dtype=np.int64)], dtype=np.float32)
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Overwrite rows."""
+        """Overwrite rows; numbers of none are left out."""
         mapped = np.lib.format.open_memmap(self.target, mode="r+")
-        mapped[np.asarray(ids, dtype=np.int64)] = vectors
+        numbers = np.asarray(ids, dtype=np.int64)
+        known = (numbers >= 0) & (numbers < len(mapped))
+        mapped[numbers[known]] = np.asarray(vectors)[known]
         mapped.flush()

@@ -158,7 +158,7 @@ class VectorStore(ABC):
         """Put exact vectors in the place of mapped ones, after the switch.
 
         Args:
-            ids: Ids of rows.
+            ids: Ids of rows; those that the store no longer has are left out.
             vectors: ``(n, width)`` float32.
         """
 

@@ -15,7 +15,7 @@ from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.export.sentence_transformers import dense_layers
 from hf_stitch_embeddings.stores.arrays import UnfinishedRows, drawn
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed
-from hf_stitch_embeddings.vectors import Metric, batches
+from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches
 
 CHANGES = ("add", "add_with_ids", "train")
 TRAINING = 100_000
@@ -136,7 +136,9 @@ class FaissStore(VectorStore):
         """Describe the old index."""
         index = self._old.index
         inner = index.metric_type == self._faiss.METRIC_INNER_PRODUCT
-        metrics: tuple[Metric, ...] = ("cosine", "dot") if inner else ("l2",)
+        some = next(drawn(index.ntotal, SAMPLED, 0))
+        unit = not inner and are_normalized(self._old.rows(some))  # then distances rank as cosines do
+        metrics: tuple[Metric, ...] = ("cosine", "dot") if inner else ("cosine", "l2") if unit else ("l2",)
         return Description(f"FAISS index {self.source}", index.ntotal, index.d, metrics)
 
     def start(self, key: str, width: int) -> None:
@@ -230,12 +232,14 @@ class FaissStore(VectorStore):
         return self._new.rows(self._new.positions(ids))
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Put exact vectors in the place of mapped ones, and write the index file.
+        """Put exact vectors in the place of mapped ones, and write the index file. Unknown ids are left out.
 
         Raises:
             ValueError: If the kind of the index cannot replace rows, as HNSW.
         """
         faiss, new = self._faiss, self._new
+        known = np.isin(ids, new.ids)
+        ids, vectors = np.asarray(ids)[known], np.asarray(vectors)[known]
         positions, given = new.positions(ids), np.ascontiguousarray(vectors, np.float32)
         if new.ivf is not None and new.inner is new.index:
             asked = np.asarray(ids, np.int64)

@@ -70,7 +70,7 @@ class LanceStore(VectorStore):
         width = getattr(kind, "list_size", -1)
         if width < 1:
             raise ValueError(f"column {self.column!r} of {self.name} must hold vectors of one width, got {kind}")
-        if empty := self._table.count_rows(f"`{self.column}` IS NULL"):
+        if empty := self._count_empty(self.column):
             raise ValueError(
                 f"{empty} rows of {self.name} have no vector in {self.column!r}; fill or delete them first"
             )
@@ -88,11 +88,11 @@ class LanceStore(VectorStore):
         """Add a column for new vectors, or find it."""
         import pyarrow
 
-        names, before = self._table.schema.names, f"{self.column}_before_{key}"
-        if before in names:
+        names = self._table.schema.names
+        if before := [name for name in names if name.startswith(f"{self.column}_before_")]:
             raise ValueError(
-                f"{self.name} is already upgraded with this map: {self.column!r} holds the new vectors, {before!r} the "
-                "old ones"
+                f"{self.name} is already upgraded: {self.column!r} holds new vectors, and {before[0]!r} the old ones. "
+                f"To map those again, restore the table first; to map the new ones once more, drop {before[0]!r} first"
             )
         self._check_ids()
         warn_of_unfinished(self.name, f"{self.column}_", key, names)
@@ -145,8 +145,7 @@ class LanceStore(VectorStore):
     def missing(self) -> int:
         """Return the number of rows whose new vector is NULL."""
         self._table.checkout_latest()
-        found: int = self._table.count_rows(f"`{self._fresh}` IS NULL")
-        return found
+        return self._count_empty(self._fresh)
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         """Read some rows; all of them if others may have changed rows since they were mapped."""
@@ -159,16 +158,34 @@ class LanceStore(VectorStore):
             yield found[self.id_column].to_pylist(), _matrix(found[self.column]), _matrix(found[self._fresh])
 
     def switch(self) -> str:
-        """Index the new column as the old one is, and exchange their names in one commit."""
+        """Index the new column as the old one is, and exchange their names in one commit.
+
+        Raises:
+            ValueError: If rows were added meanwhile; then nothing is switched.
+        """
         old = f"{self.column}_before_{self._key}"
         if (index := self._index()) is not None:
             self._build_index(index)
+        self._table.checkout_latest()
+        if self._count_empty(self._fresh):
+            raise ValueError(f"rows were added to {self.name} just before the switch; run again, which continues")
         version = self._table.version
-        self._table.alter_columns({"path": self.column, "rename": old}, {"path": self._fresh, "rename": self.column})
+        self._rename(self.column, old, self._fresh)
+        if self._count_empty(self.column):
+            self._rename(self.column, self._fresh, old)
+            raise ValueError(f"rows were added to {self.name} during the switch, which was undone; run again")
         return (
             f"Column {self.column!r} now holds the new vectors: search it with the new model. The old ones are in "
             f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) goes back."
         )
+
+    def _rename(self, column: str, aside: str, instead: str) -> None:
+        """Rename a column, and another one to its name, in one commit."""
+        self._table.alter_columns({"path": column, "rename": aside}, {"path": instead, "rename": column})
+
+    def _count_empty(self, column: str) -> int:
+        found: int = self._table.count_rows(f"`{column}` IS NULL")
+        return found
 
     def _build_index(self, index: Any) -> None:
         import lancedb.index

@@ -215,8 +215,11 @@ class QdrantStore(VectorStore):
         return self._rows([found[each] for each in ids], self._new)
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Overwrite new vectors of points."""
-        self.write(ids, vectors)
+        """Overwrite new vectors of points; ids of none are left out."""
+        there = {each.id for each in self._client.retrieve(self.collection, list(ids), with_payload=False)}
+        kept = [row for row, each in enumerate(ids) if each in there]
+        if kept:
+            self.write([ids[row] for row in kept], np.asarray(vectors)[kept])
 
     def close(self) -> None:
         """Close the client, unless it was given."""
