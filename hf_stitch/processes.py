@@ -297,7 +297,7 @@ class _Job:
         self._rank, self._count = rank, count
         self._others = [other for other in range(count) if other != rank]
         self._met = 0
-        self._failure = ""
+        self._failure, self._gone = "", set[int]()
         self._ended = threading.Event()
         self._set("place", rank, json.dumps(_place(os.getpid())))
         self._thread = threading.Thread(target=self._watch, name="hf_stitch processes", daemon=True)
@@ -331,18 +331,17 @@ class _Job:
         """Raise the error of the process on account of which a connection broke off, as soon as it is known."""
         if isinstance(error, OtherProcessError):
             return
-        until = time.monotonic() + 3 * BEAT
+        until = time.monotonic() + 4 * BEAT
         while not self._failure and time.monotonic() < until:
             time.sleep(BEAT / 10)
         if self._failure:
             raise OtherProcessError(f"{self._name} stops in process {self._rank}, because {self._failure}") from error
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others why this process fails, and wait a moment until they have heard it."""
-        if isinstance(error, OtherProcessError):
-            return
+        """Tell the others why this process fails, and wait a moment until they have heard it, or of another failure."""
         with suppress(RuntimeError):
-            self._set("error", self._rank, f"{type(error).__name__}: {error}")
+            if not isinstance(error, OtherProcessError):
+                self._set("error", self._rank, f"{type(error).__name__}: {error}")
             until = time.monotonic() + HEARD
             while time.monotonic() < until and not all(map(self._has_heard, self._others)):
                 time.sleep(BEAT / 10)
@@ -353,14 +352,14 @@ class _Job:
         self._thread.join(5 * BEAT)
 
     def _has_heard(self, other: int) -> bool:
-        return any(self._get(what, other) is not None for what in ("heard", "error"))
+        return other in self._gone or any(self._get(what, other) is not None for what in ("heard", "error"))
 
     def _watch(self) -> None:
         seen: dict[int, tuple[str, float]] = {}
         places: dict[int, dict[str, Any]] = {}
         looked = time.monotonic()
         for beat in itertools.count():
-            if self._ended.wait(BEAT):
+            if self._ended.wait(BEAT if len(places) == len(self._others) else BEAT / 10):
                 return
             try:
                 self._set("beat", self._rank, str(beat))
@@ -368,8 +367,9 @@ class _Job:
                 if self._failure:
                     self._set("heard", self._rank, "yes")
             except RuntimeError as error:  # the store has ended, with the process that keeps it
+                time.sleep(BEAT)  # until that process no longer exists
                 gone = [other for other, place in places.items() if place and not _exists(place)]
-                who = f"process {gone[0]} has ended" if gone else "the process that connects all has ended"
+                who = f"process {gone[0]} has ended (killed?)" if gone else "the process that connects all has ended"
                 self._failure = self._failure or f"{who} ({type(error).__name__})"
             if self._failure:
                 return
@@ -389,6 +389,7 @@ class _Job:
                 continue
             if places[other]:
                 if not _exists(places[other]):
+                    self._gone.add(other)
                     return f"process {other} has ended (killed?)"
                 continue
             beat = self._get("beat", other)

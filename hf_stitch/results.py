@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin, get
 
 import numpy as np
 
+from hf_stitch.processes import Processes
 from hf_stitch.storage.files import write_whole
 
 if TYPE_CHECKING:
@@ -107,9 +108,13 @@ class Result(ABC):
     def save(self, path: str | Path) -> None:
         """Write the result to a JSON file; an existing file is replaced atomically.
 
+        Of several processes, all of which have the result, the first one writes; the others do not wait for it.
+
         Args:
             path: The file; missing folders are created.
         """
+        if Processes.of(None).rank:
+            return
         text = json.dumps({"result": type(self).__name__, **self.to_dict()}, indent=1, ensure_ascii=False) + "\n"
         write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
+from hf_stitch.processes import Processes
 from hf_stitch.registry import did_you_mean
 from hf_stitch.representation import POOLINGS, Pooling, Representation, pooling_from_1
 from hf_stitch.storage.files import digest, write_whole
@@ -127,6 +128,8 @@ class Activations:
     def save(self, path: str | Path) -> None:
         """Save the activations to a file, or to a folder of Arrow files that ``datasets.load_from_disk`` reads.
 
+        Of several processes, all of which have the activations, the first one writes; the others do not wait for it.
+
         Args:
             path: A file ``….npz`` or ``….safetensors``, or any other path for a folder of Arrow files.
 
@@ -140,6 +143,8 @@ class Activations:
             raise ValueError(f"layer {taken[0]!r} cannot be saved: the file format reserves this name; rename it")
         if len({isinstance(id_, str) for id_ in self.ids}) > 1:
             raise ValueError("ids must be all integers or all strings to be saved, got both")
+        if Processes.of(None).rank:
+            return
         tensors = {name: values.detach().cpu().contiguous() for name, values in self.values.items()}
         if self.mask is not None:
             tensors["mask"] = self.mask.cpu().contiguous()

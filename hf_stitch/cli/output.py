@@ -12,12 +12,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from hf_stitch.processes import Processes
+
 WIDE = 120
 """Width in columns if the output is a pipe or a file."""
 
 
 class Output:
     """Print tables and text on stdout, or on stderr with ``--json``, which reserves stdout for the record.
+
+    Of several processes, the first one prints.
 
     Args:
         as_json: Whether ``--json`` was given.
@@ -45,6 +49,8 @@ class Output:
         Args:
             shown: A string or anything that rich can render.
         """
+        if Processes.of(None).rank:
+            return
         self.console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
 
     def record(self, record: Any) -> None:
@@ -53,7 +59,7 @@ class Output:
         Args:
             record: JSON-like values. NaN and infinite numbers become ``null``.
         """
-        if self.as_json:
+        if self.as_json and not Processes.of(None).rank:
             typer.echo(as_json(record))
 
 

@@ -107,7 +107,7 @@ class Checkpoint:
             return None
         from safetensors.torch import load_file
 
-        tensors = load_file(self._path, str(device))
+        tensors = load_file(self._path, "cpu" if device.type == "cpu" else str(device))  # which knows no "cpu:0"
         return int(tensors.pop("position")), tensors
 
     def due(self, done: bool) -> bool:

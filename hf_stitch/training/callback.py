@@ -335,7 +335,7 @@ class ProbingCallback(TrainerCallback, ABC):
         before = self._network, self._adapter
         self._network = module
         try:
-            with unnoticed(module, processes):
+            with processes.together(self.name), unnoticed(module, processes):
                 if self._runs:
                     self._adapter = model if isinstance(model, Adapter) else load(module, processor=processor)
                 self._prepare(processes)
@@ -344,7 +344,7 @@ class ProbingCallback(TrainerCallback, ABC):
             raise
 
     def _measure(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        with unnoticed(self._model, processes):
+        with processes.together(self.name), unnoticed(self._model, processes):
             found = self._figures(step, epoch, processes)
         figures = {f"{self.name}/{figure}": value for figure, value in found.items()}
         self.history.append(Measurement(step, epoch, figures))

@@ -108,7 +108,8 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
-                found = _gradients(model, batches, parts, features, accelerator, processes)
+                with processes.exchange():
+                    found = _gradients(model, batches, parts, features, accelerator, processes)
                 run.check(found, step, "loss")
                 if not bool(run.active.any()):
                     break
@@ -176,13 +177,11 @@ def _gradients(
     total = float(samples) if features else _asked_of_all(batches, parts, accelerator)
     found = torch.zeros((), device=accelerator.device)
     for number, (one, (places, _)) in enumerate(zip(batches, parts, strict=True)):
-        last = number == len(parts) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
+        with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
             share = len(places) * processes.count / samples
             losses = model(one, total / processes.count, share, features) * float(bool(len(places)))
             found = found + losses.detach().float()
-            with processes.exchange() if last else nullcontext():
-                accelerator.backward(losses.sum() * accelerator.gradient_accumulation_steps)  # which divides by it
+            accelerator.backward(losses.sum() * accelerator.gradient_accumulation_steps)  # which divides by it
     return accelerator.reduce(found, reduction="mean")
 
 
@@ -217,7 +216,8 @@ def _validate(
         sums[1] += stitches.right(batch)
         sums[2] += asked
     stitches.train()
-    sums = accelerator.reduce(sums, reduction="sum")
+    with processes.exchange():
+        sums = accelerator.reduce(sums, reduction="sum")
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 

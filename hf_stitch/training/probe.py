@@ -170,7 +170,7 @@ def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_as_written(model))
         if processes.count > 1:
-            stack.enter_context(_buffers_of_first(model))
+            stack.enter_context(_buffers_of_first(model, processes))
         yield
 
 
@@ -188,14 +188,15 @@ def _as_written(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_of_first(model: nn.Module) -> Iterator[None]:
+def _buffers_of_first(model: nn.Module, processes: Processes) -> Iterator[None]:
     """Replace the buffers with copies of those of rank 0; the originals stay intact, as a graph may refer to them."""
     from accelerate.utils import broadcast
 
     own = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     try:
-        for module, name, buffer in own:
-            module._buffers[name] = broadcast(buffer.clone())
+        with processes.exchange():
+            for module, name, buffer in own:
+                module._buffers[name] = broadcast(buffer.clone())
         yield
     finally:
         for module, name, buffer in own:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters import Adapter, load, load_on
 from hf_stitch.artefacts.head import ENTRY, Head, HeadConfig, Kind
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
 from hf_stitch.representation import Pooling, RepresentationSpec
@@ -94,38 +95,43 @@ def relative_model(
         >>> model(input=torch.randn(5, 4)).logits.shape
         torch.Size([5, 3])
     """
-    source = load(encoder)
-    known = anchors if isinstance(anchors, AnchorSet) else None
-    if known is None:
-        samples = Samples.of(anchors)
-        known = AnchorSet.of(samples).encode(source, layer, samples, pooling, batch_size=batch_size, progress=progress)
-    vectors = known.values(source, layer, pooling)
-    body: Stitch
-    if similarities is None:
-        if options:
-            raise TypeError(
-                f"similarities=None means no projection, got its options {', '.join(sorted(options))}: leave them out"
+    processes = Processes.of(None)
+    with processes.together("relative_model"):
+        source = load_on(encoder, processes.device)
+        known = anchors if isinstance(anchors, AnchorSet) else None
+        if known is None:
+            samples = Samples.of(anchors)
+            known = AnchorSet.of(samples).encode(
+                source, layer, samples, pooling, batch_size=batch_size, progress=progress
             )
-        body = IdentityStitch(vectors.shape[1], vectors.shape[1])
-    else:
-        body = RelativeProjection.of(vectors, similarities, ids=known.ids, **options)
-    width = body.out_features
-    target, entry = _target(head, width, num_labels, kind)
-    if similarities is not None and isinstance(target.model, Head):
-        _tie(target.model, known)
-    if task == "auto":
-        task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
-    with torch.no_grad():
-        means = {"body": body(vectors).mean(0)}
-    joint = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
-    recipe = {"anchors": known.fingerprint, "pooling": pooling, "samples": len(known), "versions": versions()}
-    if similarities is None:
-        recipe["space"] = as_space(source.pinned, layer, pooling)
-    model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
-    model.parents = None  # training changes the model's own copy of the head, not the head that was given
-    model.anchors = known
-    model.source.requires_grad_(False)
-    return model
+        vectors = known.values(source, layer, pooling)
+        body: Stitch
+        if similarities is None:
+            if options:
+                raise TypeError(
+                    f"similarities=None means no projection, got its options {', '.join(sorted(options))}: leave them "
+                    "out"
+                )
+            body = IdentityStitch(vectors.shape[1], vectors.shape[1])
+        else:
+            body = RelativeProjection.of(vectors, similarities, ids=known.ids, **options)
+        width = body.out_features
+        target, entry = _target(head, width, num_labels, kind)
+        if similarities is not None and isinstance(target.model, Head):
+            _tie(target.model, known)
+        if task == "auto":
+            task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
+        with torch.no_grad():
+            means = {"body": body(vectors).mean(0)}
+        joint = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
+        recipe = {"anchors": known.fingerprint, "pooling": pooling, "samples": len(known), "versions": versions()}
+        if similarities is None:
+            recipe["space"] = as_space(source.pinned, layer, pooling)
+        model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
+        model.parents = None  # training changes the model's own copy of the head, not the head that was given
+        model.anchors = known
+        model.source.requires_grad_(False)
+        return model
 
 
 def _tie(head: Head, anchors: AnchorSet) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import check_labels
@@ -22,6 +22,7 @@ from hf_stitch.data import Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
+from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import registries
@@ -126,71 +127,80 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
-    check_runs(model=model, encoder=encoder)
-    if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
-        if any(
-            each is not None
-            for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
-        ) or (task != "auto"):
-            raise TypeError("a swap between two relative models takes only data and paired_data: leave out the others")
-        swapped = _between(model, encoder)
-        return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
-    if encoder_layer is None:
-        raise TypeError(
-            "encoder_layer is missing: pass the layer at which the new encoder is cut, one of "
-            f"{', '.join(load(encoder).layers)}"
-        )
-    anchors, paired_anchors = (
-        side if side is None or isinstance(side, AnchorSet) else Samples.of(side) for side in (anchors, paired_anchors)
-    )
-    stitched = model if isinstance(model, StitchedModel) else None
-    new = _Encoder(
-        load(encoder), encoder_layer, pooling or (stitched.stitch.pooling if stitched else "mean"), batch_size, progress
-    )
-    if stitched is not None:
-        if target_layer is not None or task != "auto":
-            raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
-        if isinstance(stitched.stitch.body, RelativeProjection) and not (matcher is None and baselines is None):
-            raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
-        head = _head_of_model(stitched, anchors, batch_size, progress)
-    else:
-        if target_layer is None or anchors is None:
-            raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
-        original = load(model)
-        task = _task(original, new, task)
-        head = _head_of_network(original, target_layer, anchors, new)
-    own, space, spec = head.anchors, head.space, head.spec
-
-    entering = None if space is None else own.values(*space)
-    own, vectors = new.encode(own, anchors, paired_anchors)
-    if entering is None:
-        assert stitched is not None
-        joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors, own.ids), {}
-    else:
-        found_by = (
-            registries.matchers.build(MATCHER, **OPTIONS) if matcher is None else registries.matchers.build(matcher)
-        )
-        joint = _fitted(found_by, new, spec, vectors, entering)
-        if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
-            warnings.warn(
-                f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost the "
-                f"input: use more anchors{'' if matcher is None else ', or leave out matcher='}",
-                stacklevel=2,
+    processes = Processes.of(None)
+    with processes.together("swap"):
+        check_runs(model=model, encoder=encoder)
+        if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
+            if any(
+                each is not None
+                for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
+            ) or (task != "auto"):
+                raise TypeError(
+                    "a swap between two relative models takes only data and paired_data: leave out the others"
+                )
+            swapped = _between(model, encoder)
+            return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
+        if encoder_layer is None:
+            raise TypeError(
+                "encoder_layer is missing: pass the layer at which the new encoder is cut, one of "
+                f"{', '.join(load_on(encoder, processes.device).layers)}"
             )
-        names = BASELINES if baselines is None else baselines
-        others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
-    if stitched is not None:
-        swapped = with_encoder(stitched, new.network, encoder_layer, joint)
-    else:
-        assert target_layer is not None
-        swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
-    swapped.anchors = own
-    swapped.config.recipe = _recipe(own, anchors, paired_anchors, new)
-    if space is not None:
-        used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
-        swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
-    whole = original if stitched is None else stitched
-    return _scored(swapped, data, whole, others, paired_data, batch_size, seed, progress)
+        anchors, paired_anchors = (
+            side if side is None or isinstance(side, AnchorSet) else Samples.of(side)
+            for side in (anchors, paired_anchors)
+        )
+        stitched = model if isinstance(model, StitchedModel) else None
+        new = _Encoder(
+            load_on(encoder, processes.device),
+            encoder_layer,
+            pooling or (stitched.stitch.pooling if stitched else "mean"),
+            batch_size,
+            progress,
+        )
+        if stitched is not None:
+            if target_layer is not None or task != "auto":
+                raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
+            if isinstance(stitched.stitch.body, RelativeProjection) and not (matcher is None and baselines is None):
+                raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
+            head = _head_of_model(stitched, anchors, batch_size, progress)
+        else:
+            if target_layer is None or anchors is None:
+                raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
+            original = load_on(model, processes.device)
+            task = _task(original, new, task)
+            head = _head_of_network(original, target_layer, anchors, new)
+        own, space, spec = head.anchors, head.space, head.spec
+
+        entering = None if space is None else own.values(*space)
+        own, vectors = new.encode(own, anchors, paired_anchors)
+        if entering is None:
+            assert stitched is not None
+            joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors, own.ids), {}
+        else:
+            found_by = (
+                registries.matchers.build(MATCHER, **OPTIONS) if matcher is None else registries.matchers.build(matcher)
+            )
+            joint = _fitted(found_by, new, spec, vectors, entering)
+            if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
+                warnings.warn(
+                    f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost "
+                    f"the input: use more anchors{'' if matcher is None else ', or leave out matcher='}",
+                    stacklevel=2,
+                )
+            names = BASELINES if baselines is None else baselines
+            others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
+        if stitched is not None:
+            swapped = with_encoder(stitched, new.network, encoder_layer, joint)
+        else:
+            assert target_layer is not None
+            swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
+        swapped.anchors = own
+        swapped.config.recipe = _recipe(own, anchors, paired_anchors, new)
+        if space is not None:
+            used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
+            swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
+        whole = original if stitched is None else stitched
+        return _scored(swapped, data, whole, others, paired_data, batch_size, seed, progress)
 
 
 def _scored(

@@ -14,6 +14,7 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch.matchers.fitting import collect
+from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.processes import Processes
 from hf_stitch.training import TaskLoss
 
@@ -47,7 +48,7 @@ def images(count: int = N, seed: int = 0, dtype: torch.dtype = torch.float64) ->
 
 @cache
 def stitched(dtype: torch.dtype = torch.float64, **options: Any) -> hf_stitch.StitchedModel:
-    """A model stitched in closed form."""
+    """A model stitched in closed form; built once in a process."""
     given = {"source_layer": "1", "target_layer": "3", "matcher": "lstsq", "batch_size": BATCH, **options}
     a, b = networks(dtype)
     model: hf_stitch.StitchedModel = hf_stitch.stitch(
@@ -88,7 +89,7 @@ def moments(folder: Path) -> Any:
     pairs = [(la, lb) for la in ("1", "3") for lb in ("1", "3")]
     found = collect(a, b, pairs, images(), batch_size=BATCH, progress=False, processes=Processes.of(None))
     sums = [each["body"] for each in found.values()]
-    maps = [hf_stitch.registries.matchers.build("lstsq").fit(each, dtype=torch.float64).weight for each in sums]
+    maps = [Lstsq().fit(each, dtype=torch.float64).weight for each in sums]
     return torch.cat([v.flatten() for each in sums for v in (each.mean_x, each.sxx, each.sxy, each.syy)] + [
         weight.detach().flatten() for weight in maps
     ])  # fmt: skip
@@ -176,7 +177,8 @@ def relative(folder: Path) -> Any:
 
 def training(folder: Path) -> Any:
     """20 steps on batches of 16 samples, in float64."""
-    model = copy.deepcopy(stitched()).to(torch.float64)
+    model = copy.deepcopy(stitched())
+    nn.Module.to(model, torch.float64)
     data = images(80)
     layer = TaskLoss(epochs=1, max_steps=20, batch_size=16, lr=1e-2).fit(
         model, data, target=networks()[1], progress=False
