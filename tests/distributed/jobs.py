@@ -192,9 +192,23 @@ JOBS = (
 
 
 def run_all(rank: int, folder: Path) -> None:
-    """Do all jobs as one of several processes."""
-    for job in JOBS:
-        np.save(folder / f"{job.__name__}-{rank}.npy", np.asarray(job(folder)))
+    """Do all jobs as one of several processes, and count the samples that each of them reads here."""
+    counted = dict.fromkeys((job.__name__ for job in JOBS), 0)
+    batches = hf_stitch.Samples.batches
+    stitched.cache_clear()
+
+    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+        for batch in batches(self, *arguments, **options):
+            counted[job.__name__] += len(batch.samples)
+            yield batch
+
+    hf_stitch.Samples.batches = counting  # type: ignore[method-assign]
+    try:
+        for job in JOBS:
+            np.save(folder / f"{job.__name__}-{rank}.npy", np.asarray(job(folder)))
+    finally:
+        hf_stitch.Samples.batches = batches  # type: ignore[method-assign]
+    (folder / f"read-{rank}.json").write_text(json.dumps(counted))
 
 
 def scores_of_float32() -> Any:
@@ -207,20 +221,3 @@ def scores_of_float32() -> Any:
         batch_size=BATCH, progress=False, processes=Processes.of(None),
     )  # fmt: skip
     return np.stack([found["stitched"][name] for name in sorted(found["stitched"])])
-
-
-def samples_read(rank: int, folder: Path) -> None:
-    """Count the samples that each job reads in this process."""
-    counted = dict.fromkeys((job.__name__ for job in JOBS), 0)
-    batches = hf_stitch.Samples.batches
-
-    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
-        for batch in batches(self, *arguments, **options):
-            counted[job.__name__] += len(batch.samples)
-            yield batch
-
-    hf_stitch.Samples.batches = counting  # type: ignore[method-assign]
-    for job in JOBS:
-        job(folder)
-    hf_stitch.Samples.batches = batches  # type: ignore[method-assign]
-    (folder / f"read-{rank}.json").write_text(json.dumps(counted))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import jobs
 import numpy as np
 import pytest
 import torch
 from processes import run_ranks
+
+from hf_stitch.processes import Processes
 
 TOLERANCE = {"training": 1e-5}
 EXACT = 1e-10
@@ -18,13 +23,16 @@ EXACT = 1e-10
 def test_several_processes_have_the_results_of_one(count: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     run_ranks(count, jobs.run_all, tmp_path)
+    jobs.run_all(count, tmp_path)  # one process, as if it had the next rank
     for job in jobs.JOBS:
-        whole = np.asarray(job(tmp_path), float)
-        each = [np.load(tmp_path / f"{job.__name__}-{rank}.npy") for rank in range(count)]
+        *each, whole = (np.load(tmp_path / f"{job.__name__}-{rank}.npy") for rank in range(count + 1))
         assert len(whole) > 1 and np.isfinite(whole).mean() > 0.5, job.__name__
         assert all(np.array_equal(each[0], other, equal_nan=True) for other in each), job.__name__
         tolerance = TOLERANCE.get(job.__name__, EXACT)
         np.testing.assert_allclose(each[0], whole, rtol=tolerance, atol=tolerance, err_msg=job.__name__)
+    # Besides its part, a process reads single samples for checks, and the first batch, about whose means all take sums.
+    *read, alone = (json.loads((tmp_path / f"read-{rank}.json").read_text()) for rank in range(count + 1))
+    assert all(each[name] < 0.85 * alone[name] for each in read for name in alone), (read, alone)
 
 
 def measure(rank: int, folder: Path) -> None:
@@ -37,3 +45,14 @@ def test_what_is_measured_of_a_sample_is_the_same_bit_for_bit(tmp_path: Path) ->
     run_ranks(2, measure, tmp_path)
     whole = jobs.scores_of_float32()
     assert all(np.array_equal(np.load(tmp_path / f"{rank}.npy"), whole) for rank in range(2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize(("n", "batch"), [(61, 8), (7, 1), (7, 64), (64, 8), (15, 8)])
+def test_parts_are_a_partition_of_whole_batches_if_there_are_enough(n: int, batch: int, count: int) -> None:
+    ranks = (Processes(SimpleNamespace(num_processes=count, process_index=rank)) for rank in range(count))
+    parts = [each.part(n, batch) for each in ranks]
+    assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])] and parts[-1][1] == n
+    assert all(start < stop for start, stop in parts)
+    if math.ceil(n / batch) >= count:
+        assert all(start % batch == 0 for start, _ in parts)
