@@ -11,6 +11,8 @@ from torch import Tensor
 from hf_stitch.relative.similarities import Cosine, Euclidean, computable
 
 Near = Literal["cosine", "euclidean"]
+BLOCK, GROUP = 1024, 32
+"""Queries that are compared at a time, so that their similarities stay in the cache; rows whose best is found first."""
 
 
 @torch.no_grad()
@@ -49,13 +51,34 @@ def nearest(queries: Tensor, chunks: Iterable[Tensor], k: int = 10, distance: Ne
     seen = 0
     for rows in chunks:
         _check_finite("row", rows, seen)
-        found, here = similarity(queries, rows.to(queries)).topk(min(k, len(rows)), dim=1, largest=largest)
+        rows = rows.to(queries)
+        best = [_best(similarity(some, rows), min(k, len(rows)), largest) for some in queries.split(BLOCK)]
+        found, here = (torch.cat(part) for part in zip(*best, strict=True))
         closeness, places = torch.cat([closeness, found], 1), torch.cat([places, seen + here], 1)
         closeness, order = closeness.topk(min(k, closeness.shape[1]), dim=1, largest=largest)
         places, seen = places.gather(1, order), seen + len(rows)
     if seen < k:
         raise ValueError(f"k must be at most the number of rows, got k={k} and {seen} rows; lower k or give more rows")
     return closeness, places
+
+
+def _best(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """Return the k best values of each row and their columns, as ``topk`` does, but faster.
+
+    The best of each group of columns is found first: the k best values lie in the k groups with the best bests, because
+    every other group has k values before its own.
+    """
+    rows, columns = values.shape
+    groups = columns // GROUP
+    if groups < 4 * k:
+        return values.topk(k, dim=1, largest=largest)
+    grouped = values[:, : groups * GROUP].view(rows, groups, GROUP)
+    chosen = (grouped.amax(2) if largest else grouped.amin(2)).topk(k, dim=1, largest=largest).indices
+    inside = (chosen[:, :, None] * GROUP + torch.arange(GROUP, device=values.device)).flatten(1)
+    rest = torch.arange(groups * GROUP, columns, device=values.device).expand(rows, -1)
+    candidates = torch.cat([inside, rest], 1)
+    found, order = values.gather(1, candidates).topk(k, dim=1, largest=largest)
+    return found, candidates.gather(1, order)
 
 
 def _check_finite(what: str, rows: Tensor, before: int) -> None:

@@ -239,10 +239,10 @@ class FaissStore(VectorStore):
         """
         faiss, new = self._faiss, self._new
         known = np.isin(ids, new.ids)
-        ids, vectors = np.asarray(ids)[known], np.asarray(vectors)[known]
-        positions, given = new.positions(ids), np.ascontiguousarray(vectors, np.float32)
+        found = np.asarray(ids)[known]
+        positions, given = new.positions(found.tolist()), np.ascontiguousarray(np.asarray(vectors)[known], np.float32)
         if new.ivf is not None and new.inner is new.index:
-            asked = np.asarray(ids, np.int64)
+            asked = found.astype(np.int64)
             new.index.remove_ids(asked)
             new.index.add_with_ids(given, asked)
         elif isinstance(new.inner, faiss.IndexFlatCodes):
