@@ -153,15 +153,20 @@ from pathlib import Path
 from embedding_store_rows import STORES
 from hf_stitch_embeddings import upgrade
 from test_embedding_stores import a_map
-case = STORES[{name!r}]
-with case.open(Path({folder!r})) as store:
-    print("ready", flush=True)
+with STORES[{name!r}].open(Path({folder!r})) as store:
+    write = store.write
+
+    def told(ids, vectors):
+        print("writing", flush=True)
+        write(ids, vectors)
+
+    store.write = told
     upgrade(store, a_map(), batch_size=10, progress=False)
 """
 
 
 def killed_upgrade(name: str, folder: Path, seconds: float) -> bool:
-    """Run an upgrade in a process that is killed after some seconds; return whether it was."""
+    """Run an upgrade in a process that is killed some seconds after its first write; return whether it was."""
     code = CHILD.format(tests=str(Path(__file__).parent), name=name, folder=str(folder))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ})
     assert child.stdout is not None
