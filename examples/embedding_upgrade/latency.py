@@ -154,11 +154,13 @@ def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
 def page(record: dict[str, Any]) -> str:
     """Write the page from the record."""
     runtimes = list(dict.fromkeys(name for found in record["latency"].values() for name in found))
+    quiet = record["load"] < record["cores"] / 2
+    state = "quiet" if quiet else "**not quiet**: times are upper bounds"
     lines = [
         "# What a map costs",
         "",
-        f"One thread on a shared machine that was **not quiet** (load {record['load']:.1f} on {record['cores']} "
-        "cores): times are upper bounds. A query has width "
+        f"One thread on a machine of {record['cores']} cores that was {state} (load {record['load']:.1f} when the maps, "
+        "fitted by this process, were about to be timed; quiet: less than half of the cores). A query has width "
         f"{record['width']}; the map and the normalisation of its output are timed, {record['calls']} calls each.",
         "",
         "Median (95th percentile) in microseconds:",
