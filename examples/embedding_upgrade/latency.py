@@ -159,8 +159,8 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# What a map costs",
         "",
-        f"One thread on a machine of {record['cores']} cores that was {state} (load {record['load']:.1f} when the maps, "
-        "fitted by this process, were about to be timed; quiet: less than half of the cores). A query has width "
+        f"One thread on a machine of {record['cores']} cores that was {state} (load {record['load']:.1f} when the maps "
+        "were fitted and about to be timed; quiet: less than half of the cores). A query has width "
         f"{record['width']}; the map and the normalisation of its output are timed, {record['calls']} calls each.",
         "",
         "Median (95th percentile) in microseconds:",
