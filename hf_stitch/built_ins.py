@@ -133,6 +133,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "pull": "hf_stitch.cli.pull:pull",
         "info": "hf_stitch.cli.info:info",
         "list": "hf_stitch.cli.listing:listing",
+        "cache": "hf_stitch.cli.cache:cache",
         "new-plugin": "hf_stitch.cli.new_plugin:new_plugin",
     },
 }

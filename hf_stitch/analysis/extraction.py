@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.caching.layers import LayerCache, Recorded
 from hf_stitch.data import Samples
+from hf_stitch.data.samples import Batch
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling, Representation, concatenate
+from hf_stitch.storage.cache import Cache
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -28,8 +32,13 @@ def extract_activations(
     batch_size: int = 64,
     accelerator: Accelerator | None = None,
     progress: bool = True,
+    cache: bool | str | Path = False,
 ) -> Activations:
     """Run a network on samples and return its activations, for later comparison or saving.
+
+    With a cache, the activations of each layer are kept on the disk, and a later call runs the network only for the
+    layers that are not there. They are the same bit for bit, on the same kind of machine: a change of the network, its
+    code or processor, of a sample or an option is another entry. ``hf-stitch cache`` lists and removes entries.
 
     Under ``accelerate launch`` each process runs a part of the samples, and all processes return the same activations.
 
@@ -42,6 +51,10 @@ def extract_activations(
         batch_size: Samples per forward.
         accelerator: An ``accelerate.Accelerator``; ``None`` creates one if there are several processes.
         progress: Show a progress bar.
+        cache: Whether to keep activations and use those that are kept: ``True`` for the cache of the user
+            (``HF_STITCH_CACHE``, by default ``~/.cache/hf-stitch``), or the folder of another one. Beyond
+            ``HF_STITCH_CACHE_SIZE`` (by default 20 GB), what was not used for the longest time is removed. Of several
+            processes, the first one reads and writes.
 
     Returns:
         The activations, on the CPU, in the dtype of the network: (samples, d) per layer, or (samples, positions, d)
@@ -49,7 +62,8 @@ def extract_activations(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If there are fewer samples than processes.
+        ValueError: If there are fewer samples than processes, or the code of a network cannot be read (TorchScript)
+            and there is a cache.
 
     Example:
         >>> import hf_stitch
@@ -60,11 +74,47 @@ def extract_activations(
     """
     processes = Processes.of(accelerator)
     adapter = load_on(model, processes.device)
-    names = list(adapter.candidates if layers is None else layers)
     samples = Samples.of(data)
-    share = samples if processes.count == 1 else samples.select(range(*processes.part(len(samples))))
+    start, stop = processes.part(len(samples), batch_size)
+    share = samples if processes.count == 1 else samples.select(range(start, stop))
+    with processes.together("extract_activations"):
+        kept = None
+        if cache is not False and processes.rank == 0:
+            folder = None if cache is True else Path(cache)
+            kept = LayerCache(Cache(folder), adapter, samples, pooling, _batches(len(samples), batch_size, processes))
+        if layers is not None:
+            names = list(layers)
+        elif cache is False:
+            names = list(adapter.candidates)
+        else:
+            names = processes.agree([] if kept is None else kept.candidates())
+        found: dict[str, Recorded] = {}
+        if cache is not False:
+            found = processes.agree({} if kept is None else kept.read(names))
+        if missing := [name for name in names if name not in found]:
+            batches = processes.watched(share.batches(batch_size, processes.shown("recording", progress)))
+            recorded = _record(adapter, batches, missing, pooling, processes)
+            if kept is not None:
+                kept.write(recorded)
+            found |= recorded
+    values = {name: found[name].values for name in names}
+    masks = (mask for name in names if (mask := found[name].mask) is not None)
+    grids = {name: grid for name in names if (grid := found[name].grid) is not None}
+    return Activations(values, samples.ids, pooling, next(masks, None), grids)
+
+
+def _batches(count: int, batch_size: int, processes: Processes) -> str:
+    """Return what decides which samples share a forward: batches, or processes that have less than one each."""
+    whole = -(-count // batch_size) >= processes.count
+    return f"of {min(batch_size, count)}" if whole else f"in {processes.count} processes"
+
+
+def _record(
+    adapter: Adapter, batches: Iterable[Batch], names: Sequence[str], pooling: Pooling, processes: Processes
+) -> dict[str, Recorded]:
+    """Run the network on the samples of this process, and return the activations of all processes."""
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    masks: dict[str, list[Tensor]] = {}  # of the first layer that has a mask
+    masks: dict[str, list[Tensor]] = {name: [] for name in names}
     grids: dict[str, tuple[int, int]] = {}
 
     def keep(name: str, representation: Representation) -> None:
@@ -75,13 +125,14 @@ def extract_activations(
         parts[name].append(representation.positions().to("cpu", copy=True))
         if representation.grid is not None:
             grids[name] = representation.grid
-        if representation.mask is not None and name == next(iter(masks), name):
-            masks.setdefault(name, []).append(representation.mask[:, representation.prefix_tokens :].cpu())
+        if representation.mask is not None:
+            masks[name].append(representation.mask[:, representation.prefix_tokens :].cpu())
 
-    for batch in share.batches(batch_size, progress="recording" if progress and processes.rank == 0 else None):
+    for batch in batches:
         adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
-    values = {
-        name: concatenate([part for own in processes.gather(layer) for part in own]) for name, layer in parts.items()
-    }
-    real = [mask for own in processes.gather(next(iter(masks.values()), [])) for mask in own]
-    return Activations(values, samples.ids, pooling, concatenate(real) if real else None, grids)
+    found = {}
+    for name in names:
+        values = concatenate([part for own in processes.gather(parts.pop(name)) for part in own])
+        real = [mask for own in processes.gather(masks.pop(name)) for mask in own]
+        found[name] = Recorded(values, concatenate(real) if real else None, grids.get(name))
+    return found

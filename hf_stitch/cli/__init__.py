@@ -112,7 +112,11 @@ def hf_stitch(
 
 
 for _name in BUILT_INS["commands"]:
-    app.command(_name)(registries.commands.get(_name))
+    _command: Any = registries.commands.get(_name)
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Activations that are kept on disk and used again."""

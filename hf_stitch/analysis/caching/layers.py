@@ -1,0 +1,187 @@
+"""Activations of a network on samples in a cache, one entry for each layer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.cutting.surgery import alone
+from hf_stitch.adapters.pinning import USER_CODE
+from hf_stitch.analysis.caching.pins import Pins
+from hf_stitch.data import Samples
+from hf_stitch.provenance import versions
+from hf_stitch.reference import ModelReference
+from hf_stitch.representation import Pooling
+from hf_stitch.storage.cache import Cache
+
+READERS = ("pillow", "tokenizers", "torchvision")
+"""Packages that turn raw samples into inputs, beside those of every result."""
+
+OF_ADAPTERS = ("model", "reference", "processor", "interface", "override", "_example", "_surveys")
+"""Attributes of every adapter, of which each is pinned in its own way, or has no influence."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The activations of a layer on all samples.
+
+    Attributes:
+        values: ``(samples, d)``, or ``(samples, positions, d)``.
+        mask: ``(samples, positions)`` bool, true at real tokens; ``None`` if the layer has no mask.
+        grid: Height and width of the grid that the positions form; ``None`` if they form none.
+
+    Example:
+        >>> Recorded(torch.ones(3, 8), None, None).values.shape
+        torch.Size([3, 8])
+    """
+
+    values: Tensor
+    mask: Tensor | None
+    grid: tuple[int, int] | None
+
+
+class LayerCache:
+    """The activations of a network on samples in a cache.
+
+    A key covers everything that changes the values: weights, modules and code of the network, its processor, the
+    samples and their order, layer, pooling, batches, versions, the type of the device and its precision. Weights and
+    samples are read once for it; the network does not run.
+
+    Args:
+        cache: The cache.
+        adapter: The adapter of the network.
+        samples: The samples.
+        pooling: Pooling of the activations.
+        batches: What decides which samples share a forward. Padding depends on it, and so does rounding, because
+            libraries choose other kernels for other sizes.
+
+    Raises:
+        ValueError: If the code of the network cannot be read.
+
+    Example:
+        >>> import tempfile, hf_stitch
+        >>> from pathlib import Path
+        >>> adapter = hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     cached = LayerCache(Cache(Path(name)), adapter, Samples.of(torch.randn(3, 4)), "mean", "of 3")
+        ...     cached.write({"0": Recorded(torch.ones(3, 2), None, None)})
+        ...     list(cached.read(["0", "1"]))
+        ['0']
+    """
+
+    def __init__(self, cache: Cache, adapter: Adapter, samples: Samples, pooling: Pooling, batches: str) -> None:
+        reference, self._network = _pinned(adapter)
+        self._cache, self._adapter = cache, adapter
+        self._recipe = {"data": samples.fingerprint, "pooling": pooling, "batches": batches}
+        weights = str(reference.weights_hash)
+        name = str(reference) if reference.id else f"{type(adapter.model).__name__} {weights[7:15]}"
+        self._about = {"network": name, "weights": weights, "device": adapter.device.type}
+        self._about["versions"] = self._network["versions"]
+        self._about_data = {**self._recipe, "modality": samples.modality, "samples": len(samples)}
+
+    def candidates(self) -> list[str]:
+        """Return the candidates of the adapter, which a network that has run before does not run again to find.
+
+        Returns:
+            The names of the layers.
+        """
+        key = _key({"network": self._network, "list": "candidates"})
+        if (found := self._cache.read(key)) is not None:
+            return list(map(str, found[1]["candidates"]))
+        names = list(self._adapter.candidates)
+        self._write(key, {}, {**self._about, "candidates": names})
+        return names
+
+    def read(self, layers: Iterable[str]) -> dict[str, Recorded]:
+        """Read the activations of layers.
+
+        Args:
+            layers: Names of the layers.
+
+        Returns:
+            Name of a layer -> its activations, of those that are in the cache.
+        """
+        read = {layer: self._cache.read(self._key_of(layer)) for layer in layers}
+        return {layer: _recorded(*entry) for layer, entry in read.items() if entry is not None}
+
+    def write(self, recorded: Mapping[str, Recorded]) -> None:
+        """Write the activations of layers. Where this is impossible, a warning gives the reason.
+
+        Args:
+            recorded: Name of a layer -> its activations.
+        """
+        for layer, each in recorded.items():
+            tensors = {"values": each.values} | ({} if each.mask is None else {"mask": each.mask})
+            dtype = str(each.values.dtype).removeprefix("torch.")
+            about = {**self._about, "layer": layer, **self._about_data, "dtype": dtype, "grid": each.grid}
+            self._write(self._key_of(layer), tensors, about)
+
+    def _key_of(self, layer: str) -> str:
+        return _key({"network": self._network, **self._recipe, "layer": layer})
+
+    def _write(self, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        try:
+            self._cache.write(key, tensors, about)
+        except OSError as error:
+            warnings.warn(f"activations were not cached: {error}", stacklevel=2)
+
+
+def _recorded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Recorded:
+    grid = about["grid"]
+    return Recorded(tensors["values"], tensors.get("mask"), None if grid is None else (grid[0], grid[1]))
+
+
+def _key(recipe: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+
+def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
+    """Return the reference of a network, and all that decides the values of its activations beside the samples."""
+    pins = Pins(without_weights=adapter.model)
+    with alone(adapter.model):
+        reference = adapter.pinned
+        modules = pins.hash(adapter.model)
+    own = {name: value for name, value in vars(adapter).items() if name not in OF_ADAPTERS}
+    processor = adapter.processor
+    written = reference.processor is not None and reference.processor.chosen.get("class") == USER_CODE
+    found = {
+        "weights": reference.weights_hash,
+        "config": None if reference.config is None else asdict(reference.config),
+        "modules": modules,
+        "adapter": pins.hash([type(adapter), own, adapter.interface.to_dict(), type(adapter.override)]),
+        "processor": None if reference.processor is None else asdict(reference.processor),
+        "processor_code": pins.hash(processor if written else type(processor)),
+        "example": {name: _form(value) for name, value in adapter.example.items()},
+        "precision": _precision(adapter.device.type),
+    }
+    return reference, {**found, "versions": {**versions(), **_readers(), **pins.versions()}}
+
+
+def _form(value: Any) -> list[str]:
+    """Return the form of an argument of the example, in which cuts are found: the values of tensors may be random."""
+    return [str(value.dtype), str(tuple(value.shape))] if isinstance(value, Tensor) else [Pins().hash(value)]
+
+
+def _precision(device: str) -> list[Any]:
+    """Return the type of a device, and the settings of torch with which it computes."""
+    cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+    exact = torch.are_deterministic_algorithms_enabled()
+    return [device, cast, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, exact]
+
+
+def _readers() -> dict[str, str]:
+    found = {}
+    for name in READERS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

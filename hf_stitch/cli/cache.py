@@ -1,0 +1,148 @@
+"""``hf-stitch cache``: the cache of activations on the disk."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from hf_stitch.cli.options import AsJson
+from hf_stitch.cli.output import Output
+from hf_stitch.storage.cache import DEFAULT_LIMIT, FOLDER, LIMIT, Cache, Entry, bytes_of
+
+SHOWN = 8
+"""Digits of a key in the table, and of the fingerprint of the data."""
+
+cache = typer.Typer(
+    help="List and remove activations that extract_activations(…, cache=True) keeps on the disk.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Folder = Annotated[
+    Path | None, typer.Option(help=f"Folder of the cache. [default: {FOLDER}, or hf-stitch in ~/.cache]", metavar="DIR")
+]
+
+
+def _checked(size: str | None) -> str | None:
+    try:
+        bytes_of(size or DEFAULT_LIMIT)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return size
+
+
+@cache.command("ls")
+def listed(folder: Folder = None, json: AsJson = False) -> None:
+    """List the entries: one for each layer of a network on samples, the last used one first."""
+    output, place = Output(json), Cache(folder)
+    entries = place.entries()
+    total = sum(entry.size for entry in entries)
+    if not entries:
+        output.show(f"{place.folder} is empty")
+    else:
+        output.show(_table(entries, f"{place.folder}: {_size(total)} of at most {_size(place.limit)}"))
+    record = {"folder": str(place.folder), "size": total, "limit": place.limit}
+    output.record({**record, "entries": [_record(entry) for entry in entries]})
+
+
+@cache.command("rm")
+def removed(
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="Keys of entries, or their first digits.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all entries.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Remove entries. Activations that a running process has read stay valid there."""
+    output, place = Output(json), Cache(folder)
+    if bool(keys) == everything:
+        raise typer.BadParameter("give keys (hf-stitch cache ls shows them) or --all, not both")
+    entries = place.entries()
+    chosen = entries if everything else list({_one(key, entries): None for key in keys or ()})
+    total = _size(sum(entry.size for entry in chosen))
+    if chosen and not yes:
+        typer.confirm(f"Remove {_count(chosen)} ({total}) from {place.folder}?", abort=True, err=True)
+    _tell(output, place.remove(chosen), place)
+
+
+@cache.command("gc")
+def collected(
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            callback=_checked,
+            help=f"Largest size that stays, for example 5GB. [default: {LIMIT}, or {DEFAULT_LIMIT}]",
+        ),
+    ] = None,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Remove the entries that have not been used for the longest time, until the cache is small enough.
+
+    Every write does this with the default size. What processes that were killed have left is removed, too.
+    """
+    output, place = Output(json), Cache(folder, None if max_size is None else bytes_of(max_size))
+    _tell(output, place.shrink(), place)
+
+
+def _one(key: str, entries: list[Entry]) -> Entry:
+    """Return the entry whose key begins with some digits."""
+    found = [entry for entry in entries if entry.key.startswith(key.lower())]
+    if len(found) != 1:
+        several = f"{len(found)} entries: give more digits" if found else "no entry: hf-stitch cache ls lists them"
+        raise ValueError(f"the key {key!r} is that of {several}")
+    return found[0]
+
+
+def _tell(output: Output, gone: list[Entry], place: Cache) -> None:
+    left = place.entries()
+    size, remains = (sum(entry.size for entry in entries) for entries in (gone, left))
+    output.show(f"removed {_count(gone)} ({_size(size)}); {_count(left)} ({_size(remains)}) left in {place.folder}")
+    keys = [entry.key for entry in gone]
+    output.record({"folder": str(place.folder), "removed": keys, "removed_size": size, "size": remains})
+
+
+def _table(entries: list[Entry], title: str) -> Table:
+    table = Table("key", title=title, title_justify="left")
+    for column in ("network", "layer", "data"):
+        table.add_column(column, overflow="fold")
+    table.add_column("samples", justify="right")
+    for column in ("pooling", "dtype"):
+        table.add_column(column)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("last used", no_wrap=True)
+    for entry in entries:
+        about = entry.about
+        layer = "(their names)" if "candidates" in about else about.get("layer", "–")
+        data = about["data"].removeprefix("sha256:")[:SHOWN] if "data" in about else "–"
+        samples = f"{about['samples']:,}" if "samples" in about else "–"
+        used = datetime.fromtimestamp(entry.used).astimezone().strftime("%Y-%m-%d %H:%M")
+        table.add_row(
+            entry.key[:SHOWN], about.get("network", "(broken)"), layer, data, samples,
+            about.get("pooling", "–"), about.get("dtype", "–"), _size(entry.size), used,
+        )  # fmt: skip
+    return table
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    used = datetime.fromtimestamp(entry.used, UTC).isoformat(timespec="seconds")
+    return {"key": entry.key, "size": entry.size, "used": used, **entry.about}
+
+
+def _count(entries: list[Entry]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -1,0 +1,312 @@
+"""A store of tensors by key on disk, which several processes share and which stays below a size."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_stitch.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER, LIMIT = "HF_STITCH_CACHE", "HF_STITCH_CACHE_SIZE"
+"""Environment variables: the folder of the cache, and its largest size."""
+
+DEFAULT_LIMIT = "20GB"
+
+ABANDONED = 3600.0
+"""Seconds after which an unfinished file that nobody writes to is that of a process that was killed."""
+
+KEY = re.compile(r"[0-9a-f]{64}")
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+SUFFIX, UNFINISHED = ".safetensors", ".unfinished"
+LONGEST_HEADER = 10**8
+"""Bytes of the longest header of a safetensors file."""
+
+
+def default_folder() -> Path:
+    """Return the folder of the cache: ``HF_STITCH_CACHE``, or ``hf-stitch`` in the cache folder of the user.
+
+    Example:
+        >>> os.environ["HF_STITCH_CACHE"] = "/data/cache"
+        >>> str(default_folder())
+        '/data/cache'
+        >>> del os.environ["HF_STITCH_CACHE"]
+    """
+    if chosen := os.environ.get(FOLDER):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hf-stitch"
+
+
+def default_limit() -> int:
+    """Return the largest size of the cache in bytes: ``HF_STITCH_CACHE_SIZE``, or 20 GB.
+
+    Raises:
+        ValueError: If the variable is not a size.
+
+    Example:
+        >>> default_limit()
+        20000000000
+    """
+    text = os.environ.get(LIMIT) or DEFAULT_LIMIT
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise ValueError(f"the environment variable {LIMIT}: {error}") from None
+
+
+def bytes_of(size: str) -> int:
+    """Read a size.
+
+    Args:
+        size: A number with a unit (``kB``, ``MB``, ``GB``, ``TB``, ``KiB``, ``MiB``, ``GiB``, ``TiB``) or of bytes.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        ValueError: If the text is not a size.
+
+    Example:
+        >>> bytes_of("5GB"), bytes_of("1.5 MiB")
+        (5000000000, 1572864)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size.strip())
+    unit = None if found is None else UNITS.get(found[2].upper())
+    if found is None or unit is None:
+        raise ValueError(f"a size must be a number with a unit, for example 5GB or 500MB, got {size!r}")
+    return int(float(found[1]) * unit)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a cache.
+
+    Attributes:
+        key: Its key.
+        size: Size of its file in bytes.
+        used: When it was last read or written, in seconds since 1970.
+        path: Its file.
+
+    Example:
+        >>> Entry("0" * 64, 80, 0.0, Path("missing.safetensors")).about
+        {}
+    """
+
+    key: str
+    size: int
+    used: float
+    path: Path
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What was written about it; empty if the file is gone or broken. Tensors are not read."""
+        try:
+            with self.path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length)) if length <= LONGEST_HEADER else {}
+                return dict(json.loads(header["__metadata__"]["about"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+
+class Cache:
+    """Tensors by key in the files of a folder.
+
+    Threads and processes may read, write and remove entries at the same time. An entry is one safetensors file, which
+    is written whole or not at all and verified when it is read: one that is broken is removed, with a warning. When
+    the cache grows beyond its limit, the entries that have not been used for the longest time are removed. Tensors that
+    were read stay valid, because they are mapped from a file that exists until they are gone.
+
+    Attributes:
+        folder: The folder; created when something is written.
+        limit: Largest size of all entries together, in bytes.
+
+    Args:
+        folder: The folder. ``None`` (default): :func:`default_folder`.
+        limit: The largest size in bytes. ``None`` (default): :func:`default_limit`.
+
+    Raises:
+        ValueError: If the folder is a file, or the environment sets a limit that is not a size.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     cache = Cache(Path(name))
+        ...     cache.write("ab" * 32, {"values": torch.ones(2)}, {"layer": "fc"})
+        ...     cache.read("ab" * 32)
+        ({'values': tensor([1., 1.])}, {'layer': 'fc'})
+    """
+
+    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
+        self.folder = default_folder() if folder is None else folder
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"the cache must be a folder, got the file {self.folder}")
+        self.limit = default_limit() if limit is None else limit
+
+    def read(self, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Read an entry, and note that it was used.
+
+        Args:
+            key: The key, 64 hexadecimal digits.
+
+        Returns:
+            The tensors by name, on the CPU, and what was written about them; ``None`` if there is no such entry. One
+            that cannot be read counts as none, with a warning.
+        """
+        path = self._path(key)
+        try:
+            with contextlib.suppress(PermissionError):  # a folder that is shared, and may only be read
+                os.utime(path)
+            return _load(path, key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            warnings.warn(f"{path} could not be read ({error.strerror or error}); it is not used", stacklevel=2)
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            warnings.warn(f"{path} was broken ({error}) and has been removed from the cache", stacklevel=2)
+        return None
+
+    def write(self, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write an entry, and remove those that have not been used for the longest time, down to the limit.
+
+        An entry that is larger than the limit is not written, with a warning.
+
+        Args:
+            key: The key, 64 hexadecimal digits.
+            tensors: Tensors by name.
+            about: JSON values that describe them.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        from safetensors.torch import save_file
+
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if size > self.limit:
+            warnings.warn(
+                f"an entry of {size:,} bytes was not cached, because the cache holds at most {self.limit:,} bytes: "
+                f"set {LIMIT} to a larger size",
+                stacklevel=2,
+            )
+            return
+        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        text = json.dumps(about)
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in stored.items()}
+        metadata = {"about": text, "dtypes": json.dumps(dtypes), "digest": _digest(key, text, stored)}
+        write_whole(self._path(key), lambda path: save_file(stored, path, metadata=metadata))
+        self.shrink()
+
+    def entries(self) -> list[Entry]:
+        """List the entries, the last used one first.
+
+        Returns:
+            The entries. Other files of the folder are none.
+        """
+        found = []
+        for path in self._files(SUFFIX):
+            with contextlib.suppress(FileNotFoundError):  # removed by another process
+                stat = path.stat()
+                found.append(Entry(path.name.removesuffix(SUFFIX), stat.st_size, stat.st_mtime_ns / 1e9, path))
+        return sorted(found, key=lambda entry: (-entry.used, entry.key))
+
+    def remove(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Remove entries. Tensors that were read from them stay valid.
+
+        Args:
+            entries: The entries.
+
+        Returns:
+            Those that were removed here, and not by another process before.
+        """
+        removed = []
+        for entry in entries:
+            with contextlib.suppress(OSError):  # gone before, or, on Windows, mapped
+                entry.path.unlink()
+                removed.append(entry)
+        return removed
+
+    def shrink(self, limit: int | None = None) -> list[Entry]:
+        """Remove the entries that have not been used for the longest time, and what killed processes have left.
+
+        Args:
+            limit: Largest size of all remaining entries together, in bytes. ``None`` (default): that of the cache.
+
+        Returns:
+            The removed entries.
+        """
+        for path in self._files(UNFINISHED):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED:
+                    path.unlink()
+        most, total, surplus = self.limit if limit is None else limit, 0, []
+        for entry in self.entries():
+            total += entry.size
+            if total > most:
+                surplus.append(entry)
+        return self.remove(reversed(surplus))
+
+    def _path(self, key: str) -> Path:
+        if not KEY.fullmatch(key):
+            raise ValueError(f"a key must be 64 hexadecimal digits, got {key!r}")
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _files(self, suffix: str) -> list[Path]:
+        """List the files of this cache: those whose names begin with a key."""
+        try:
+            names = os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        length = 64 + len(SUFFIX)
+        ours = [name for name in names if KEY.fullmatch(name[:64]) and name[64:length] == SUFFIX]
+        return [self.folder / name for name in ours if name.endswith(suffix)]
+
+
+def _load(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Map a file into memory, which is opened once, because another process may replace or remove it meanwhile."""
+    import torch
+
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8:start])
+    metadata = header.pop("__metadata__")
+    dtypes = json.loads(metadata["dtypes"])
+    tensors = {}
+    for name, form in header.items():
+        first, last = form["data_offsets"]
+        dtype = getattr(torch, dtypes[name])
+        if first == last:
+            tensors[name] = torch.empty(form["shape"], dtype=dtype)
+        else:
+            values = torch.frombuffer(mapped, dtype=torch.uint8, offset=start + first, count=last - first)
+            tensors[name] = values.view(dtype).view(form["shape"])
+    if metadata["digest"] != _digest(key, metadata["about"], tensors):
+        raise ValueError("its contents do not have the digest that was written with them")
+    return tensors, json.loads(metadata["about"])
+
+
+def _digest(key: str, about: str, tensors: Mapping[str, Tensor]) -> str:
+    import torch
+
+    found = hashlib.sha256(f"{key}{about}".encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+        found.update(value.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()

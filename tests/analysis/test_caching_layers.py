@@ -1,0 +1,360 @@
+"""Cached activations are those of the network bit for bit, and every change of what decides them is noticed."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from torch import nn
+
+import hf_stitch
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.analysis import Activations, extract_activations
+from hf_stitch.storage.cache import Cache
+
+from tiny_networks import SIZE, WORDS, adapted, build, network, plain_tokenizer  # isort: skip
+from processes import run_ranks  # isort: skip
+
+ARGUMENTS: dict[str, Any] = {"batch_size": 8, "progress": False}
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of samples of every forward; all run through one method."""
+    seen: list[int] = []
+    run = Adapter._run
+
+    def counting(self: Adapter, inputs: Any) -> Any:
+        seen.append(len(inputs[self.interface.content[0]]))
+        return run(self, inputs)
+
+    monkeypatch.setattr(Adapter, "_run", counting)
+    return seen
+
+
+@pytest.fixture
+def pixels() -> torch.Tensor:
+    return torch.randn(20, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def sentences() -> list[str]:
+    """Texts that are padded to another length in each batch."""
+    draw = np.random.default_rng(0)
+    return [" ".join(draw.choice(WORDS, size=2 + place % 9)) for place in range(20)]
+
+
+def small(seed: int = 0, act: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), act or nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def loaded(net: nn.Module, **options: Any) -> Adapter:
+    return hf_stitch.load(net, example_inputs=torch.randn(2, 4), **options)
+
+
+def rows(count: int = 20) -> torch.Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(found: Activations, expected: Activations) -> None:
+    assert found.fingerprint == expected.fingerprint  # ids, pooling, grids, names and bytes in their order
+    assert found.layers == expected.layers and found.pooling == expected.pooling and found.grids == expected.grids
+    for name, values in expected.values.items():
+        assert found.values[name].dtype == values.dtype and torch.equal(found.values[name], values)
+    assert (found.mask is None) == (expected.mask is None)
+    assert found.mask is None or torch.equal(found.mask, expected.mask)
+
+
+IMAGES, ENCODERS, DECODERS = ("vit", "cnn", "swin", "deit"), ("bert", "roberta", "t5"), ("gpt2", "llama")
+POOLINGS: dict[str, tuple[str, ...]] = {"none": IMAGES + ENCODERS + DECODERS, "mean": IMAGES + ENCODERS + DECODERS}
+POOLINGS |= {"cls": ("vit", "deit", "bert"), "last": DECODERS}
+
+
+@pytest.mark.parametrize(("pooling", "family"), [(each, name) for each, names in POOLINGS.items() for name in names])
+def test_cached_activations_are_those_of_the_network_bit_for_bit(
+    family: str, pooling: Any, tmp_path: Path, pixels: Any, sentences: Any, forwards: list[int]
+) -> None:
+    adapter = network(family)
+    data = sentences if adapter.interface.modality == "text" else pixels
+    plain = extract_activations(adapter, data, pooling=pooling, **ARGUMENTS)
+    first = extract_activations(adapter, data, pooling=pooling, cache=tmp_path, **ARGUMENTS)
+    forwards.clear()
+    again = extract_activations(
+        adapted(family, copy.deepcopy(adapter.model)), data, pooling=pooling, cache=tmp_path, **ARGUMENTS
+    )
+    assert forwards == []  # not even to list the layers
+    assert_same(first, plain)
+    assert_same(again, plain)
+    if pooling == "none":
+        assert any(values.dim() == 3 for values in again.values.values())
+        assert (again.mask is not None) == (adapter.interface.modality == "text")
+        assert bool(again.grids) == (family in IMAGES)
+
+
+def test_half_of_the_layers_take_one_pass_for_the_others_only(tmp_path: Path, forwards: list[int]) -> None:
+    adapter, data = loaded(small()), rows()
+    names = ["0", "1", "2", "3"]
+    plain = extract_activations(adapter, data, layers=names, **ARGUMENTS)
+    extract_activations(adapter, data, layers=["2", "0"], cache=tmp_path, **ARGUMENTS)
+    before = {entry.key: entry.path.stat().st_ino for entry in Cache(tmp_path).entries()}
+    forwards.clear()
+    found = extract_activations(adapter, data, layers=names, cache=tmp_path, **ARGUMENTS)
+    assert forwards == [8, 8, 4]
+    assert_same(found, plain)
+    after = {entry.key: entry.path.stat().st_ino for entry in Cache(tmp_path).entries()}
+    assert len(after) == 4 and all(after[key] == inode for key, inode in before.items())  # not written again
+    forwards.clear()
+    turned = extract_activations(adapter, data, layers=names[::-1], cache=tmp_path, **ARGUMENTS)
+    assert forwards == []
+    assert_same(turned, extract_activations(adapter, data, layers=names[::-1], **ARGUMENTS))
+
+
+def of_a_user(x: Any) -> Any:
+    return torch.as_tensor(x) * 1.0
+
+
+def of_another_user(x: Any) -> Any:
+    return torch.as_tensor(x) * 2.0
+
+
+class Net(nn.Module):
+    """A network of user code, with an option that neither weights nor state dict contain."""
+
+    def __init__(self, slope: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.slope = nn.Linear(4, 8), nn.Linear(8, 2), slope
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(input) * self.slope)
+
+
+def changed(net: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        next(net.parameters()).view(-1)[0].add_(1e-6)
+    return net
+
+
+def other_sample() -> torch.Tensor:
+    data = rows()
+    data[7, 2] += 1e-6
+    return data
+
+
+def hooked() -> nn.Module:
+    net = small()
+    net[1].register_forward_hook(lambda module, inputs, output: output * 2)
+    return net
+
+
+CHANGES: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
+    "a weight": lambda: (loaded(changed(small())), rows(), {}),
+    "a module without weights": lambda: (loaded(small(act=nn.GELU())), rows(), {}),
+    "an option of a module": lambda: (loaded(small(act=nn.LeakyReLU(0.1))), rows(), {}),
+    "a hook": lambda: (loaded(hooked()), rows(), {}),
+    "dtype": lambda: (hf_stitch.load(small().double(), example_inputs=torch.randn(2, 4).double()), rows(), {}),
+    "the order of the samples": lambda: (loaded(small()), hf_stitch.Samples.of(rows()).select(range(19, -1, -1)), {}),
+    "one sample": lambda: (loaded(small()), other_sample(), {}),
+    "fewer samples": lambda: (loaded(small()), rows()[:19], {}),
+    "layer": lambda: (loaded(small()), rows(), {"layers": ["0"]}),
+    "pooling": lambda: (loaded(small()), rows(), {"pooling": "none"}),
+    "batch size": lambda: (loaded(small()), rows(), {"batch_size": 7}),
+    "a processor": lambda: (loaded(small(), processor=of_a_user), rows(), {}),
+    "another processor": lambda: (loaded(small(), processor=of_another_user), rows(), {}),
+    "user code": lambda: (loaded(Net()), rows(), {"layers": ["first"]}),
+    "an option of user code": lambda: (loaded(Net(2.0)), rows(), {"layers": ["first"]}),
+}
+
+
+def test_every_change_is_another_entry(tmp_path: Path) -> None:
+    standard = {"layers": ["2"], **ARGUMENTS, "cache": tmp_path}
+    extract_activations(loaded(small()), rows(), **standard)
+    for number, (change, made) in enumerate(CHANGES.items(), 2):
+        adapter, data, options = made()
+        for _ in range(2):
+            found = extract_activations(adapter, data, **{**standard, **options})
+            assert len(Cache(tmp_path).entries()) == number, change
+        plain = extract_activations(adapter, data, **{**standard, **options, "cache": False})
+        assert_same(found, plain)
+    extract_activations(loaded(small()), rows(), **standard)  # with other random values in its example
+    assert len(Cache(tmp_path).entries()) == len(CHANGES) + 1
+
+
+@pytest.mark.parametrize("changing", ["hf_stitch", "torch", "transformers", "timm", "pillow"])
+def test_every_version_is_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changing: str) -> None:
+    from hf_stitch.analysis.caching import layers
+
+    standard = {"layers": ["2"], **ARGUMENTS, "cache": tmp_path}
+    extract_activations(loaded(small()), rows(), **standard)
+    versions = layers.versions()
+    if changing in versions:
+        monkeypatch.setattr(layers, "versions", lambda: {**versions, changing: "99"})
+    else:
+        monkeypatch.setattr(layers, "version", lambda name: "99")
+    extract_activations(loaded(small()), rows(), **standard)
+    assert len(Cache(tmp_path).entries()) == 2
+
+
+def test_settings_of_torch_that_change_numbers(tmp_path: Path) -> None:
+    standard = {"layers": ["2"], **ARGUMENTS, "cache": tmp_path}
+    plain = extract_activations(loaded(small()), rows(), **standard)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = extract_activations(loaded(small()), rows(), **standard)
+    assert cast.values["2"].dtype == torch.bfloat16
+    assert_same(extract_activations(loaded(small()), rows(), **standard), plain)
+
+
+def test_processors_of_texts_and_images(tmp_path: Path, sentences: Any) -> None:
+    """The vocabulary of a tokenizer, the attention of transformers, and the transform of timm."""
+
+    def texts(model: nn.Module, tokenizer: Any) -> int:
+        adapter = hf_stitch.load(model, processor=tokenizer)
+        extract_activations(adapter, sentences, cache=tmp_path, layers=["bert.encoder.layer.1"], **ARGUMENTS)
+        return len(Cache(tmp_path).entries())
+
+    model, left, more = build("bert", 0), plain_tokenizer(), plain_tokenizer()
+    assert texts(model, plain_tokenizer()) == texts(build("bert", 0), plain_tokenizer()) == 1
+    left.padding_side = "left"
+    more.add_tokens(["w1 w2"])
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    assert (texts(model, left), texts(model, more), texts(eager, plain_tokenizer())) == (2, 3, 4)
+    draw = np.random.default_rng(0)
+    pictures = [Image.fromarray(draw.integers(0, 255, (40, 48, 3), dtype=np.uint8)) for _ in range(9)]
+    for crop, entries in ((1.0, 5), (0.9, 6), (1.0, 6)):
+        torch.manual_seed(0)
+        cfg = {"input_size": (3, SIZE, SIZE), "crop_pct": crop}
+        net = timm.create_model("resnet10t", channels=(16, 24, 32, 48), pretrained_cfg_overlay=cfg)
+        extract_activations(net, pictures, layers=["layer2.0"], cache=tmp_path, **ARGUMENTS)
+        assert len(Cache(tmp_path).entries()) == entries
+
+
+def test_a_saved_network_has_the_entries_of_the_live_one(tmp_path: Path, pixels: Any, forwards: list[int]) -> None:
+    live = network("vit")
+    live.model.save_pretrained(tmp_path / "vit")
+    first = extract_activations(live, pixels, layers=["vit.layers.1"], cache=tmp_path / "cache", **ARGUMENTS)
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "vit")
+    again = adapted("vit", model)
+    forwards.clear()
+    assert_same(
+        extract_activations(again, pixels, layers=["vit.layers.1"], cache=tmp_path / "cache", **ARGUMENTS), first
+    )
+    assert forwards == []
+
+
+def test_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forwards: list[int]) -> None:
+    monkeypatch.setenv("HF_STITCH_CACHE", str(tmp_path / "mine"))
+    adapter = loaded(small())
+    extract_activations(adapter, rows(), layers=["0"], **ARGUMENTS)
+    assert not (tmp_path / "mine").exists()
+    first = extract_activations(adapter, rows(), layers=["0"], cache=True, **ARGUMENTS)
+    forwards.clear()
+    assert_same(extract_activations(adapter, rows(), layers=["0"], cache=str(tmp_path / "mine"), **ARGUMENTS), first)
+    assert forwards == []
+    (entry,) = Cache(tmp_path / "mine").entries()
+    assert {name: entry.about[name] for name in ("layer", "samples", "pooling", "dtype", "device")} == {
+        "layer": "0", "samples": 20, "pooling": "mean", "dtype": "float32", "device": "cpu",
+    }  # fmt: skip
+    pinned = adapter.pinned
+    assert entry.about["network"] == f"Sequential {pinned.weights_hash[7:15]}"
+    assert entry.about["weights"] == pinned.weights_hash
+    assert entry.about["data"] == hf_stitch.Samples.of(rows()).fingerprint and entry.about["modality"] == "tensor"
+
+
+def test_a_broken_entry_is_recorded_again(tmp_path: Path) -> None:
+    adapter = loaded(small())
+    first = extract_activations(adapter, rows(), layers=["0"], cache=tmp_path, **ARGUMENTS)
+    (entry,) = Cache(tmp_path).entries()
+    content = bytearray(entry.path.read_bytes())
+    content[-5] ^= 4
+    entry.path.write_bytes(content)
+    with pytest.warns(UserWarning, match="broken"):
+        assert_same(extract_activations(adapter, rows(), layers=["0"], cache=tmp_path, **ARGUMENTS), first)
+    assert_same(extract_activations(adapter, rows(), layers=["0"], cache=tmp_path, **ARGUMENTS), first)
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    adapter = loaded(small())
+    with pytest.warns(UserWarning, match="not cached"):
+        found = extract_activations(adapter, rows(), layers=["0"], cache=tmp_path / "file" / "cache", **ARGUMENTS)
+    assert_same(found, extract_activations(adapter, rows(), layers=["0"], **ARGUMENTS))
+
+
+def test_a_file_is_no_cache(tmp_path: Path, forwards: list[int]) -> None:
+    (tmp_path / "saved.npz").write_text("activations")
+    with pytest.raises(ValueError, match="must be a folder"):
+        extract_activations(loaded(small()), rows(), cache=tmp_path / "saved.npz", **ARGUMENTS)
+    assert forwards == []
+
+
+def test_what_fails_is_not_cached(tmp_path: Path) -> None:
+    adapter = loaded(small())
+    with pytest.raises(hf_stitch.NotACutError):
+        extract_activations(adapter, rows(), layers=["0", "none"], cache=tmp_path, **ARGUMENTS)
+    assert Cache(tmp_path).entries() == []
+
+
+def test_activations_that_were_read_are_compared_and_may_be_changed(tmp_path: Path) -> None:
+    adapter = loaded(small())
+    first = extract_activations(adapter, rows(), cache=tmp_path, **ARGUMENTS)
+    second = extract_activations(adapter, rows(), cache=tmp_path, **ARGUMENTS)
+    scores = hf_stitch.compare(second, second, metrics=["linear_cka"], progress=False)
+    assert scores["linear_cka"].diagonal().tolist() == pytest.approx([1.0] * len(first.layers))
+    shutil.rmtree(tmp_path)
+    assert_same(second, first)
+    for values in second.values.values():
+        values.zero_()
+
+
+def as_one_of_several(rank: int, folder: Path) -> None:
+    adapter = loaded(small())
+    counted = []
+    run = Adapter._run
+
+    def counting(self: Adapter, inputs: Any) -> Any:
+        counted.append(1)
+        return run(self, inputs)
+
+    data = rows(21)
+    for place in ("first", "second"):
+        Adapter._run = counting
+        found = extract_activations(adapter, data, cache=folder / f"cache {rank}", **ARGUMENTS)
+        Adapter._run = run
+        np.savez(folder / f"{place}-{rank}.npz", **{name: values.numpy() for name, values in found.values.items()})
+        (folder / f"{place}-{rank}.txt").write_text(str(len(counted)))
+        counted.clear()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_of_several_processes_one_writes_and_all_have_the_same(tmp_path: Path, count: int, alone: None) -> None:
+    run_ranks(count, as_one_of_several, tmp_path)
+    plain = extract_activations(loaded(small()), rows(21), **ARGUMENTS)
+    assert sorted(path.name for path in tmp_path.glob("cache*")) == ["cache 0"]  # each was given a folder of its own
+    for rank in range(count):
+        for place in ("first", "second"):
+            values = np.load(tmp_path / f"{place}-{rank}.npz")
+            assert list(values) == list(plain.values)
+            assert all(np.array_equal(values[name], plain.values[name].numpy()) for name in values), (place, rank)
+        assert int((tmp_path / f"first-{rank}.txt").read_text()) > 0
+        assert (tmp_path / f"second-{rank}.txt").read_text() == "0"
+    entries = Cache(tmp_path / "cache 0").entries()
+    assert len(entries) == len(plain.layers) + 1
+    assert_same(extract_activations(loaded(small()), rows(21), cache=tmp_path / "cache 0", **ARGUMENTS), plain)
+    assert len(Cache(tmp_path / "cache 0").entries()) == len(entries)  # one process reads what several have written
