@@ -49,6 +49,13 @@ def ours(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     """Compute relative representations and neighbours with hf-stitch."""
     with torch.no_grad():
         relative = RelativeProjection.of(anchors)(rows)
+    return relative, nearest(relative, relative, NEIGHBOURS)[1]
+
+
+def in_chunks(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute them with hf-stitch, with rows that stream."""
+    with torch.no_grad():
+        relative = RelativeProjection.of(anchors)(rows)
     return relative, nearest(relative, relative.split(CHUNK), NEIGHBOURS)[1]
 
 
@@ -71,7 +78,7 @@ def latentis(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     return relative, torch.as_tensor(np.asarray(found.offsets))
 
 
-WAYS: dict[str, Way] = {"hf-stitch": ours, "plain": plain, "latentis": latentis}
+WAYS: dict[str, Way] = {"hf-stitch": ours, "hf-stitch in chunks": in_chunks, "plain": plain, "latentis": latentis}
 
 
 class Drawn:

@@ -15,9 +15,6 @@ from hf_stitch.data.splits import apportion, chance
 from hf_stitch.registry import registries
 from hf_stitch.relative.neighbours import nearest
 
-_DOMAIN_ROWS = 4096
-"""Rows of the domain per chunk."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Selection(ABC):
@@ -358,8 +355,8 @@ class OutOfDomain(Selection):
                 f"domain has width {self.domain.shape[1]}, but the features have width {features.shape[1]}"
             )
         domain = self.domain.to(features)
-        own = nearest(domain, domain.split(_DOMAIN_ROWS), 2, "euclidean")[0][:, 1]
-        away = nearest(features, domain.split(_DOMAIN_ROWS), 1, "euclidean")[0][:, 0]
+        own = nearest(domain, domain, 2, "euclidean")[0][:, 1]
+        away = nearest(features, domain, 1, "euclidean")[0][:, 0]
         outside = (away > own.quantile(self.quantile)).nonzero()[:, 0].tolist()
         if len(outside) < count:
             raise ValueError(
