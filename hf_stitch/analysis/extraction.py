@@ -37,8 +37,8 @@ def extract_activations(
     """Run a network on samples and return its activations, for later comparison or saving.
 
     With a cache, the activations of each layer are kept on the disk, and a later call runs the network only for the
-    layers that are not there. They are the same bit for bit, on the same kind of machine: a change of the network, its
-    code or processor, of a sample or an option is another entry. ``hf-stitch cache`` lists and removes entries.
+    layers that are not there. They are the same bit for bit: what changes a bit of them is another entry, be it the
+    network, its code or processor, a sample, an option or the machine. ``hf-stitch cache`` lists and removes entries.
 
     Under ``accelerate launch`` each process runs a part of the samples, and all processes return the same activations.
 

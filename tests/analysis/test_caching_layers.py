@@ -212,6 +212,14 @@ def test_settings_of_torch_that_change_numbers(tmp_path: Path) -> None:
         cast = extract_activations(loaded(small()), rows(), **standard)
     assert cast.values["2"].dtype == torch.bfloat16
     assert_same(extract_activations(loaded(small()), rows(), **standard), plain)
+    assert len(Cache(tmp_path).entries()) == 2
+
+
+def test_the_number_of_threads_changes_the_last_bits(tmp_path: Path, one_thread: None) -> None:
+    for number, threads in enumerate((1, 2, 1), 1):
+        torch.set_num_threads(threads)
+        extract_activations(loaded(small()), rows(), layers=["2"], cache=tmp_path, **ARGUMENTS)
+        assert len(Cache(tmp_path).entries()) == min(number, 2)
 
 
 def test_processors_of_texts_and_images(tmp_path: Path, sentences: Any) -> None:
@@ -337,13 +345,15 @@ def as_one_of_several(rank: int, folder: Path) -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_of_several_processes_one_writes_and_all_have_the_same(tmp_path: Path, count: int, alone: None) -> None:
+def test_of_several_processes_one_writes_and_all_have_the_same(tmp_path: Path, count: int, one_thread: None) -> None:
     run_ranks(count, as_one_of_several, tmp_path)
     plain = extract_activations(loaded(small()), rows(21), **ARGUMENTS)
     assert sorted(path.name for path in tmp_path.glob("cache*")) == ["cache 0"]  # each was given a folder of its own

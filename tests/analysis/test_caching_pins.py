@@ -123,6 +123,29 @@ def test_modules_of_the_user_that_a_function_names() -> None:
     assert pins[0] != pins[1] and pins[0] == pins[2]  # what it does not use is left out
 
 
+def test_modules_inside_of_modules_and_cached_functions() -> None:
+    def calling(code: str) -> Any:
+        package = module("", inner=module(code))
+        package.inner.back = package
+        return module("def act(x):\n    return package.inner.act(x)", package=package).act
+
+    pins = [pin(calling(f"def act(x):\n    return x * {factor}")) for factor in (2, 3, 2)]
+    assert pins[0] != pins[1] and pins[0] == pins[2]
+    cached = "import functools\n@functools.lru_cache\ndef act(x):\n    return x * {}"
+    pins = [pin(module(cached.format(factor)).act) for factor in (2, 3, 2)]
+    assert pins[0] != pins[1] and pins[0] == pins[2]
+
+
+def test_long_chains_of_functions() -> None:
+    def chain(length: int) -> Any:
+        lines = [f"def f{place}(x):\n    return f{place + 1}(x)" for place in range(length)]
+        return module("\n".join([*lines, f"def f{length}(x):\n    return x"])).f0
+
+    assert pin(chain(100)) != pin(chain(101))
+    with pytest.raises(ValueError, match="too long"):
+        pin(chain(5000))
+
+
 def test_patched_methods() -> None:
     plain = pin(nn.Sequential(nn.Linear(2, 2)))
     patched = nn.Sequential(nn.Linear(2, 2))

@@ -316,6 +316,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
     "docs/adapters.md": nothing,
     "docs/how-to/bench.md": bench,
+    "docs/how-to/cache.md": compare,
     "docs/how-to/compare.md": compare,
     "docs/how-to/cut.md": cut,
     "docs/how-to/gpu.md": stitch,

@@ -53,9 +53,9 @@ class Recorded:
 class LayerCache:
     """The activations of a network on samples in a cache.
 
-    A key covers everything that changes the values: weights, modules and code of the network, its processor, the
-    samples and their order, layer, pooling, batches, versions, the type of the device and its precision. Weights and
-    samples are read once for it; the network does not run.
+    A key covers everything that changes a bit of the values: weights, modules and code of the network, its processor,
+    the samples and their order, layer, pooling, batches, versions of packages, the kind of the device, its precision
+    and its number of threads. Weights and samples are read once for it; the network does not run.
 
     Args:
         cache: The cache.
@@ -162,7 +162,7 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         "processor": None if reference.processor is None else asdict(reference.processor),
         "processor_code": pins.hash(processor if written else type(processor)),
         "example": {name: _form(value) for name, value in adapter.example.items()},
-        "precision": _precision(adapter.device.type),
+        "machine": _machine(adapter.device),
     }
     return reference, {**found, "versions": {**versions(), **_readers(), **pins.versions()}}
 
@@ -172,11 +172,14 @@ def _form(value: Any) -> list[str]:
     return [str(value.dtype), str(tuple(value.shape))] if isinstance(value, Tensor) else [Pins().hash(value)]
 
 
-def _precision(device: str) -> list[Any]:
-    """Return the type of a device, and the settings of torch with which it computes."""
-    cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+def _machine(device: torch.device) -> list[Any]:
+    """Return the kind of a device and the settings of torch, which decide the order of sums and with it rounding."""
+    cast = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else None
     exact = torch.are_deterministic_algorithms_enabled()
-    return [device, cast, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, exact]
+    found = [device.type, cast, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, exact]
+    if device.type == "cuda":
+        return [*found, torch.cuda.get_device_name(device)]
+    return [*found, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
 
 
 def _readers() -> dict[str, str]:

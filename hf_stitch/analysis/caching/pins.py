@@ -14,7 +14,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
@@ -88,9 +88,15 @@ class Pins:
             64 hexadecimal digits.
 
         Raises:
-            ValueError: If it contains a network of TorchScript, whose code cannot be read.
+            ValueError: If it contains a network of TorchScript, whose code cannot be read, or is nested too deeply.
         """
-        return self._hash(value).hex()
+        try:
+            return self._hash(value).hex()
+        except RecursionError as error:
+            raise ValueError(
+                f"{type(value).__name__} cannot be hashed, because its objects or functions refer to each other in a "
+                "chain that is too long: pass cache=False"
+            ) from error
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages whose code the objects run that were hashed so far."""
@@ -135,7 +141,7 @@ class Pins:
             return [type(value).__name__, *sorted(map(self._hash, value))]
         if type(value) in (dict, types.MappingProxyType):
             return ["dict", *(self._hash(part) for item in value.items() for part in item)]
-        if hasattr(value, "to_diff_dict"):  # a config of transformers
+        if hasattr(type(value), "to_diff_dict"):  # a config of transformers
             values = {name: part for name, part in vars(value).items() if name not in UNREAD_OF_CONFIGS}
             return ["config", self._hash(type(value)), *self._of_attributes(values)]
         return self._of_object(value)
@@ -181,20 +187,19 @@ class Pins:
             yield "function"
             yield self._hash([value.__code__, value.__defaults__, value.__kwdefaults__])
             yield self._hash([_contents(cell) for cell in value.__closure__ or ()])
-            yield from self._of_globals(value)
+            yield from self._of_names(value.__globals__, sorted(set(_names(value.__code__))))
 
-    def _of_globals(self, function: types.FunctionType) -> Iterator[str | bytes]:
-        """Yield the globals that a function names, and of modules of user code what it takes of them."""
-        names = sorted(set(_names(function.__code__)))
+    def _of_names(
+        self, namespace: Mapping[str, Any], names: Sequence[str], within: tuple[types.ModuleType, ...] = ()
+    ) -> Iterator[str | bytes]:
+        """Yield what names stand for in a namespace, and in the modules of user code among them."""
         for name in names:
-            if name not in function.__globals__:
-                continue
-            value = function.__globals__[name]
-            yield from (name, self._hash(value))
-            if isinstance(value, types.ModuleType) and self._package(value.__name__) is None:
-                for part in names:
-                    if part in vars(value):
-                        yield from (part, self._hash(vars(value)[part]))
+            if name in namespace:
+                value = namespace[name]
+                yield from (name, self._hash(value))
+                written = isinstance(value, types.ModuleType) and self._package(value.__name__) is None
+                if written and value not in within:
+                    yield from self._of_names(vars(value), names, (*within, value))
 
     def _of_object(self, value: Any) -> Iterator[str | bytes]:
         """Yield the class of an object, and its state as a copy would take it."""
@@ -202,6 +207,8 @@ class Pins:
         if isinstance(value, (staticmethod, classmethod)):
             yield self._hash(value.__func__)
             return
+        if "__wrapped__" in getattr(value, "__dict__", ()):  # functools.lru_cache
+            yield self._hash(value.__wrapped__)
         if isinstance(value, property):
             yield from (self._hash(part) for part in (value.fget, value.fset))
             return
