@@ -3,7 +3,10 @@
 import importlib
 import sys
 
-NAMES = ("atlas", "atoms", "cuts", "grid", "least_squares", "offload", "relative", "saving", "task_loss")
+NAMES = (
+    *("atlas", "atoms", "cuts", "grid", "least_squares", "listing", "offload", "relative", "saving", "scaling"),
+    "task_loss",
+)
 
 for name in sys.argv[1:] or NAMES:
     importlib.import_module(f"benchmarks.{name}").main()

@@ -133,6 +133,8 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     candidates = adapter.candidates
     if record.parameters > LARGE and len(candidates) > SOME:
         candidates = tuple(candidates[i * (len(candidates) - 1) // (SOME - 1)] for i in range(SOME))
+    else:
+        _ = adapter.layers  # verifies all of them together
     infos = {layer: adapter.verify_cut(layer) for layer in candidates}
     listed = tuple(layer for layer, e in infos.items() if e.status == "verified")
     refused = [e.reason for e in infos.values() if e.status == "refused"]

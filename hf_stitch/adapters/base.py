@@ -352,8 +352,9 @@ class Adapter(ABC):
     def layers(self) -> tuple[str, ...]:
         """Names of the verified cuts among the :attr:`candidates`, in the order in which they run.
 
-        The first access verifies each candidate, which runs the network several times on the example.
+        The first access verifies the candidates, which runs the network several times on the example.
         """
+        self._survey().verify(map(self.module_name, self.candidates))
         return tuple(name for name in self.candidates if self.verify_cut(name).status == "verified")
 
     @_locked

@@ -190,7 +190,7 @@ def run_after(
     flow: Flow | None = None,
     noise: bool = False,
 ) -> Any:
-    """Run the part after the cut on a representation, and restore the model afterwards.
+    """Run the part after a cut on a representation, and restore the model afterwards.
 
     Args:
         model: The network.
@@ -199,7 +199,7 @@ def run_after(
         plan: Plan with the modules to replace.
         interface: How the network takes its input.
         representation: Representation at the cut, with a context.
-        flow: Marks and follows the outputs of the stubs; ``None`` (default) to follow nothing.
+        flow: Marks and follows the outputs of the stubs and the erased content; ``None`` (default) to follow nothing.
         noise: Whether stubs and erased content are noise instead of zeros (default: ``False``).
 
     Returns:
@@ -209,5 +209,53 @@ def run_after(
     slot.flow, slot.noise = flow, noise
     fill(slot, cut.restore(representation.values), size_of(representation, interface))
     with swapped(model, plan.after_cut(model, cut, slot)):
-        context = plan.context(representation, interface)
-        return run(interface.obscure(context) if noise else context)
+        return run(_arguments(plan, interface, representation, flow, noise))
+
+
+def run_between(
+    model: nn.Module,
+    run: Callable[[Mapping[str, Any]], Any],
+    cuts: tuple[Cut, Cut],
+    plans: tuple[CutPlan, CutPlan],
+    interface: Interface,
+    representation: Representation,
+    flow: Flow | None = None,
+    noise: bool = False,
+) -> Tensor:
+    """Run the part between two cuts on a representation, and restore the model afterwards.
+
+    Args:
+        model: The network.
+        run: Function that calls the model with a mapping of inputs.
+        cuts: Cut at which the part begins, and the later cut at which it ends.
+        plans: Plans of the two cuts.
+        interface: How the network takes its input.
+        representation: Representation at the first cut, with a context.
+        flow: As for :func:`run_after`.
+        noise: As for :func:`run_after`.
+
+    Returns:
+        Values at the second cut, with axes in the order of the network.
+    """
+    (first, last), (before, after) = cuts, plans
+    entering, leaving = Slot(), Slot()
+    entering.flow, entering.noise = flow, noise
+    size = size_of(representation, interface)
+    fill(entering, first.restore(representation.values), size)
+    fill(leaving, None, size)
+    with swapped(model, {**before.after_cut(model, first, entering), **after.before_cut(model, last, leaving)}):
+        run(_arguments(before, interface, representation, flow, noise))
+    return came_out(leaving, last)
+
+
+def _arguments(
+    plan: CutPlan, interface: Interface, representation: Representation, flow: Flow | None, noise: bool
+) -> Mapping[str, Any]:
+    """Return the arguments of a forward that begins at a cut."""
+    context = plan.context(representation, interface)
+    if noise:
+        context = interface.obscure(context)
+    if flow is not None:
+        for name in interface.content:
+            flow.mark(context[name])
+    return context

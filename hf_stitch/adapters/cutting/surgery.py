@@ -10,6 +10,7 @@ Meanwhile an adapter keeps other threads from the network (:func:`alone`).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -131,8 +132,12 @@ def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialis
     return slot.flow.mark(empty) if slot.flow else empty
 
 
+PERIOD = 997
+"""Period of :func:`noise`; a prime, so that no axis repeats."""
+
+
 def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create large random numbers of both signs, the same ones in every call.
+    """Create large random numbers of both signs, the same ones in every call; they repeat after :data:`PERIOD`.
 
     Args:
         shape: Shape of the tensor.
@@ -144,7 +149,9 @@ def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     """
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return (1e4 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(device, dtype)
+    few = (1e4 * torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))).to(device, dtype)
+    count = math.prod(shape)
+    return few.repeat(-(-count // PERIOD))[:count].view(*shape)
 
 
 def _present(slot: Slot) -> Tensor:

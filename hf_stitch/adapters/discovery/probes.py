@@ -107,24 +107,23 @@ class Probes:
                 yield {**ragged, **padded, mask: real.long()}
 
     def further(self) -> Iterator[dict[str, Any]]:
-        """Iterate over texts that the network may refuse: up to four times as long, and with all tokenizer outputs.
+        """Iterate over texts that the network may refuse: one up to four times as long, and all tokenizer outputs.
 
         Yields:
             Inputs of the network; none unless the modality is text.
         """
         if self.interface.modality != "text":
             return
-        longer = self.vary(2, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
-        yield longer
-        given = {}
-        for name in set(self.interface.arguments) - longer.keys():
+        yield self.vary(1, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
+        usual, given = self.vary(2), {}
+        for name in set(self.interface.arguments) - usual.keys():
             ids = next(
                 (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
             )
             if ids is not None:
-                given[name] = torch.full_like(longer[ids], int(name == mask_of(ids)))
+                given[name] = torch.full_like(usual[ids], int(name == mask_of(ids)))
         if given:
-            yield {**longer, **given}
+            yield {**usual, **given}
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:

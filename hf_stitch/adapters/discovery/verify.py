@@ -8,8 +8,9 @@ read their values. This detects bypasses through weights that are zero, or throu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,12 +20,31 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
 from hf_stitch.adapters.cutting.flow import Flow, ValuesReadError
 from hf_stitch.adapters.cutting.halves import HalfError
-from hf_stitch.adapters.cutting.plan import CutPlan, run_after, run_before
+from hf_stitch.adapters.cutting.plan import CutPlan, run_after, run_before, run_between
 from hf_stitch.adapters.cutting.surgery import StubReadError
 from hf_stitch.adapters.discovery.probes import Probes, copied
 from hf_stitch.representation import Representation
 
 Run = Callable[[Mapping[str, Any]], Any]
+FOLLOWED = 2
+"""Number of probes on which marked values are followed, for text one of them padded."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the whole model returned for a probe.
+
+    Attributes:
+        inputs: The probe.
+        values: Name of a layer -> values at its cut.
+        output: Output of the model.
+        followed: Whether :class:`Flow` follows the parts on this probe.
+    """
+
+    inputs: Mapping[str, Any]
+    values: Mapping[str, Tensor]
+    output: Any
+    followed: bool
 
 
 class Verifier:
@@ -70,19 +90,99 @@ class Verifier:
         Raises:
             NotACutError: If the layer does not run for all inputs, or returns nested tensors.
         """
+        return self._tried(cut, lambda: self._holds(cut, plan))
+
+    def _holds(self, cut: Cut, plan: CutPlan) -> bool:
+        observed = self.observe([cut])
+        for one in observed:
+            if cut.layer not in one.values:
+                raise NotACutError(
+                    f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
+                    f"{len(one.inputs[self.interface.content[0]])} samples); cut at another layer"
+                )
+        return self.front_holds(cut, plan, observed) and self.back_holds(cut, plan, observed)
+
+    def observe(self, cuts: Iterable[Cut]) -> list[Observed]:
+        """Run the whole model on all probes.
+
+        Args:
+            cuts: Cuts whose values are kept.
+
+        Returns:
+            One record per probe. A layer that does not run for a probe is missing in its values.
+
+        Raises:
+            NotACutError: If a layer returns nested tensors.
+        """
+        kept = list(cuts)
+        with torch.no_grad():
+            observed = [self._observed(kept, inputs, place < FOLLOWED) for place, inputs in enumerate(self.probes)]
+            for inputs in self.probes.further():
+                with suppress(Exception):  # the network may refuse these
+                    observed.append(self._observed(kept, inputs))
+        return observed
+
+    def front_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
+        """Return whether the part before a cut, without the modules after it, returns the values at the cut.
+
+        Args:
+            cut: The cut.
+            plan: Plan with the modules to replace.
+            observed: Output of :meth:`observe`.
+        """
+
+        def holds(one: Observed) -> bool:
+            found = run_before(self.model, self.run, cut, plan, self.interface, copied(one.inputs))
+            return same(found.values, self._seen(cut, one).values)
+
+        return self._tried(cut, lambda: all(map(holds, observed)))
+
+    def back_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
+        """Return whether the output of the model depends on the content only through the values at a cut.
+
+        Args:
+            cut: The cut.
+            plan: Plan with the modules to replace.
+            observed: Output of :meth:`observe`.
+        """
+
+        def runs(one: Observed, flow: Flow | None) -> Any:
+            seen = self._seen(cut, one)
+            return run_after(self.model, self.run, cut, plan, self.interface, seen, flow, flow is None)
+
+        return self._tried(cut, lambda: all(self._follows(one, partial(runs, one), one.output) for one in observed))
+
+    def between_holds(
+        self, cuts: tuple[Cut, Cut], plans: tuple[CutPlan, CutPlan], observed: Iterable[Observed]
+    ) -> bool:
+        """Return whether the values at the second of two cuts depend on the content only through those at the first.
+
+        What runs between them runs without the modules before the first and after the second.
+
+        Args:
+            cuts: The cuts, the earlier one first.
+            plans: Their plans.
+            observed: Output of :meth:`observe`.
+        """
+
+        def runs(one: Observed, flow: Flow | None) -> Tensor:
+            seen = self._seen(cuts[0], one)
+            return run_between(self.model, self.run, cuts, plans, self.interface, seen, flow, flow is None)
+
+        def holds(one: Observed) -> bool:
+            return self._follows(one, partial(runs, one), one.values[cuts[1].layer])
+
+        return self._tried(cuts[0], lambda: all(map(holds, observed)))
+
+    @cached_property
+    def _largest_id(self) -> int:
+        return max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
+
+    def _tried(self, cut: Cut, holds: Callable[[], bool]) -> bool:
+        """Return whether a condition holds; an error of the model's code is recorded."""
         try:
             with torch.no_grad():
-                probes = [*self.probes, *self._further]
-                whole = [self._observed(cut, inputs) for inputs in probes]
-                seen = [
-                    cut.represent(values, inputs, self.interface)
-                    for inputs, (values, _) in zip(probes, whole, strict=True)
-                ]
-                before = [run_before(self.model, self.run, cut, plan, self.interface, copied(p)) for p in probes]
-                return all(same(a.values, b.values) for a, b in zip(before, seen, strict=True)) and all(
-                    self._follows(cut, plan, representation, output)
-                    for representation, (_, output) in zip(seen, whole, strict=True)
-                )
+                return holds()
         except (torch.OutOfMemoryError, NotACutError):
             raise
         except Exception as error:  # the code of the model fails with this plan; the next one is tried
@@ -94,43 +194,28 @@ class Verifier:
                 kept[cut.layer] = f"{type(origin).__name__}: {origin}"
         return False
 
-    @cached_property
-    def _further(self) -> list[dict[str, Any]]:
-        """The further probes that the network accepts."""
-
-        def runs(inputs: Mapping[str, Any]) -> bool:
-            try:
-                self.run(copied(inputs))
-            except Exception:
-                return False
-            return True
-
-        return [inputs for inputs in self.probes.further() if runs(inputs)]
-
-    def _observed(self, cut: Cut, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
-        """Return the values at the cut and the output of the model."""
-        with self._capture(cut) as captured:
+    def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], followed: bool = False) -> Observed:
+        """Run the whole model on a probe."""
+        with ExitStack() as hooks:
+            captured = {cut.layer: hooks.enter_context(self._capture(cut)) for cut in cuts}
             output = self.run(copied(inputs))
-        if not captured:
-            raise NotACutError(
-                f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
-                f"{len(inputs[self.interface.content[0]])} samples); cut at another layer"
-            )
-        return captured[0], output
+        return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, followed)
 
-    def _follows(self, cut: Cut, plan: CutPlan, representation: Representation, output: Any) -> bool:
-        """Return whether the output of the model depends on the content only through the representation."""
-        after = run_after(self.model, self.run, cut, plan, self.interface, representation)
-        if not same(after, output):
-            return False
-        largest = max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
-        with Flow(self.interface.special_ids, largest) as flow:  # may disable fused kernels
-            for name in self.interface.content:
-                flow.mark(representation.context[name])
-            if flow.reaches(run_after(self.model, self.run, cut, plan, self.interface, representation, flow)):
-                return False
-        # detects dependence that Flow does not (custom kernels, threads)
-        return same(run_after(self.model, self.run, cut, plan, self.interface, representation, noise=True), output)
+    def _seen(self, cut: Cut, one: Observed) -> Representation:
+        """Return the representation at a cut for a probe."""
+        return cut.represent(one.values[cut.layer], one.inputs, self.interface)
+
+    def _follows(self, one: Observed, runs: Callable[[Flow | None], Any], expected: Any) -> bool:
+        """Return whether a part returns what the model returns, and nothing in it comes from what precedes the part.
+
+        Once, what precedes the part is what it will be later, and Flow, which may disable fused kernels, follows it.
+        Once, it is noise, which detects dependence that Flow does not (custom kernels, threads).
+        """
+        if one.followed:
+            with Flow(self.interface.special_ids, self._largest_id) as flow:
+                if flow.reaches(runs(flow)):
+                    return False
+        return same(runs(None), expected)
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
@@ -176,11 +261,11 @@ class Verifier:
         """
         inputs = self.probes.vary(2)
         with torch.no_grad():
-            values, expected = self._observed(cut, inputs)
+            whole = self._observed([cut], inputs)
         for name in before:
             try:
-                with torch.no_grad(), self._capture(cut, poisoned=name, entering=values):
-                    if not same(expected, self.run(copied(inputs))):
+                with torch.no_grad(), self._capture(cut, poisoned=name, entering=whole.values[cut.layer]):
+                    if not same(whole.output, self.run(copied(inputs))):
                         return name
             except Exception as error:  # the code of the model refuses NaN, so it reads the values
                 self._failure[cut.layer] = f"{type(error).__name__}: {error}"

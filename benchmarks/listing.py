@@ -1,0 +1,65 @@
+"""Time to list the cuts of a network, verified, over one forward pass of two samples.
+
+Random weights, real sizes, processor time on one thread; the fastest of several forwards, one listing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+import transformers as hf
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import hf_stitch
+from benchmarks.timing import machine
+
+TOKENS, FORWARDS = 16, 9
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **{
+        name: lambda name=name: timm.create_model(name)  # type: ignore[misc]
+        for name in ("resnet18", "rexnet_100", "vit_tiny_patch16_224", "efficientnet_b0", "convnext_tiny")
+    },
+    "swin_tiny_patch4_window7_224": lambda: timm.create_model("swin_tiny_patch4_window7_224"),
+    "BERT-base": lambda: hf.BertForSequenceClassification(hf.BertConfig()),
+    "RoBERTa-base": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig()),
+    "GPT-2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config()),
+    "T5-small": lambda: hf.T5ForConditionalGeneration(hf.T5Config(decoder_start_token_id=0)),
+}
+
+
+def inputs_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return two samples for a network."""
+    if not isinstance(model, hf.PreTrainedModel):
+        size: Any = model.default_cfg
+        return {"x": torch.randn(2, *size["input_size"])}
+    ids = torch.randint(10, 1000, (2, TOKENS))
+    decoded = {"decoder_input_ids": ids.clone()} if model.config.is_encoder_decoder else {}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **decoded}
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    torch.set_num_threads(1)
+    title = f"listing verified cuts over one forward of two samples ({machine()})"
+    table = Table("network", "cuts", "forward ms", "listing s", "forwards", title=title)
+    for name, create in NETWORKS.items():
+        model = create().eval()
+        inputs = inputs_of(model)
+        seconds = []
+        with torch.no_grad():
+            for _ in range(FORWARDS):
+                start = time.process_time()
+                model(**inputs)
+                seconds.append(time.process_time() - start)
+        adapter = hf_stitch.load(model, example_inputs=inputs)
+        start = time.process_time()
+        cuts = len(adapter.layers)
+        took, forward = time.process_time() - start, min(seconds)
+        table.add_row(name, str(cuts), f"{1000 * forward:.0f}", f"{took:.2f}", f"{took / forward:.1f}")
+    Console(width=140).print(table)

@@ -1,0 +1,347 @@
+"""What the time of a job grows with: measured curves, a model fitted to them, and what it predicts beyond them.
+
+``python -m benchmarks scaling`` measures and prints. ``python -m benchmarks.scaling FOLDER`` also writes
+``scaling.json``, ``scaling.md`` and ``scaling.png`` there, and ``python -m benchmarks.scaling FOLDER --again`` writes
+the page again from the JSON.
+
+Processor time on one thread, minimum of two runs. Networks do not run: activations are random rows in memory, so that
+the curves are those of hf-stitch alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import nnls
+
+import hf_stitch
+from benchmarks.timing import machine
+from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.relative import nearest
+from hf_stitch.statistics import Moments
+
+REPEATS = 2
+SECONDS_PER_YEAR = 3.15e7
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a job.
+
+    Attributes:
+        n: Number of rows.
+        d: Width of the layers.
+        layers: Number of layers of each of two networks; each of one is compared with each of the other.
+    """
+
+    n: int
+    d: int
+    layers: int = 1
+
+    def __str__(self) -> str:
+        """Return the size as text."""
+        return f"n {self.n:,}, d {self.d:,}, {self.layers**2:,} pair{'s' if self.layers > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kind of work.
+
+    Attributes:
+        title: What is done.
+        run: Function that makes the inputs of a size and returns the work on them.
+        terms: Name -> number of operations (in units of 1e9) as a function of the size. The time is modelled as a
+            constant plus a rate times each.
+        sizes: Measured sizes.
+        beyond: Sizes for which the model predicts.
+        memory: Bytes that the work keeps beside its inputs, as a function of the size.
+    """
+
+    title: str
+    run: Callable[[Size], Callable[[], object]]
+    terms: Mapping[str, Callable[[Size], float]]
+    sizes: tuple[Size, ...]
+    beyond: tuple[Size, ...]
+    memory: Callable[[Size], float]
+
+
+def _activations(size: Size, seed: int) -> hf_stitch.Activations:
+    draw = torch.Generator().manual_seed(seed)
+    shared = torch.randn(size.n, size.d, generator=draw)
+    layers = {f"layer{i}": shared.roll(i, 1) + torch.randn(size.n, size.d, generator=draw) for i in range(size.layers)}
+    return hf_stitch.Activations(layers, ids=range(size.n), pooling="mean")
+
+
+def _comparison(route: str) -> Callable[[Size], Callable[[], object]]:
+    def made(size: Size) -> Callable[[], object]:
+        a, b = _activations(size, 0), _activations(size, 1)
+
+        def work() -> None:
+            atlas = hf_stitch.compare(a, b, progress=False)
+            assert set(atlas.routes.values()) == {route}, f"{size} takes the route {atlas.routes}, not {route}"
+
+        return work
+
+    return made
+
+
+def _fit(size: Size) -> Callable[[], object]:
+    x, y = (torch.randn(size.n, size.d, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+
+    def work() -> object:
+        moments = Moments(size.d, size.d)
+        for start in range(0, size.n, 10_000):
+            moments.update(x[start : start + 10_000], y[start : start + 10_000])
+        return Lstsq().fit(moments)
+
+    return work
+
+
+def _search(size: Size) -> Callable[[], object]:
+    rows = torch.randn(size.n, size.d, generator=torch.Generator().manual_seed(0))
+    return lambda: nearest(rows, rows, k=10)
+
+
+JOBS: dict[str, Job] = {
+    "moments": Job(
+        "linear CKA of all pairs, by co-moments (layers narrower than there are rows)",
+        _comparison("moments"),
+        {
+            "rows × (sum of widths)²": lambda s: s.n * (2 * s.layers * s.d) ** 2 / 1e9,
+            "rows × layers × width": lambda s: s.n * s.layers * s.d / 1e9,
+            "pairs": lambda s: s.layers**2 / 1e9,
+        },
+        (
+            *(Size(n, 64, 4) for n in (1_000, 3_000, 10_000, 30_000, 100_000)),
+            *(Size(8_000, d) for d in (64, 256, 1024, 2048, 4096)),
+            *(Size(2_000, 64, layers) for layers in (1, 2, 4, 8, 16, 32)),
+        ),
+        (Size(1_000_000, 1024, 12), Size(1_000_000, 4096, 32)),
+        lambda s: 8 * 3 * (s.layers * s.d) ** 2,
+    ),
+    "grams": Job(
+        "linear CKA of all pairs, by Gram matrices (layers wider than there are rows)",
+        _comparison("grams"),
+        {
+            "rows² × layers × width": lambda s: s.n**2 * 2 * s.layers * s.d / 1e9,
+            "rows² × layers": lambda s: s.n**2 * 2 * s.layers / 1e9,
+            "rows² × pairs": lambda s: s.n**2 * s.layers**2 / 1e9,
+        },
+        (
+            *(Size(n, 4096, 2) for n in (250, 500, 1_000, 2_000)),
+            *(Size(500, d, 2) for d in (1024, 2048, 4096)),
+            *(Size(250, 1024, layers) for layers in (1, 2, 4, 8, 16, 32)),
+        ),
+        (Size(10_000, 50_000, 50),),
+        lambda s: 8 * s.n**2 * 2 * s.layers,
+    ),
+    "stitch": Job(
+        "closed-form stitch (least squares) from streamed rows",
+        _fit,
+        {
+            "rows × width²": lambda s: s.n * s.d**2 / 1e9,
+            "width³": lambda s: s.d**3 / 1e9,
+        },
+        (
+            *(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000, 100_000)),
+            *(Size(5_000, d) for d in (64, 128, 256, 512, 1024, 2048, 4096)),
+        ),
+        (Size(1_000_000, 4096), Size(10_000_000, 8192)),
+        lambda s: 8 * 3 * s.d**2,
+    ),
+    "nearest": Job(
+        "10 nearest rows of each row among all",
+        _search,
+        {"rows² × width": lambda s: s.n**2 * s.d / 1e9, "rows²": lambda s: s.n**2 / 1e9},
+        (
+            *(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000)),
+            *(Size(10_000, d) for d in (64, 512, 1024)),
+        ),
+        (Size(1_000_000, 768),),
+        lambda s: 4 * 2048 * 1024,
+    ),
+}
+
+
+def fitted(job: Job, sizes: list[Size], seconds: list[float]) -> dict[str, float]:
+    """Fit the time to the terms of a job, with coefficients that are not negative and relative errors as weights.
+
+    Args:
+        job: The job.
+        sizes: Measured sizes.
+        seconds: Their seconds.
+
+    Returns:
+        Name of a term -> seconds per 1e9 operations, and ``constant`` -> seconds.
+    """
+    names = ["constant", *job.terms]
+    table = np.array([[1.0, *(term(size) for term in job.terms.values())] for size in sizes])
+    scale = table.max(0)
+    rates, _ = nnls(table / scale / np.array(seconds)[:, None], np.ones(len(sizes)))
+    return dict(zip(names, (rates / scale).tolist(), strict=True))
+
+
+def predicted(job: Job, rates: Mapping[str, float], size: Size) -> float:
+    """Return the seconds that the fitted model gives for a size."""
+    return rates["constant"] + sum(rates[name] * term(size) for name, term in job.terms.items())
+
+
+def measured(job: Job) -> dict[str, Any]:
+    """Measure a job in all its sizes, fit the model, and predict each size from all others."""
+    seconds = []
+    for size in job.sizes:
+        work = job.run(size)
+        runs = []
+        for _ in range(REPEATS):
+            start = time.process_time()
+            work()
+            runs.append(time.process_time() - start)
+        seconds.append(min(runs))
+    sizes = list(job.sizes)
+    rates = fitted(job, sizes, seconds)
+    left_out = [
+        predicted(job, fitted(job, sizes[:i] + sizes[i + 1 :], seconds[:i] + seconds[i + 1 :]), size)
+        for i, size in enumerate(sizes)
+    ]
+    return {
+        "rates": rates,
+        "measured": [
+            {**asdict(size), "seconds": took, "left_out": guess}
+            for size, took, guess in zip(sizes, seconds, left_out, strict=True)
+        ],
+        "beyond": [
+            {**asdict(size), "seconds": predicted(job, rates, size), "memory": job.memory(size)} for size in job.beyond
+        ],
+    }
+
+
+def record() -> dict[str, Any]:
+    """Measure all jobs."""
+    torch.set_num_threads(1)
+    JOBS["moments"].run(Size(100, 8))()  # imports
+    return {"machine": machine(), "jobs": {name: measured(job) for name, job in JOBS.items()}}
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("years", SECONDS_PER_YEAR), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 2**30:.2g} GiB" if size > 2**28 else f"{size / 2**20:.2g} MiB"
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Return the page of a record: measured curves, the fitted model, and predictions.
+
+    Args:
+        found: Output of :func:`record`, also after it was saved as JSON.
+    """
+    parts = [
+        "# Scaling",
+        "",
+        f"Written by `python -m benchmarks.scaling docs` ({found['machine']}). Processor time of one thread; networks "
+        "do not run: activations are random rows in memory, so that the curves are those of hf-stitch alone. What a "
+        "network adds is its forward passes ([benchmarks](benchmarks.md)).",
+        "",
+        "![Measured and modelled seconds](scaling.png)",
+        "",
+        "The model of each job is a constant and a rate for each of its terms. *Left out* is what the model predicts "
+        "for a size if it is fitted to all other sizes: the error to expect inside the measured range. The second "
+        "table of each job contains **predictions** that nobody has run.",
+        "",
+    ]
+    for name, job in JOBS.items():
+        of_job = found["jobs"][name]
+        errors = [abs(row["left_out"] / row["seconds"] - 1) for row in of_job["measured"]]
+        terms = ", ".join(
+            f"{rate:.3g} s per 10⁹ {term}" for term, rate in of_job["rates"].items() if term != "constant"
+        )
+        parts += [
+            f"## {job.title[0].upper()}{job.title[1:]}",
+            "",
+            f"Seconds ≈ {of_job['rates']['constant']:.2g} + {terms}. Left out: median error "
+            f"{np.median(errors):.0%}, largest {max(errors):.0%}.",
+            "",
+            "| n | d | pairs | seconds | left out |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {row['n']:,} | {row['d']:,} | {row['layers'] ** 2:,} | {row['seconds']:.3g} | "
+                f"{row['left_out']:.3g} |"
+                for row in of_job["measured"]
+            ),
+            "",
+            "| prediction, not measured | one core | 64 cores, if shared evenly | memory of statistics |",
+            "|---|---|---|---|",
+            *(
+                f"| {Size(row['n'], row['d'], row['layers'])} | {_duration(row['seconds'])} | "
+                f"{_duration(row['seconds'] / 64)} | {_bytes(row['memory'])} |"
+                for row in of_job["beyond"]
+            ),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def plot(found: Mapping[str, Any]) -> Any:
+    """Draw measured seconds over those of the model, one panel per job.
+
+    Args:
+        found: Output of :func:`record`.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(JOBS), figsize=(4 * len(JOBS), 3.6), layout="constrained")
+    for panel, (name, job) in zip(panels, JOBS.items(), strict=True):
+        rows = found["jobs"][name]["measured"]
+        seconds, guesses = [row["seconds"] for row in rows], [row["left_out"] for row in rows]
+        panel.loglog(guesses, seconds, "o", color="#0072b2")
+        ends = [min(seconds + guesses), max(seconds + guesses)]
+        panel.loglog(ends, ends, color="grey", linewidth=1)
+        panel.set(title=job.title.partition(",")[0].partition(" (")[0], xlabel="predicted seconds, size left out")
+    panels[0].set_ylabel("measured seconds")
+    return figure
+
+
+def main() -> None:
+    """Run the benchmark and print its tables."""
+    show(record())
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print a table of each job."""
+    console = Console(width=140)
+    for name, job in JOBS.items():
+        table = Table("size", "seconds", "predicted, left out", title=f"{job.title} ({found['machine']})")
+        for row in found["jobs"][name]["measured"]:
+            size = Size(row["n"], row["d"], row["layers"])
+            table.add_row(str(size), f"{row['seconds']:.3g}", f"{row['left_out']:.3g}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--again", action="store_true", help="write the page again without measuring")
+    options = parser.parse_args()
+    place = options.folder / "scaling.json"
+    saved = json.loads(place.read_text()) if options.again else record()
+    place.write_text(json.dumps(saved, indent=1) + "\n")
+    (options.folder / "scaling.md").write_text(page(saved))
+    plot(saved).savefig(options.folder / "scaling.png", dpi=120)
+    show(saved)

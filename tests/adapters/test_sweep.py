@@ -1,0 +1,122 @@
+"""All cuts verified together: the same cuts and plans as one by one, for the work of a few forwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_networks import LANGUAGE, VISION, adapted, build
+from torch import Tensor, nn
+
+import hf_stitch
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+class Row(nn.Module):
+    """A stem, five blocks and a head; ``glue`` changes what passes from one block to the next."""
+
+    def __init__(self, glue: Callable[[Row, int, list[Tensor]], Tensor] | None = None, depth: int = 5) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = (
+            nn.Linear(8, 8),
+            nn.ModuleList([Block() for _ in range(depth)]),
+            nn.Linear(8, 2),
+        )
+        self.glue = glue
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        passed = [self.stem(x)]
+        for place, block in enumerate(self.blocks):
+            entering = self.glue(self, place, passed) if self.glue else passed[-1]
+            passed.append(block(entering))
+        return self.head(self.glue(self, len(self.blocks), passed) if self.glue else passed[-1])
+
+
+_seen: dict[str, Tensor] = {}
+
+
+def smuggled(row: Row, place: int, passed: list[Tensor]) -> Tensor:
+    """The second block's output reaches the fourth by a global name."""
+    if place == 2:
+        _seen["it"] = passed[-1]
+    return passed[-1] + _seen["it"].mean(0) if place == 4 else passed[-1]
+
+
+GLUE: dict[str, tuple[Callable[[Row, int, list[Tensor]], Tensor] | None, set[int]]] = {
+    "plain": (None, {0, 1, 2, 3, 4}),
+    "a skip over two blocks": (lambda row, i, p: p[-1] + p[2] if i == 4 else p[-1], {0, 1, 4}),
+    "a skip with weight 0": (lambda row, i, p: p[-1] + 0 * p[2] if i == 4 else p[-1], {0, 1, 4}),
+    "a comparison": (
+        lambda row, i, p: p[-1] * (1 + (p[1].amax(1, keepdim=True) > 1e9)) if i == 3 else p[-1], {0, 3, 4},
+    ),
+    "the stem reaches the head": (lambda row, i, p: p[-1] + p[0] if i == 5 else p[-1], set()),
+    "a global name": (smuggled, {0, 1, 4}),
+    "the first reads the last": (
+        lambda row, i, p: p[-1].to(row.blocks[4].linear.weight.dtype) if i == 0 else p[-1], {0, 1, 2, 3, 4},
+    ),
+    "the last reads the first": (
+        lambda row, i, p: p[-1].to(row.blocks[0].linear.weight.dtype) if i == 5 else p[-1], {0, 1, 2, 3, 4},
+    ),
+    "each reads its neighbours": (
+        lambda row, i, p: p[-1] * len(row.blocks[(i + 1) % 5].linear.weight) / len(row.blocks[i - 2].linear.weight),
+        {0, 1, 2, 3, 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", GLUE)
+def test_cuts_in_a_row(how: str) -> None:
+    glue, cuts = GLUE[how]
+    together = hf_stitch.load(Row(glue), example_inputs=torch.randn(2, 8))
+    alone = hf_stitch.load(Row(glue), example_inputs=torch.randn(2, 8))
+    names = [f"blocks.{place}" for place in range(5)]
+    found = {name for name in names if alone.verify_cut(name).status == "verified"}
+    assert found == {f"blocks.{place}" for place in cuts}
+    assert {name for name in together.layers if name in names} == found
+    x = torch.randn(7, 8)
+    for name in found:
+        torch.testing.assert_close(
+            together.decode(together.encode(x, name)[name], name), together.forward(x), rtol=0, atol=0
+        )
+
+
+@pytest.mark.parametrize("name", [*VISION, *LANGUAGE])
+def test_plans_are_those_of_cuts_verified_alone(name: str) -> None:
+    together, alone = (adapted(name, build(name, 0)) for _ in range(2))
+    layers = together.layers
+    assert layers == tuple(each for each in alone.candidates if alone.verify_cut(each).status == "verified")
+    for layer in layers:
+        assert together.cut(layer)[1].to_dict() == alone.cut(layer)[1].to_dict()
+
+
+@pytest.mark.parametrize("depth", [4, 16])
+def test_each_block_runs_as_often_in_deep_networks_as_in_shallow_ones(depth: int) -> None:
+    row, runs = Row(depth=depth), Counter[str]()
+    adapter = hf_stitch.load(row, example_inputs=torch.randn(2, 8))
+    for name, block in row.blocks.named_children():
+        block.register_forward_hook(lambda *_, name=name: runs.update([name]))
+    assert len([layer for layer in adapter.layers if layer.startswith("blocks")]) == depth
+    assert max(runs.values()) <= 16
+
+
+def test_a_cut_that_fails_together_is_verified_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> dict[str, Any]:
+        return {}
+
+    expected = hf_stitch.load(Row(), example_inputs=torch.randn(2, 8)).layers
+    monkeypatch.setattr("hf_stitch.adapters.discovery.survey.sweep", none)
+    assert hf_stitch.load(Row(), example_inputs=torch.randn(2, 8)).layers == expected
