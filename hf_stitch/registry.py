@@ -627,11 +627,12 @@ def _first_line(docstring: str | None) -> str:
 
 
 def _docstring(source: str) -> str:
-    """Read the first line of the docstring of a built-in class from its file, without importing it."""
+    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
     module, _, name = source.partition(":")
     root = Path(__file__).parent.joinpath(*module.split(".")[1:])
     path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return _first_line(ast.get_docstring(node))
-    return ""
+    return _first_line(ast.get_docstring(tree))  # of a typer app, which has none

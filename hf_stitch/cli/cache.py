@@ -1,4 +1,4 @@
-"""``hf-stitch cache``: the cache of activations on the disk."""
+"""List and remove activations that are kept on the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = 8
 """Digits of a key in the table, and of the fingerprint of the data."""
 
 cache = typer.Typer(
-    help="List and remove activations that extract_activations(…, cache=True) keeps on the disk.",
+    help="List and remove activations that are kept on the disk: extract_activations(…, cache=True).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,37 @@ def test_settings_of_torch_that_change_numbers(tmp_path: Path) -> None:
     assert cast.values["2"].dtype == torch.bfloat16
     assert_same(extract_activations(loaded(small()), rows(), **standard), plain)
     assert len(Cache(tmp_path).entries()) == 2
+
+
+PRECISION = """
+import sys, torch, hf_stitch
+from hf_stitch.analysis import extract_activations
+from hf_stitch.storage.cache import Cache
+from pathlib import Path
+class Net(torch.nn.Module):  # of no file
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+    def forward(self, input):
+        return self.second(self.first(input) * FACTOR)
+exec(sys.argv[2])
+FACTOR = 2 if len(sys.argv) < 4 else 3
+adapter = hf_stitch.load(Net(), example_inputs=torch.randn(2, 4))
+for _ in range(2):
+    extract_activations(adapter, torch.ones(3, 4), layers=["first"], cache=sys.argv[1], progress=False)
+print(len(Cache(Path(sys.argv[1])).entries()))
+"""
+
+
+def test_programs_of_no_file_and_the_precision_of_torch(tmp_path: Path) -> None:
+    settings = ["", "", "torch.set_float32_matmul_precision('medium')"]
+    if hasattr(torch.backends.cudnn, "conv"):
+        settings.append("torch.backends.cudnn.conv.fp32_precision = 'ieee'")
+    for number, setting in enumerate(settings):
+        call = [sys.executable, "-c", PRECISION, str(tmp_path), setting]
+        assert int(subprocess.check_output(call)) == max(number, 1), setting
+    assert int(subprocess.check_output([*call, "another factor"])) == len(settings)
 
 
 def test_the_number_of_threads_changes_the_last_bits(tmp_path: Path, one_thread: None) -> None:

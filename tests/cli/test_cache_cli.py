@@ -52,6 +52,12 @@ def test_it_conforms(check: Any) -> None:
     check()
 
 
+def test_the_list_of_commands_describes_it() -> None:
+    found = CliRunner().invoke(app, ["list", "commands", "--json"])
+    (about,) = [each for each in json.loads(found.stdout) if each["name"] == "cache"]
+    assert about["summary"] == "List and remove activations that are kept on the disk."
+
+
 def test_the_table(folder: Path) -> None:
     result = run("ls")
     assert result.exit_code == 0

@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,20 @@ def test_a_full_disk_leaves_the_old(tmp_path: Path) -> None:
 
     assert survives(fill)
     assert same(cache.read(key(1)), 1) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_threads_share_a_cache(tmp_path: Path) -> None:
+    def use(number: int) -> bool:
+        cache = Cache(tmp_path, limit=4 * SIZE)
+        cache.write(key(number % 3), tensors(number % 3), {})
+        found = cache.read(key(number % 3))
+        cache.shrink(2 * SIZE)
+        return found is None or same(found, number % 3)
+
+    with ThreadPoolExecutor(8) as pool, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(pool.map(use, range(200)))
+    assert all(path.suffix == ".safetensors" for path in tmp_path.iterdir())
 
 
 KEYS = 12
