@@ -217,7 +217,7 @@ def test_settings_of_torch_that_change_numbers(tmp_path: Path) -> None:
     assert len(Cache(tmp_path).entries()) == 2
 
 
-PRECISION = """
+PROGRAM = """
 import sys, torch, hf_stitch
 from hf_stitch.analysis import extract_activations
 from hf_stitch.storage.cache import Cache
@@ -229,23 +229,22 @@ class Net(torch.nn.Module):  # of no file
         self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
     def forward(self, input):
         return self.second(self.first(input) * FACTOR)
-exec(sys.argv[2])
-FACTOR = 2 if len(sys.argv) < 4 else 3
+FACTOR = 2
 adapter = hf_stitch.load(Net(), example_inputs=torch.randn(2, 4))
-for _ in range(2):
+for change in sys.argv[2:]:
+    exec(change)
     extract_activations(adapter, torch.ones(3, 4), layers=["first"], cache=sys.argv[1], progress=False)
-print(len(Cache(Path(sys.argv[1])).entries()))
+    print(len(Cache(Path(sys.argv[1])).entries()))
 """
 
 
 def test_programs_of_no_file_and_the_precision_of_torch(tmp_path: Path) -> None:
-    settings = ["", "", "torch.set_float32_matmul_precision('medium')"]
+    changes = ["pass", "FACTOR = 3", "torch.set_float32_matmul_precision('medium')"]
     if hasattr(torch.backends.cudnn, "conv"):
-        settings.append("torch.backends.cudnn.conv.fp32_precision = 'ieee'")
-    for number, setting in enumerate(settings):
-        call = [sys.executable, "-c", PRECISION, str(tmp_path), setting]
-        assert int(subprocess.check_output(call)) == max(number, 1), setting
-    assert int(subprocess.check_output([*call, "another factor"])) == len(settings)
+        changes.append("torch.backends.cudnn.conv.fp32_precision = 'ieee'")
+    for counted in (range(1, len(changes) + 1), [len(changes)] * len(changes)):
+        output = subprocess.check_output([sys.executable, "-c", PROGRAM, str(tmp_path), *changes])
+        assert [int(line) for line in output.split()] == list(counted)
 
 
 def test_the_number_of_threads_changes_the_last_bits(tmp_path: Path, one_thread: None) -> None:
