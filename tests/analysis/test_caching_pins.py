@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
@@ -191,6 +192,16 @@ def test_the_attention_of_transformers_decides_the_last_bits() -> None:
     before = pin(made)
     made.set_attn_implementation("eager")
     assert pin(made) != before
+
+
+def test_attention_that_a_user_has_registered() -> None:
+    made, pins = copy.deepcopy(network("vit").model), []
+    for factor in (2, 3, 2):
+        act = module(f"def attend(module, q, k, v, mask, **options):\n    return v * {factor}, None").attend
+        transformers.AttentionInterface.register("of_a_user", act)
+        made.set_attn_implementation("of_a_user")
+        pins.append(pin(made))
+    assert pins[0] != pins[1] and pins[0] == pins[2]
 
 
 def test_weights_are_left_out_only_where_a_state_dict_has_them() -> None:

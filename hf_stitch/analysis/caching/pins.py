@@ -143,7 +143,8 @@ class Pins:
             return ["dict", *(self._hash(part) for item in value.items() for part in item)]
         if hasattr(type(value), "to_diff_dict"):  # a config of transformers
             values = {name: part for name, part in vars(value).items() if name not in UNREAD_OF_CONFIGS}
-            return ["config", self._hash(type(value)), *self._of_attributes(values)]
+            attention = self._hash(_attention(getattr(value, "_attn_implementation", None)))
+            return ["config", self._hash(type(value)), attention, *self._of_attributes(values)]
         return self._of_object(value)
 
     def _of_module(self, module: nn.Module) -> Iterator[str | bytes]:
@@ -256,6 +257,15 @@ def _is_at(value: Any, module: str, name: str) -> bool:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is value
+
+
+def _attention(name: Any) -> list[Any]:
+    """Return the functions that transformers calls by the name of an attention; users register their own."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    registered = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+    return [functions.get(name) for functions in registered] if isinstance(name, str) else []
 
 
 def _contents(cell: types.CellType) -> Any:
