@@ -15,10 +15,10 @@ from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.extraction import extract_activations
-from hf_stitch.analysis.grid.plan import GridPlan
 from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.permutation import PermutationTestResult, permutation_test
+from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.ranks import rank_curve, reduced_ranks
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.analysis.sparsity import sparsify, sparsity_curve, zero_share
@@ -35,12 +35,12 @@ __all__ = [
     "Curves",
     "Detection",
     "Evaluation",
-    "GridPlan",
     "Identification",
     "MaximumTest",
     "ModeConnectivity",
     "NetworkAtlas",
     "PermutationTestResult",
+    "Plan",
     "Score",
     "SimilarityAtlas",
     "StitchGrid",

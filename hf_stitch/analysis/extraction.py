@@ -16,6 +16,7 @@ from hf_stitch.data import Samples
 from hf_stitch.data.samples import Batch
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling, Representation, concatenate
+from hf_stitch.resources import check_fits
 from hf_stitch.storage.cache import Cache
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def extract_activations(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If there are fewer samples than processes, or the code of a network cannot be read (TorchScript)
-            and there is a cache.
+        ValueError: If there are fewer samples than processes, the activations do not fit into memory, or the code of a
+            network cannot be read (TorchScript) and there is a cache.
 
     Example:
         >>> import hf_stitch
@@ -93,7 +94,7 @@ def extract_activations(
             found = processes.agree({} if kept is None else kept.read(names))
         if missing := [name for name in names if name not in found]:
             batches = processes.watched(share.batches(batch_size, processes.shown("recording", progress)))
-            recorded = _record(adapter, batches, missing, pooling, processes)
+            recorded = _record(adapter, batches, missing, pooling, processes, len(samples))
             if kept is not None:
                 kept.write(recorded)
             found |= recorded
@@ -110,9 +111,13 @@ def _batches(count: int, batch_size: int, processes: Processes) -> str:
 
 
 def _record(
-    adapter: Adapter, batches: Iterable[Batch], names: Sequence[str], pooling: Pooling, processes: Processes
+    adapter: Adapter, batches: Iterable[Batch], names: Sequence[str], pooling: Pooling, processes: Processes, count: int
 ) -> dict[str, Recorded]:
-    """Run the network on the samples of this process, and return the activations of all processes."""
+    """Run the network on the samples of this process, and return the activations of all processes.
+
+    Raises:
+        ValueError: If the activations of all samples do not fit into memory; known after the first batch.
+    """
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     masks: dict[str, list[Tensor]] = {name: [] for name in names}
     grids: dict[str, tuple[int, int]] = {}
@@ -128,8 +133,14 @@ def _record(
         if representation.mask is not None:
             masks[name].append(representation.mask[:, representation.prefix_tokens :].cpu())
 
-    for batch in batches:
+    for number, batch in enumerate(batches):
         adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
+        if not number:
+            size = sum(own[0].nbytes for own in parts.values()) * count // len(batch.samples)
+            instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
+            check_fits(
+                f"the activations of {len(names)} layers on {count:,} samples", size, torch.device("cpu"), instead
+            )
     found = {}
     for name in names:
         values = concatenate([part for own in processes.gather(parts.pop(name)) for part in own])

@@ -14,6 +14,7 @@ from hf_stitch.cli.options import (
     Count,
     DataDir,
     Inputs,
+    Planned,
     Seed,
     Split,
     Task,
@@ -62,7 +63,7 @@ def compare(
     split: Split = None,
     samples: Count = None,
     inputs: Inputs = INPUTS,
-    plan: Annotated[bool, typer.Option("--plan", help="Estimate memory, files and time, then stop.")] = False,
+    plan: Planned = False,
     checkpoint_dir: CheckpointDir = None,
     permutations: Annotated[
         int, typer.Option(min=0, help="Permutations for a test of the most similar pairs, e.g. 200. 0: no test.")
@@ -102,10 +103,8 @@ def compare(
     }
     if plan:
         planned = compare_networks(first, second, read, plan=True, **options)
-        if Processes.of(None).rank:
-            return
         output.show(planned)
-        output.record({"seconds": planned.seconds, "routes": [vars(route) for route in planned.routes]})
+        output.record(planned.to_dict())
         return
     atlas = compare_networks(first, second, read, checkpoint_dir=checkpoint_dir, **options)
     if Processes.of(None).rank:

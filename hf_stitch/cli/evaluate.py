@@ -17,6 +17,7 @@ from hf_stitch.cli.options import (
     Detectors,
     FarData,
     Inputs,
+    Planned,
     Seed,
     Split,
     built,
@@ -26,7 +27,7 @@ from hf_stitch.cli.options import (
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
-    from hf_stitch.analysis import Audit, Evaluation
+    from hf_stitch.analysis import Audit, Evaluation, Plan
     from hf_stitch.artefacts import StitchedModel
 
 
@@ -59,6 +60,7 @@ def evaluate(
         typer.Option(help="With --audit: relative residual of noise up to which states are in distribution.", min=0.0),
     ] = None,
     inputs: Inputs = INPUTS,
+    plan: Planned = False,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
@@ -74,8 +76,10 @@ def evaluate(
 
     import hf_stitch
 
-    found: Audit | Evaluation
+    found: Audit | Evaluation | Plan
     whole: dict[str, Any] = {} if stitched.parents else {"source": source, "target": target}
+    if plan:
+        whole["plan"] = True
     if audit:
         train = None if train_split is None else inputs.read(data, data_dir, train_split, samples, seed)
         given: dict[str, Any] = {"detectors": chosen, "max_dose": max_dose}

@@ -70,6 +70,7 @@ CutPooling = Annotated[
     str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
 ]
 TestSize = Annotated[float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)]
+Planned = Annotated[bool, typer.Option("--plan", help="Estimate time, memory and files from a few batches, then stop.")]
 CheckpointDir = Annotated[Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from hf_stitch.cli.options import (
     Data,
     DataDir,
     Inputs,
+    Planned,
     Seed,
     Split,
     Task,
@@ -59,6 +61,7 @@ def stitch(
     samples: Count = None,
     inputs: Inputs = INPUTS,
     test_size: TestSize = 0.2,
+    plan: Planned = False,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
@@ -71,13 +74,19 @@ def stitch(
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
-    with output_folder(out):
+    with nullcontext() if plan else output_folder(out):
         networks = [inputs.load(name, task) for name in (source, target)]
         read = inputs.read(data, data_dir, split, samples, seed)
-        stitched = hf_stitch.stitch(
-            networks[0], networks[1], read, source_layer=source_layer, target_layer=target_layer, matcher=fitted_by,
-            pooling=chosen, test_size=held_out, batch_size=inputs.batch_size, seed=seed,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "source_layer": source_layer, "target_layer": target_layer, "matcher": fitted_by, "pooling": chosen,
+            "test_size": held_out, "batch_size": inputs.batch_size, "seed": seed,
+        }  # fmt: skip
+        if plan:
+            planned = hf_stitch.stitch(networks[0], networks[1], read, plan=True, **options)
+            output.show(planned)
+            output.record(planned.to_dict())
+            return
+        stitched = hf_stitch.stitch(networks[0], networks[1], read, **options)
         saved = save(stitched, out)
     layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
     output.show(" → ".join(layers.values()))

@@ -15,6 +15,7 @@ from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
 from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.resources import check_fits
 from hf_stitch.statistics import Features, InterpolatedMoments, LayerMoments, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import Stitch, StitchingLayer
@@ -66,6 +67,7 @@ def collect(
     pairs = list(dict.fromkeys(pairs))
     layers = list(dict.fromkeys(a for a, _ in pairs)), list(dict.fromkeys(b for _, b in pairs))
     others = samples if target_samples is None else target_samples
+    check_moments_fit(source, target, pairs, pooling)
     moments = PairMoments(pairs, pooling)
     if processes.count > 1:
         count = min(batch_size, len(samples))
@@ -76,6 +78,31 @@ def collect(
         moments.update(x, y)
     moments.all_reduce(processes)
     return {pair: moments.of(*pair) for pair in pairs}
+
+
+def check_moments_fit(source: Adapter, target: Adapter, pairs: Iterable[tuple[str, str]], pooling: Pooling) -> None:
+    """Refuse pairs of layers whose moments do not fit into memory.
+
+    Args:
+        source: The first network.
+        target: The second network.
+        pairs: Pairs of layers (of the source, of the target).
+        pooling: The pooling.
+
+    Raises:
+        ValueError: If less memory is free than the moments take at least.
+    """
+    sizes: dict[tuple[str, str], int] = {}
+    for a, b in pairs:
+        dx, dy = part_widths(source.spec(a), target.spec(b), pooling)["body"]
+        sizes[a, b] = 8 * dx * dy
+        sizes[a, ""], sizes["", b] = 8 * dx**2, 8 * dy**2
+    a, b = max(((a, b) for a, b in sizes if a and b), key=lambda pair: sizes[pair[0], ""] + sizes["", pair[1]])
+    dx, dy = part_widths(source.spec(a), target.spec(b), pooling)["body"]
+    check_fits(
+        f"the moments of layers up to {a!r} (width {dx:,}) and {b!r} (width {dy:,})", sum(sizes.values()),
+        source.device, f"use another pooling than {pooling!r}, or fewer or narrower layers",
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -113,7 +140,12 @@ def collect_rows(
     others = samples if target_samples is None else target_samples
     found: PairedRows = {}
     for x, y in _run(source, target, [pair[0]], [pair[1]], samples, others, batch_size, progress, processes):
-        for part, rows in paired_rows(x[pair[0]], y[pair[1]], pooling).items():
+        parts = paired_rows(x[pair[0]], y[pair[1]], pooling)
+        if not found:
+            size = sum(rows.nbytes for both in parts.values() for rows in both) * len(samples) // x[pair[0]].batch
+            cpu = torch.device("cpu")
+            check_fits("the rows of all samples", size, cpu, "use fewer samples, or a matcher of moments")
+        for part, rows in parts.items():
             found.setdefault(part, Features()).update(*rows)
     if processes.accelerator is not None:
         for features in found.values():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
@@ -19,11 +22,13 @@ from hf_stitch.analysis.detection.recording import View
 from hf_stitch.analysis.detection.result import Detection, Evidence, detect
 from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.scoring import as_score, figures_of, source_alone, whole_target
+from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
+from hf_stitch.analysis.scoring import answers, as_score, figures_of, source_alone, whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import Processes
+from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
@@ -42,7 +47,7 @@ def audit(
     *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
     far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
     min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    accelerator: Accelerator | None = None, progress: bool = True,
+    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Audit: ...  # fmt: skip
 
 
@@ -52,8 +57,18 @@ def audit(
     *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
     far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
     min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    accelerator: Accelerator | None = None, progress: bool = True,
+    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> list[Audit]: ...  # fmt: skip
+
+
+@overload
+def audit(
+    stitched: StitchedModel | Sequence[StitchedModel], data: Any,
+    *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
+    far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
+    min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
+    plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True,
+) -> Plan: ...  # fmt: skip
 
 
 def audit(
@@ -72,9 +87,10 @@ def audit(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    plan: bool = False,
     accelerator: Accelerator | None = None,
     progress: bool = True,
-) -> Audit | list[Audit]:
+) -> Audit | list[Audit] | Plan:
     """Check whether stitched models are accurate, and whether the target gets activations like its own.
 
     A stitching layer that is trained on the task can drive the target with activations that the target never produces.
@@ -123,6 +139,7 @@ def audit(
         batch_size: Number of samples per forward pass.
         seed: Seed of the bootstrap and of all draws, which depend on the ids of the samples.
         resamples: Number of bootstrap resamples for the scores.
+        plan: Whether to return an estimate of time and memory instead, after a few batches.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
             launched.
         progress: Whether to show progress bars.
@@ -131,6 +148,7 @@ def audit(
         The audit, or a list of audits for several models: ``verdict`` (one sentence), ``is_accurate``,
         ``in_distribution`` (``None`` if undecided), ``doses`` by detector, the ``evaluation`` with its baselines, and
         per part of the stitching layer the ``detections`` with their controls and the relative ``residual``.
+        With ``plan=True``, the plan.
 
     Raises:
         ValueError: If an option is out of its range, a model has no head, models have different targets, a stitching
@@ -165,8 +183,10 @@ def audit(
         watching = labelled("detectors", detectors)
         check_needs(watching, known, outliers, far)
         check_far(far, (known, others), detectors=watching)
-        watches = _fit(models, watching, whole, known, outliers, options)
         alone = [source_alone(model, source, whole) for model in models]
+        if plan:
+            return _planned(models, whole, [network for network, _ in alone], samples, others, known, options)
+        watches = _fit(models, watching, whole, known, outliers, options)
         found = AuditPass(
             models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
         )
@@ -266,6 +286,34 @@ def _fit(
         )
         for view, of_view in layers.items()
     }  # fmt: skip
+
+
+def _planned(
+    models: Sequence[StitchedModel], whole: Adapter, alone: Sequence[Adapter | None], samples: Samples, others: Samples,
+    known: Samples, options: _Options,
+) -> Plan:  # fmt: skip
+    """Score one batch with each model, run the target on one, and extrapolate."""
+    count, device = min(options.batch_size, len(samples)), models[0].device
+    few, twins = samples.take(count), others.take(count)
+    batch = next(known.batches(min(options.batch_size, len(known))))
+    with torch.no_grad():
+        forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), device)
+    reading: Any = {"batch_size": options.batch_size, "progress": False}
+
+    def score() -> None:
+        for model, own in zip(models, alone, strict=True):
+            layers = {"stitched": model.stitch, "mean_only": model.stitch.mean_only()}
+            answers(model, layers, few, whole, twins, alone=own, **reading)
+
+    share = 1 / options.processes.count
+    stages = {
+        "running the target on the samples of the detectors": forward * len(known) / len(batch.samples) * share,
+        "scoring": seconds_of(score, device) * len(samples) / count * share,
+    }
+    memory = {NETWORKS: bytes_of_weights(whole.model, *models)}
+    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
+    job = f"audit of {len(models)} model{'s'[: len(models) > 1]}, {len(samples)} samples"
+    return Plan(job, stages, memory, {}, *free, options.processes.count, "detectors and bootstrap are not included")
 
 
 def _detections(

@@ -99,7 +99,7 @@ def compare(
             per sample, keeps the rows in files, and takes longer with more samples. 0: no test; 200 are enough
             for a level of 5%.
         seed: Seed of the permutations.
-        plan: Whether to return an estimate of time and memory instead. This runs two samples only.
+        plan: Whether to return an estimate of time and memory instead, after a few batches.
         checkpoint_dir: Folder for the state of the comparison. A repeated call resumes an interrupted comparison from
             there, with bitwise identical results. Use one folder per comparison. Default: a temporary folder.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
@@ -171,7 +171,7 @@ def compare(
             sides, activations, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes
         )
         if plan:
-            return comparison.plan(permutations)
+            return comparison.plan(permutations, batch_size)
         atlas = comparison.run(
             batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, permutations=permutations, seed=seed,
             progress=progress,

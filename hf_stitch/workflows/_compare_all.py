@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,7 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.analysis.comparison.jackknife import Array, Places, differences_from_best, groups_of
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
+from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.comparison.sides import Network, Networks, Reader, Side
 from hf_stitch.analysis.comparison.weights import compare_all_weights, sorted_metrics
 from hf_stitch.data import Samples, check_same_order
@@ -27,6 +28,26 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+@overload
+def compare_all(
+    networks: Mapping[str, Comparable] | Sequence[Comparable], data: Any = None, *,
+    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
+    metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean", batch_size: int = 64,
+    resamples: int = 0, seed: int = 0, plan: Literal[False] = False,
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+) -> NetworkAtlas: ...  # fmt: skip
+
+
+@overload
+def compare_all(
+    networks: Mapping[str, Comparable] | Sequence[Comparable], data: Any = None, *,
+    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
+    metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean", batch_size: int = 64,
+    resamples: int = 0, seed: int = 0, plan: Literal[True],
+    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
+) -> ComparisonPlan: ...  # fmt: skip
+
+
 def compare_all(
     networks: Mapping[str, Comparable] | Sequence[Comparable],
     data: Any = None,
@@ -37,10 +58,11 @@ def compare_all(
     batch_size: int = 64,
     resamples: int = 0,
     seed: int = 0,
+    plan: bool = False,
     checkpoint_dir: str | Path | None = None,
     accelerator: Accelerator | None = None,
     progress: bool = True,
-) -> NetworkAtlas:
+) -> NetworkAtlas | ComparisonPlan:
     """Compare every layer of several networks with every other layer of all of them, in one pass over the data.
 
     Each network runs once per batch, not once for each pair of networks.
@@ -59,6 +81,7 @@ def compare_all(
             are enough. It needs one row per sample and as many layers of each network, and keeps the rows in files.
             0: no test.
         seed: Seed of the groups.
+        plan: As in :func:`hf_stitch.compare`; resamples are not included.
         checkpoint_dir: As in :func:`hf_stitch.compare`.
         accelerator: As in :func:`hf_stitch.compare`.
         progress: Whether to show a progress bar.
@@ -92,10 +115,10 @@ def compare_all(
     with processes.together("compare_all"):
         activations, weights = sorted_metrics(metrics)
         if weights:
-            if activations or data is not None or resamples:
+            if activations or data is not None or resamples or plan:
                 raise ValueError(
-                    f"{', '.join(weights)} compares weights: leave out data and resamples, and compare activations in "
-                    "a call of its own"
+                    f"{', '.join(weights)} compares weights: leave out data, resamples and plan, and compare "
+                    "activations in a call of its own"
                 )
             weighed = {name: weight_side(name, each, processes) for name, each in named.items()}
             atlas, by_network, whole = compare_all_weights(weighed, weights, chosen)
@@ -107,6 +130,8 @@ def compare_all(
         if resamples:
             _check_resamples(resamples, pooling, several)
         comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)
+        if plan:
+            return comparison.plan(batch_size=batch_size)
         p_values: dict[str, Array] = {}
 
         def test(rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:

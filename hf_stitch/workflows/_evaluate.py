@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+from torch import nn
 
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
+from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
 from hf_stitch.analysis.scoring import (
     Answers,
     Array,
+    Whole,
     answers,
     as_score,
     check_place,
@@ -25,11 +30,28 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import Processes
+from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+@overload
+def evaluate(
+    stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, paired_data: Any = None,
+    baselines: Mapping[str, StitchingLayer] | None = None, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
+    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
+) -> Evaluation: ...  # fmt: skip
+
+
+@overload
+def evaluate(
+    stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, paired_data: Any = None,
+    baselines: Mapping[str, StitchingLayer] | None = None, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
+    plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True,
+) -> Plan: ...  # fmt: skip
 
 
 def evaluate(
@@ -43,9 +65,10 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    plan: bool = False,
     accelerator: Accelerator | None = None,
     progress: bool = True,
-) -> Evaluation:
+) -> Evaluation | Plan:
     """Score a stitched model on held-out samples, compared with baselines.
 
     The baselines are:
@@ -90,13 +113,14 @@ def evaluate(
         batch_size: Number of samples per forward pass.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples. Samples are resampled jointly for all predictors.
+        plan: Whether to return an estimate of time and memory instead, after two batches.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
             launched.
         progress: Whether to show a progress bar.
 
     Returns:
         The figures of the model and of each baseline with 95% intervals. ``evaluation["accuracy"]`` is a figure of the
-        stitched model.
+        stitched model. With ``plan=True``, the plan.
 
     Raises:
         ValueError: If samples are anchors of the model, an output of a model without a head has no vector per sample,
@@ -135,10 +159,12 @@ def evaluate(
         }
         whole, left_out = reference(stitched, target), {}
         options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "processes": processes}
+        if stitched.task is None and not stitched.stitch.equal_widths:
+            left_out["identity"] = "the widths of both layers differ"
+            del layers["identity"]
+        if plan:
+            return _planned(stitched, layers, samples, whole, others, source, batch_size, processes)
         if stitched.task is None:
-            if not stitched.stitch.equal_widths:
-                left_out["identity"] = "the widths of both layers differ"
-                del layers["identity"]
             found = vectors(stitched, layers, samples, whole, others, **options)
             drawn = figures_of_vectors(found, resamples=resamples, seed=seed)
         else:
@@ -156,6 +182,30 @@ def evaluate(
             )
         scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
         return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
+
+
+def _planned(
+    stitched: StitchedModel, layers: Mapping[str, StitchingLayer], samples: Samples, whole: Whole,
+    others: Samples | None, source: Any, batch_size: int, processes: Processes,
+) -> Plan:  # fmt: skip
+    """Score one batch, twice, and extrapolate."""
+    count = min(batch_size, len(samples))
+    few, twins = samples.take(count), None if others is None else others.take(count)
+    options: dict[str, Any] = {"batch_size": batch_size, "progress": False}
+    device = stitched.device
+    networks = [each for each in (stitched, getattr(whole, "model", whole)) if isinstance(each, nn.Module)]
+    memory = {NETWORKS: bytes_of_weights(*networks)}
+    if stitched.task is None:
+        seconds = seconds_of(lambda: vectors(stitched, layers, few, whole, twins, **options), device)
+        found = vectors(stitched, layers, few, whole, twins, **options)
+        memory["vectors"] = len(samples) * sum(each.nbytes for each in found.values()) // count
+    else:
+        alone, _ = source_alone(stitched, source, whole)
+        seconds = seconds_of(lambda: answers(stitched, layers, few, whole, twins, alone=alone, **options), device)
+    stages = {"scoring": seconds * len(samples) / count / processes.count}
+    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
+    job = f"evaluate, {len(layers)} predictors and whole networks, {len(samples)} samples"
+    return Plan(job, stages, memory, {}, *free, processes.count, "the bootstrap is not included")
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:

@@ -21,9 +21,10 @@ from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
 from hf_stitch.analysis.grid.measuring import Cell, Measures, Sides, collect_moments, run
-from hf_stitch.analysis.grid.plan import GridPlan, planned
+from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.resampling import check_count
 from hf_stitch.analysis.scoring import check_labels, head_difference
 from hf_stitch.artefacts.joining import join_all
@@ -67,7 +68,7 @@ def stitch_grid(
     "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
     1000, plan: Literal[True],
     checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> GridPlan: ...  # fmt: skip
+) -> Plan: ...  # fmt: skip
 
 
 def stitch_grid(
@@ -92,7 +93,7 @@ def stitch_grid(
     checkpoint_dir: str | Path | None = None,
     accelerator: Accelerator | None = None,
     progress: bool = True,
-) -> StitchGrid | GridPlan:
+) -> StitchGrid | Plan:
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
@@ -183,7 +184,10 @@ def stitch_grid(
         sides = Sides(source, target, *layers, pooling, task)
         _rehearse(sides, train, test)
         if plan:
-            return planned(sides, chosen.values(), train, test, batch_size)
+            return planned(
+                f"stitch_grid, {len(chosen) * len(sides.pairs)} stitches", sides, list(chosen.values()), train, test,
+                batch_size, processes, left_out="detectors are not included" if watching else "",
+            )  # fmt: skip
         others = {"auxiliary_data": outliers, "far_data": far}
         recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed)
         if processes.count > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import nn
@@ -11,6 +11,9 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as
+from hf_stitch.analysis.grid.measuring import Sides
+from hf_stitch.analysis.grid.plan import planned
+from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
@@ -36,6 +39,28 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
 
+PREDICTORS = 3
+"""Predictors that run through the target's part when a stitch is scored: the stitch, the identity, the mean only."""
+
+
+@overload
+def stitch(
+    source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
+    target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
+    test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
+    seed: int = 0, plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
+    **options: Any,
+) -> StitchedModel: ...  # fmt: skip
+
+
+@overload
+def stitch(
+    source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
+    target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
+    test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
+    seed: int = 0, plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
+) -> Plan: ...  # fmt: skip
+
 
 def stitch(
     source: str | nn.Module | Adapter,
@@ -52,10 +77,11 @@ def stitch(
     task: str | None = "auto",
     batch_size: int = 64,
     seed: int = 0,
+    plan: bool = False,
     accelerator: Accelerator | None = None,
     progress: bool = True,
     **options: Any,
-) -> StitchedModel:
+) -> StitchedModel | Plan:
     """Stitch two networks: run the source up to a layer, map its activations, and continue in the target.
 
     The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared
@@ -84,6 +110,8 @@ def stitch(
             builds a model without a head, whose outputs are compared with those of the target.
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
+        plan: Whether to return an estimate of time, memory and files instead, after a few batches. ``"auto"`` layers
+            are then the last cut of the source and the first of the target, which take most time.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
             launched.
         progress: Whether to show progress bars.
@@ -91,7 +119,7 @@ def stitch(
 
     Returns:
         The stitched model. Its ``evaluation`` attribute holds the scores, its ``stitcher`` property the stitching layer
-        as a small artefact to share.
+        as a small artefact to share. With ``plan=True``, the plan.
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
@@ -136,7 +164,10 @@ def stitch(
         chosen = [
             name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO
         ]
-        if chosen:
+        if plan and chosen:
+            source_layer = a.layers[-1] if source_layer == AUTO else source_layer
+            target_layer = b.layers[0] if target_layer == AUTO else target_layer
+        elif chosen:
             layers_a, layers_b = (
                 adapter.layers if layer == AUTO else [layer]
                 for adapter, layer in ((a, source_layer), (b, target_layer))
@@ -150,6 +181,14 @@ def stitch(
         place = _rehearse(
             a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
         )
+        if plan:
+            job = f"stitch, {source_layer} → {target_layer}, {len(train)} + {len(test)} samples"
+            searched = "the search for the most similar layers is not included" if chosen else ""
+            sides = Sides(a, b, (source_layer,), (target_layer,), pooling, task or "")
+            return planned(
+                job, sides, [fitted_by], train, test, batch_size, processes, twins=other_train, scored=PREDICTORS,
+                left_out=searched,
+            )  # fmt: skip
         stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
         _name_classes(stitched, test)
         if isinstance(fitted_by, TrainedMatcher):

@@ -185,7 +185,7 @@ def test_each_network_runs_once_per_batch(cnn: Adapter, vit: Adapter, images: Te
     assert cnn.layers and vit.layers  # verify the cuts before forwards are counted
     assert counted(cnn, run()) == counted(vit, run()) == probes + batches
     assert counted(cnn, run(b=cnn)) == probes + batches
-    assert counted(cnn, run(plan=True)) == probes
+    assert counted(cnn, run(plan=True)) == probes + 2
 
 
 @pytest.mark.parametrize("metric", ["linear_cka", DEBIASED, "procrustes"])
@@ -208,9 +208,9 @@ def test_routes_follow_cost_and_memory(monkeypatch: Any) -> None:
         return compare(side, side, progress=False).routes["linear_cka"]
 
     assert (route(400, 4), route(500, 400)) == ("moments", "grams")
-    monkeypatch.setattr(comparing_module, "available_memory", lambda device: 3_000_000)
+    monkeypatch.setattr(comparing_module, "free_memory", lambda device: 6_000_000)
     assert route(500, 400) == "moments"
-    monkeypatch.setattr(comparing_module, "available_memory", lambda device: 2_000_000)
+    monkeypatch.setattr(comparing_module, "free_memory", lambda device: 4_000_000)
     with pytest.raises(ValueError, match=r"no route of linear_cka fits .* moments 2\.56 MB, grams 4 MB; select fewer"):
         route(500, 400)
 
@@ -249,11 +249,15 @@ def test_identical_tensors_are_processed_once(points: Tensor, monkeypatch: Any) 
 
 def test_a_plan_contains_routes_and_costs(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     plan = compare(cnn, vit, images, metrics=["linear_cka", "rsa"], plan=True)
-    assert isinstance(plan, ComparisonPlan)
+    assert isinstance(plan, ComparisonPlan) and plan.fits
     assert [(r.metric, r.name, r.chosen) for r in plan.routes][-1] == ("rsa", "features", True)
     assert sum(r.chosen for r in plan.routes) == 2 and plan.seconds > 0
     text = str(plan)
     assert all(word in text for word in ("4 × 3 layers, 61 samples", "moments", "grams", "features", "kB", "forwards"))
+    assert ComparisonPlan.from_dict(plan.to_dict()) == plan
+    held = [route for route in plan.routes if route.chosen]
+    assert sum(plan.memory.values()) - plan.memory["networks"] == sum(route.memory for route in held)
+    assert plan.disk == {"rows of features": sum(route.disk for route in held)}
 
 
 def test_an_atlas_is_saved_loaded_and_printed(cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path) -> None:

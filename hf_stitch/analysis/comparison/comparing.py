@@ -19,20 +19,15 @@ from torch import Tensor
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import LayerReader
-from hf_stitch.analysis.comparison.routes import (
-    ComparisonPlan,
-    available_memory,
-    flops_of_permutation,
-    routes_of,
-    speed,
-    taken_routes,
-)
-from hf_stitch.analysis.comparison.sides import Side
+from hf_stitch.analysis.comparison.routes import ComparisonPlan, flops_of_permutation, routes_of, taken_routes
+from hf_stitch.analysis.comparison.sides import Side, networks_of
+from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
 from hf_stitch.metrics import ActivationMetric, Metric
 from hf_stitch.metrics.base import activation_metric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
+from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Array = NDArray[np.float64]
@@ -74,20 +69,35 @@ class Comparison:
         ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
         self._reader = LayerReader(sides, layers_a, layers_b, pooling, ordered)
         _check(self._metrics, self._reader, self._processes)
-        self._available = available_memory(self._reader.device)
+        self._available = free_memory(self._reader.device) // 2
         self._routes = routes_of(self._metrics, self._reader, self._available)
 
-    def plan(self, permutations: int = 0) -> ComparisonPlan:
-        """Return the predicted cost of the comparison.
+    @torch.no_grad()
+    def plan(self, permutations: int = 0, batch_size: int = 64) -> ComparisonPlan:
+        """Return the predicted cost of the comparison, after two batches.
 
         Args:
             permutations: Permutations of a test; 0 for no test.
+            batch_size: Samples per forward.
         """
-        reader = self._reader
-        forwards = reader.seconds * reader.n / self._processes.count
-        layers = (len(reader.layers_a), len(reader.layers_b))
-        testing = permutations * flops_of_permutation(self._metrics, self._routes, reader) if permutations else 0.0
-        return ComparisonPlan(self._routes, layers, reader.n, forwards, speed(), self._available, testing)
+        reader, rate = self._reader, speed()
+        taken = [route for route in self._routes if route.chosen]
+        stages = {
+            "forwards": reader.seconds_per_sample(batch_size) * reader.n / self._processes.count,
+            "statistics and values": sum(route.flops for route in taken) / rate,
+        }
+        if permutations:
+            stages["permutations"] = permutations * flops_of_permutation(self._metrics, self._routes, reader) / rate
+        memory, disk = (  # metrics share what a route collects
+            {name: max(size for other, size in sizes if other == name) for name, size in sizes if size}
+            for sizes in ([(r.name, r.memory) for r in taken], [(f"rows of {r.name}", r.disk) for r in taken])
+        )
+        networks = [network for side in self._sides for network in networks_of(side)]
+        job = f"compare, {len(reader.layers_a)} × {len(reader.layers_b)} layers, {reader.n} samples"
+        return ComparisonPlan(
+            job, stages, {NETWORKS: bytes_of_weights(*networks), **memory}, disk, 2 * self._available,
+            free_disk(Path(tempfile.gettempdir())), self._processes.count, routes=self._routes, speed=rate,
+        )  # fmt: skip
 
     @torch.no_grad()
     def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.analysis.comparison.sides import Side
 from hf_stitch.analysis.layers import layer_names
+from hf_stitch.analysis.planning import seconds_of
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.layer import check_specs
 
@@ -77,7 +77,6 @@ class LayerReader:
         n: Number of samples.
         groups: Groups of layers that are compared with each other.
         probe: Matrix -> rows of the probe.
-        seconds: Measured duration of the forward passes per sample.
 
     Args:
         sides: Both sides, or one side that is compared with itself.
@@ -109,9 +108,7 @@ class LayerReader:
         last = len(sides) - 1
         wanted = [dict.fromkeys(self.layers_a)] if last else [dict.fromkeys((*self.layers_a, *self.layers_b))]
         wanted += [dict.fromkeys(self.layers_b)] if last else []
-        start = time.perf_counter()
         probes = [_Probe(side, list(names)) for side, names in zip(sides, wanted, strict=True)]
-        self.seconds = (time.perf_counter() - start) / PROBE
         self.groups = self._grouped(probes[0], probes[-1])
         self._grids: dict[tuple[int, str], list[Grid]] = {}
         for number, name, grid in dict.fromkeys(key for group in self.groups for key in group.keys):
@@ -136,6 +133,16 @@ class LayerReader:
                 sample), or the sides have different tokens.
         """
         self._read(start, take, [partial(side.run_with_callback, start, stop) for side in self.sides])
+
+    def seconds_per_sample(self, batch_size: int) -> float:
+        """Measure the forward passes of all sides on a batch.
+
+        Args:
+            batch_size: Samples per forward.
+        """
+        count = min(batch_size, self.n)
+        assert self._device is not None
+        return seconds_of(lambda: self.rows(0, count, lambda key, rows: True), self._device) / count
 
     def _read(self, start: int, take: Take, runs: Sequence[RunLayers]) -> None:
         counts: dict[Key, int] = {}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
+from hf_stitch.analysis.planning import Plan
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected
 from hf_stitch.metrics._routes import Route as MetricRoute
-from hf_stitch.results import Result
+from hf_stitch.resources import sized
 from hf_stitch.statistics import Cost, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams, Workload
 
 if TYPE_CHECKING:
-    import pandas
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -43,67 +40,39 @@ class Route:
 
 
 @dataclass(frozen=True)
-class ComparisonPlan(Result):
+class ComparisonPlan(Plan):
     """Predicted cost of a comparison, returned by ``compare(…, plan=True)``.
 
     Attributes:
         routes: All routes; the chosen ones are marked.
-        layers: Number of layers of a and of b.
-        n: Number of samples.
-        forwards: Predicted duration of the forward passes in seconds.
         speed: Measured floating-point operations per second.
-        available: Memory in bytes that a route may use.
-        testing: Floating-point operations of a permutation test, roughly; 0 without a test.
 
     Example:
         >>> route = Route("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
-        >>> plan = ComparisonPlan((route,), layers=(3, 3), n=1000, forwards=1.5, speed=1e9, available=8_000_000)
+        >>> plan = ComparisonPlan("3 × 3 layers", {"forwards": 1.5}, {}, {}, 10**9, 10**9, routes=(route,), speed=1e9)
         >>> plan.seconds
-        3.5
+        1.5
     """
 
-    routes: tuple[Route, ...]
-    layers: tuple[int, int]
-    n: int
-    forwards: float
-    speed: float
-    available: int
-    testing: float = 0.0
+    routes: tuple[Route, ...] = ()
+    speed: float = float("nan")
 
-    @property
-    def seconds(self) -> float:
-        """Predicted duration of the whole comparison in seconds."""
-        return self.forwards + (sum(route.flops for route in self.routes if route.chosen) + self.testing) / self.speed
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the routes as a data frame.
-
-        Returns:
-            One row per route, with the columns ``metric``, ``name``, ``flops``, ``memory``, ``disk`` and ``chosen``.
-        """
-        import pandas
-
-        return pandas.DataFrame([asdict(route) for route in self.routes])
-
-    def __rich__(self) -> Table:
-        """Return the table that ``rich`` prints, one row per route."""
+    def __rich__(self) -> RenderableType:
+        """Return the table that ``rich`` prints, and one of all routes."""
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        a, b = self.layers
-        table = Table("metric", "route", title=f"{a} × {b} layers, {self.n} samples", title_justify="left")
+        table = Table("metric", "route", title="routes", title_justify="left")
         for column in ("memory", "files", "seconds"):
             table.add_column(column, justify="right")
         table.add_column("chosen")
         for route in self.routes:
-            figures = (_bytes(route.memory), _bytes(route.disk), f"{route.flops / self.speed:.2g}")
+            figures = (sized(route.memory), sized(route.disk), f"{route.flops / self.speed:.2g}")
             row = [Text(route.metric), route.name, *figures, "yes" if route.chosen else ""]
             table.add_row(*row, style="bold" if route.chosen else "dim")
-        table.add_row("", "forwards", "", "", f"{self.forwards:.2g}", "", end_section=not self.testing)
-        if self.testing:
-            table.add_row("", "permutations", "", "", f"{self.testing / self.speed:.2g}", "", end_section=True)
-        table.caption = f"{self.seconds:.2g} seconds in total; a route may use {_bytes(self.available)} of memory"
-        return table
+        table.caption = f"a route may use {sized(self.free_memory // 2)} of memory"
+        return Group(self._table(), table)
 
 
 _GATHERING = 400
@@ -190,37 +159,9 @@ def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
     taken = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):
         if metric not in taken:
-            needs = ", ".join(f"{route.name} {_bytes(route.memory)}" for route in routes if route.metric == metric)
+            needs = ", ".join(f"{route.name} {sized(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
-                f"no route of {metric} fits into memory: {_bytes(available)} are available, but they need {needs}; "
+                f"no route of {metric} fits into memory: {sized(available)} are available, but they need {needs}; "
                 "select fewer layers, use pooling='mean', or a metric that is computed from minibatches"
             )
     return taken
-
-
-def available_memory(device: torch.device) -> int:
-    """Return the memory in bytes that a route may use: half of the free memory."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 2
-    import psutil  # type: ignore[import-untyped]
-
-    return int(psutil.virtual_memory().available) // 2
-
-
-def speed() -> float:
-    """Measure the floating-point operations per second of a float64 matrix product on the CPU."""
-    size, times = 384, 4
-    x = torch.ones(size, size, dtype=torch.float64) @ torch.ones(size, size, dtype=torch.float64)
-    start = time.perf_counter()
-    for _ in range(times):
-        x = x @ x / size**3
-    return 2 * size**3 * times / (time.perf_counter() - start)
-
-
-def _bytes(count: float) -> str:
-    """Format a number of bytes, e.g. ``1.4 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import nn
+
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id, Samples
@@ -88,19 +90,22 @@ class Networks:
 
     The layers are named ``network/layer``. Each network runs once per batch.
 
+    Attributes:
+        sides: Name -> network or saved activations of the same samples.
+
     Args:
         sides: Name -> network or saved activations of the same samples.
         layers: Name -> layers; ``None`` uses the default layers of each.
     """
 
     def __init__(self, sides: Mapping[str, Side], layers: Mapping[str, Sequence[str]] | None = None) -> None:
-        self._sides = sides
+        self.sides = sides
         self._layers = {name: tuple((layers or {}).get(name) or side.layers) for name, side in sides.items()}
 
     @property
     def ids(self) -> Sequence[Id]:
         """The id of every sample, in order."""
-        return next(iter(self._sides.values())).ids
+        return next(iter(self.sides.values())).ids
 
     @property
     def layers(self) -> Sequence[str]:
@@ -115,7 +120,7 @@ class Networks:
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Run each network once on the samples from ``start`` to ``stop``."""
         wanted = set(layers)
-        for name, side in self._sides.items():
+        for name, side in self.sides.items():
             own = [layer for layer in self._layers[name] if f"{name}/{layer}" in wanted]
 
             def renamed(layer: str, representation: Representation, name: str = name) -> None:
@@ -126,4 +131,15 @@ class Networks:
 
     def describe(self) -> dict[str, Any]:
         """Return the records of all networks."""
-        return {"networks": {name: side.describe() for name, side in self._sides.items()}}
+        return {"networks": {name: side.describe() for name, side in self.sides.items()}}
+
+
+def networks_of(side: Side) -> list[nn.Module]:
+    """Return the networks that run for a side; none for saved activations.
+
+    Args:
+        side: The side.
+    """
+    if isinstance(side, Networks):
+        return [network for own in side.sides.values() for network in networks_of(own)]
+    return [side.adapter.model] if isinstance(side, Network) else []

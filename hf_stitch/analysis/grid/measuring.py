@@ -18,7 +18,7 @@ from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
-from hf_stitch.matchers.fitting import PairMoments, check_finite
+from hf_stitch.matchers.fitting import PairMoments, check_finite, check_moments_fit
 from hf_stitch.processes import ALONE, Processes, joined
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics.base import within
@@ -74,23 +74,24 @@ class Outputs:
     target: Any
 
 
-def run(sides: Sides, batch: Batch, *, complete: bool) -> Outputs:
+def run(sides: Sides, batch: Batch, twin: Batch | None = None, *, complete: bool) -> Outputs:
     """Run both networks once.
 
     Args:
         sides: The networks.
         batch: Raw samples.
+        twin: Samples of the target, if it takes other ones.
         complete: Whether to run the networks to their ends, or only to their deepest layers.
 
     Raises:
         ValueError: Activations are NaN or infinite; the message names layer and sample.
     """
     found, outputs, inputs = [], [], {}
-    for side, adapter, layers in (
-        ("source", sides.source, sides.layers_a),
-        ("target", sides.target, sides.layers_b),
+    for side, adapter, layers, own in (
+        ("source", sides.source, sides.layers_a, batch),
+        ("target", sides.target, sides.layers_b, twin or batch),
     ):
-        inputs = adapter.preprocess(batch.samples)
+        inputs = adapter.preprocess(own.samples)
         kept: dict[str, Representation] = {}
 
         def keep(name: str, representation: Representation, kept: dict[str, Representation] = kept) -> None:
@@ -120,6 +121,7 @@ def collect_moments(
     Returns:
         The moments of the samples of this process.
     """
+    check_moments_fit(sides.source, sides.target, sides.pairs, sides.pooling)
     moments, done = PairMoments(sides.pairs, sides.pooling), 0
     own = _part(samples, batch_size, processes)
     if (saved := state.load(torch.device("cpu"))) is not None:

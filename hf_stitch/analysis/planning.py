@@ -1,0 +1,154 @@
+"""What a job will cost, before it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from hf_stitch.resources import sized
+from hf_stitch.results import Result
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+    from rich.table import Table
+
+SOLVING = 30
+"""Operations of a closed form in units of width³: one eigendecomposition, and some products."""
+
+
+@dataclass(frozen=True)
+class Plan(Result):
+    """Predicted cost of a job, which ``plan=True`` returns instead of its result.
+
+    Attributes:
+        job: What runs, in words.
+        stages: Stage -> predicted seconds, measured on one batch and extrapolated.
+        memory: Part -> bytes that the job holds at the same time, beside one batch: weights of the networks,
+            statistics, rows, maps.
+        disk: Part -> bytes of temporary files.
+        free_memory: Bytes of memory that are free.
+        free_disk: Bytes that are free where temporary files are written.
+        processes: Number of processes that share the samples. Memory and disk are those of one process.
+        left_out: What is not included, in words; empty if nothing.
+
+    Example:
+        >>> plan = Plan("stitch", {"fitting": 1.0, "scoring": 3.0}, {"moments": 10**6}, {}, 10**9, 10**9)
+        >>> plan.seconds, plan.fits
+        (4.0, True)
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ("seconds", "fits")
+
+    job: str
+    stages: Mapping[str, float]
+    memory: Mapping[str, int]
+    disk: Mapping[str, int]
+    free_memory: int
+    free_disk: int
+    processes: int = 1
+    left_out: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Predicted duration of the whole job in seconds."""
+        return sum(self.stages.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory and disk suffice. The networks are in memory already."""
+        needed = sum(size for part, size in self.memory.items() if part != NETWORKS)
+        return needed <= self.free_memory and sum(self.disk.values()) <= self.free_disk
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return all figures as a data frame, one row per stage or part.
+
+        Returns:
+            Columns ``kind`` (``seconds``, ``memory`` or ``disk``), ``part`` and ``value``.
+        """
+        import pandas
+
+        rows = [(kind, part, value) for kind, parts in self._kinds().items() for part, value in parts.items()]
+        return pandas.DataFrame(rows, columns=["kind", "part", "value"])
+
+    def __rich__(self) -> RenderableType:
+        """Return the table that ``rich`` prints, one row per stage and part."""
+        return self._table()
+
+    def _kinds(self) -> dict[str, Mapping[str, float]]:
+        return {"seconds": self.stages, "memory": self.memory, "disk": self.disk}
+
+    def _table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        shared = f" (in each of {self.processes} processes)" if self.processes > 1 else ""
+        title = f"plan of {self.job}{shared}"
+        table = Table("", "part", "predicted", title=title, title_justify="left", min_width=MIN_WIDTH)
+        totals: dict[str, Callable[[Any], str]] = {"seconds": lambda count: f"{count:.2g} s"}
+        for kind, parts in self._kinds().items():
+            shown = totals.get(kind, sized)
+            for number, (part, value) in enumerate(parts.items()):
+                table.add_row("" if number else kind, Text(part), shown(value), end_section=False)
+            if len(parts) > 1:
+                table.add_row("", "total", shown(sum(parts.values())), style="bold", end_section=True)
+        free = f"{sized(self.free_memory)} of memory and {sized(self.free_disk)} of disk are free"
+        verdict = free if self.fits else f"DOES NOT FIT: {free}"
+        table.caption = "; ".join(filter(None, (verdict, self.left_out)))
+        return table
+
+
+MIN_WIDTH = 60
+"""Width of the table in characters, so that its title and caption have room."""
+NETWORKS = "networks"
+"""The part of the memory that is taken before a job begins."""
+
+
+def bytes_of_weights(*networks: nn.Module) -> int:
+    """Return the bytes of the parameters and buffers of networks that are in memory, each counted once.
+
+    Args:
+        *networks: The networks.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> bytes_of_weights(layer, layer)
+        32
+    """
+    held = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
+    return sum(tensor.nbytes for tensor in held.values() if not tensor.is_meta)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that work takes, the second time.
+
+    Args:
+        work: The work.
+        device: Where it runs.
+    """
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    work()
+    wait()
+    start = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - start
+
+
+def speed() -> float:
+    """Measure the floating-point operations per second of a float64 matrix product on the CPU."""
+    size, times = 384, 4
+    x = torch.ones(size, size, dtype=torch.float64) @ torch.ones(size, size, dtype=torch.float64)
+    start = time.perf_counter()
+    for _ in range(times):
+        x = x @ x / size**3
+    return 2 * size**3 * times / (time.perf_counter() - start)

@@ -1,0 +1,75 @@
+"""Memory and disk that are free, and refusal of what does not fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free memory of a device in bytes.
+
+    Args:
+        device: The device. On the CPU and on devices other than CUDA this is the memory of the machine.
+    """
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil  # type: ignore[import-untyped]
+
+    return int(psutil.virtual_memory().available)
+
+
+def free_disk(folder: Path) -> int:
+    """Return the free bytes of the disk that holds a folder.
+
+    Args:
+        folder: The folder; it need not exist.
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
+
+
+def sized(count: float) -> str:
+    """Format a number of bytes.
+
+    Args:
+        count: The number.
+
+    Example:
+        >>> sized(1_400_000_000)
+        '1.4 GB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def check_fits(what: str, size: int, device: torch.device, instead: str) -> None:
+    """Refuse what does not fit into memory, before work is lost.
+
+    Args:
+        what: What takes the memory, in the plural.
+        size: How much, in bytes.
+        device: Where.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If less memory is free.
+
+    Example:
+        >>> import torch
+        >>> check_fits("the moments", 10**18, torch.device("cpu"), "use other layers")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: the moments take 1e+06 TB of memory, but ... are free: use other layers
+    """
+    if size > (free := free_memory(device)):
+        raise ValueError(f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}")

@@ -1,0 +1,23 @@
+"""``--plan`` of every command that takes long: a table or a record, and no files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_stitch.cli import app
+
+
+@pytest.mark.parametrize("command", ["compare", "stitch", "grid"])
+def test_commands_plan_and_write_nothing(command: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    a, b = map(str, folders.values())
+    call = [command, a, b, "--data", "sklearn:digits", "--split", "test", "--max-samples", "100", "--plan"]
+    call += ["--out", str(tmp_path / "out")]
+    record = CliRunner().invoke(app, [*call, "--json"])
+    assert record.exit_code == 0, record.output
+    assert json.loads(record.stdout)["seconds"] > 0
+    assert "networks" in CliRunner().invoke(app, call).stdout
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,100 @@
+"""Plans: what a job will cost, without doing it; and refusal of what does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_networks import network
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch import resources
+from hf_stitch.analysis import Plan, extract_activations
+from hf_stitch.matchers.fitting import PairMoments, collect_rows
+from hf_stitch.reference import weights_hash
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.rand(120, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def stitched(images: Tensor) -> hf_stitch.StitchedModel:
+    return hf_stitch.stitch(network("cnn"), network("cnn", 1), images[:60], progress=False)
+
+
+JOBS: dict[str, Callable[[Any, Tensor], Plan]] = {
+    "compare": lambda model, x: hf_stitch.compare(network("cnn"), network("cnn", 1), x, plan=True),
+    "compare_all": lambda model, x: hf_stitch.compare_all([network("cnn"), network("cnn", 1)], x, plan=True),
+    "stitch": lambda model, x: hf_stitch.stitch(network("cnn"), network("cnn", 1), x, plan=True),
+    "stitch_grid": lambda model, x: hf_stitch.stitch_grid(network("cnn"), network("cnn", 1), x, plan=True),
+    "evaluate": lambda model, x: hf_stitch.evaluate(model, x[60:], plan=True),
+    "audit": lambda model, x: hf_stitch.audit(model, x[60:], plan=True),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_long_job_has_a_plan(job: str, stitched: hf_stitch.StitchedModel, images: Tensor) -> None:
+    before = weights_hash(stitched), dict(stitched.config.recipe)
+    plan = JOBS[job](stitched, images)
+    assert isinstance(plan, Plan) and plan.fits and plan.seconds > 0
+    assert plan.memory["networks"] > 0 and plan.free_memory > 0 < plan.free_disk
+    assert type(plan).from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert {"seconds", "memory"} <= set(plan.to_pandas().kind)
+    assert "are free" in " ".join(str(plan).split())
+    assert (weights_hash(stitched), dict(stitched.config.recipe)) == before
+
+
+def test_statistics_take_the_planned_memory(images: Tensor) -> None:
+    a, b = network("cnn"), network("cnn", 1)
+    pair = (a.layers[1], b.layers[2])
+    layers: Any = {"source_layer": pair[0], "target_layer": pair[1]}
+    plan = hf_stitch.stitch(a, b, images, test_size=20, plan=True, **layers)
+    moments = PairMoments([pair])
+    x, y = ({layer: each.encode(images, layer)[layer]} for each, layer in zip((a, b), pair, strict=True))
+    state = moments.update(x, y).state_dict()  # rows that wait until they are many enough are left out
+    assert plan.memory["moments"] == sum(each.nbytes for key, each in state.items() if not key.endswith("pending"))
+    by_rows = hf_stitch.stitch(a, b, images, test_size=20, matcher="retrieval", plan=True, **layers)
+    rows = collect_rows(a, b, pair, hf_stitch.Samples.of(images[:100]), progress=False)
+    kept = sum(features.x.nbytes + features.y.nbytes for features in rows.values())
+    assert by_rows.memory["rows"] == kept
+
+
+class Deaf(nn.Module):
+    """Counts its samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.seen = nn.Linear(6, 5), nn.Linear(5, 2), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_what_does_not_fit_is_refused_before_the_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Deaf()
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 6))
+    cuts: Any = {"source_layer": "first", "target_layer": "first"}
+    data = torch.randn(5000, 6)
+    assert adapter.layers
+    monkeypatch.setattr(resources, "free_memory", lambda device: 100)
+    net.seen = 0
+    with pytest.raises(ValueError, match=r"moments of layers up to 'first' \(width 5\) .* take 600 B of memory, but"):
+        hf_stitch.stitch(adapter, adapter, data, **cuts)
+    with pytest.raises(ValueError, match="the rows of all samples take 160 kB of memory, but 100 B are free"):
+        hf_stitch.stitch(adapter, adapter, data, matcher="retrieval", **cuts)
+    with pytest.raises(ValueError, match=r"the activations of 2 layers on 5,000 samples take 140 kB of memory, but"):
+        extract_activations(adapter, data, layers=["first", "second"])
+    assert net.seen < 500
+
+
+def test_a_plan_of_what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
+    monkeypatch.setattr("hf_stitch.analysis.grid.plan.free_memory", lambda device: 100)
+    plan = hf_stitch.stitch(network("cnn"), network("cnn", 1), images, plan=True)
+    assert not plan.fits and "DOES NOT FIT" in str(plan)
