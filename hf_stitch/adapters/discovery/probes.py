@@ -96,8 +96,8 @@ class Probes:
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             for left in (False, True):
                 n -= 1
-                lengths = torch.tensor([n, max(n - 2, 1), 1])
-                ragged = self.vary(3, n)
+                lengths = torch.tensor([n, 1])
+                ragged = self.vary(2, n)
                 real = torch.arange(n)[None] < lengths[:, None]
                 real = (real.flip(1) if left else real).to(full[mask].device)
                 last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
