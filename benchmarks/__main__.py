@@ -4,7 +4,7 @@ import importlib
 import sys
 
 NAMES = (
-    *("atlas", "atoms", "cuts", "grid", "least_squares", "listing", "offload", "relative", "saving", "scaling"),
+    *("atlas", "atoms", "cuts", "gpu", "grid", "least_squares", "listing", "offload", "relative", "saving", "scaling"),
     "task_loss",
 )
 

@@ -88,7 +88,7 @@ CASES = {
     "ResNet-18, blocks, 64 px": Case(_resnet, 64, 2048, 32),
     "ResNet-18, all modules, 32 px": Case(_resnet, 32, 1024, 256, every_module=True),
     "ViT-Ti/16, blocks, 224 px": Case(lambda: timm.create_model("vit_tiny_patch16_224"), 224, 128, 32),
-    "BERT-base, blocks, 128 tokens": Case(_bert, 0, 32, 16),
+    "BERT-base, blocks, 128 tokens": Case(_bert, 0, 256, 16),
 }
 
 

@@ -72,9 +72,12 @@ class Processes:
             The processes.
         """
         if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
-            from accelerate import Accelerator
+            import torch
+            from accelerate import Accelerator, PartialState
 
-            accelerator = Accelerator()
+            # torchrun does not tell accelerate to use CPUs; without it, each process would do the whole job
+            fresh = not PartialState._shared_state
+            accelerator = Accelerator(cpu=fresh and not torch.accelerator.is_available())
         return cls(accelerator)
 
     @property
@@ -157,6 +160,22 @@ class Processes:
 
         with self.exchange():
             return broadcast_object_list([value])[0]
+
+    def check_same(self, recipe: Mapping[str, Any]) -> None:
+        """Check that all processes do the same job, for example with the same weights.
+
+        Args:
+            recipe: What determines the result, as JSON values.
+
+        Raises:
+            ValueError: If it differs between processes; the message names the entries.
+        """
+        first, *others = self.gather(recipe)
+        if differing := sorted({key for other in others for key in first if other.get(key) != first[key]}):
+            raise ValueError(
+                f"the processes do different jobs: {', '.join(differing)} differ; load the same weights and samples in "
+                "all of them (random networks: set the same seed before)"
+            )
 
     def gather(self, value: T) -> list[T]:
         """Gather a value from every process.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,9 +139,42 @@ def gram_of(rows: Tensor, dtype: torch.dtype) -> Gram:
         mean = part.mean(0, dtype=dtype)
         squares.append(mean @ mean)
         centred = torch.sub(part, mean, out=room[:, : part.shape[1]])
-        for start in range(0, n, block):
-            found[start:, start : start + block].addmm_(centred[start:], centred[start : start + block].T)
+        with in_full_precision():
+            for start in range(0, n, block):
+                found[start:, start : start + block].addmm_(centred[start:], centred[start : start + block].T)
     return Gram(found, torch.stack(squares).sum())
+
+
+@contextmanager
+def in_full_precision() -> Iterator[None]:
+    """Multiply float32 in float32, whatever ``torch.set_float32_matmul_precision`` allows in forwards (TF32, bfloat16).
+
+    Example:
+        >>> torch.set_float32_matmul_precision("medium")
+        >>> with in_full_precision():
+        ...     _ = torch.randn(9, 9) @ torch.randn(9, 9)
+        >>> torch.get_float32_matmul_precision()
+        'medium'
+        >>> torch.set_float32_matmul_precision("highest")
+    """
+    backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    places = (backends.cuda.matmul, backends.mkldnn.matmul)
+    chosen = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, precision in zip(places, chosen, strict=True):
+            place.fp32_precision = precision
 
 
 def _without_rounding(gram: Gram) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hf_stitch.processes import Processes
 from hf_stitch.stitches import StitchingLayer
@@ -157,11 +158,18 @@ def _prepared(
     lengths = [len(held) for held in lists]
     try:
         with processes.exchange():
+            _leave_frozen_to_themselves(stitches)
             model, optimizer = accelerator.prepare(stitches, optimizer)
         yield model.train(), optimizer
     finally:
         for held, length in zip(lists, lengths, strict=True):
             del held[length:]
+
+
+def _leave_frozen_to_themselves(stitches: Stitches) -> None:
+    """Keep the wrapper of several processes from comparing and sending the frozen weights, which may be distributed."""
+    frozen = [f"back.{name}" for name in stitches.back.state_dict()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stitches, frozen)
 
 
 def _gradients(
@@ -209,7 +217,14 @@ def _validate(
     sums = torch.zeros(3, len(stitches.names), dtype=torch.float64, device=accelerator.device)
     stitches.eval()
     batches = torch.arange(len(prepared.samples)).split(schedule.batch_size)
-    for places in batches[processes.rank :: processes.count]:
+    own = batches[processes.rank :: processes.count]
+    if prepared.in_step:  # those of other processes run once more where they have no batch of their own
+        missing = -(-len(batches) // processes.count) - len(own)
+        for places in batches[:missing]:
+            batch = _read(prepared, places, 0, accelerator)
+            stitches(batch, _asked(batch))
+            stitches.right(batch)
+    for places in own:
         batch = _read(prepared, places, 0, accelerator)
         asked = _asked(batch)
         sums[0] += asked * stitches(batch, asked).double()

@@ -182,6 +182,7 @@ class Prepared:
         batch_size: Number of samples per forward pass.
         processes: The processes that share the work.
         progress: Label of the progress bar; ``None`` for no bar.
+        in_step: Whether all processes must run the networks equally often, because their weights are distributed.
     """
 
     def __init__(
@@ -196,7 +197,9 @@ class Prepared:
         batch_size: int,
         processes: Processes,
         progress: str | None,
+        in_step: bool = False,
     ) -> None:
+        self.in_step = in_step
         self.networks, self.samples, self.others = networks, samples, others
         self._augment = augment
         self._parts: list[dict[str, RowStore]] = []
@@ -260,6 +263,8 @@ class Prepared:
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
             each = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
             least = bytes_ + each * (len(own) - count)  # a lower bound: the remaining texts may be short
+            if least > limit and self.in_step:
+                continue
             if least > limit:
                 break
             self._like = part if self._like is None else self._like
@@ -267,6 +272,10 @@ class Prepared:
                 if name not in stores:
                     stores[name] = RowStore(folder / f"{name.replace('/', '-')}-{processes.rank}")
                 stores[name].append(*pair)
+        if self.in_step:
+            rounds = -(-len(own) // batch_size)
+            for _ in range(max(processes.gather(rounds)) - rounds):
+                self.networks.prepare(batch.samples, other.samples, batch.labels)
         parts = processes.gather(stores if least <= limit else None)
         self._parts = [part for part in parts if part is not None]
         if len(self._parts) == processes.count:

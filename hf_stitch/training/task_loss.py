@@ -32,6 +32,7 @@ from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, L1, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
 from hf_stitch.training.schedule import Schedule, TrainingSchedule
+from hf_stitch.training.sharding import sharded
 from hf_stitch.training.stitches import Stitches
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class TaskLoss(TrainedMatcher):
         self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
         paired_data: Any = None, validation_data: Any = None, augment: Augment | None = None,
         accelerator: Accelerator | None = None, checkpoint_dir: str | Path | None = None, save_every: int = 500,
-        cache_size: float = 8e9, callback: StepCallback | None = None, progress: bool = True,
+        cache_size: float = 8e9, shard: bool = False, callback: StepCallback | None = None, progress: bool = True,
     ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
         """Train the stitching layer of a stitched model, starting from its current maps.
 
@@ -321,6 +322,9 @@ class TaskLoss(TrainedMatcher):
             save_every: Number of steps between two saved states.
             cache_size: Maximal disk space in bytes for the stored activations, separately for training and validation
                 samples. If they need more, they are recomputed for each batch, with a warning.
+            shard: Whether each of several processes keeps an equal part of the frozen halves' weights (FSDP2), and
+                gathers those of a block when it runs. The stitch stays whole. The whole networks that compute soft
+                labels are not distributed: use ``labels="hard"`` if they do not fit.
             callback: Function called before the first step and after every step with the number of completed steps and
                 the list of stitching layers that are trained together.
             progress: Whether to show a progress bar.
@@ -356,6 +360,9 @@ class TaskLoss(TrainedMatcher):
             diverged: dict[str, str] = {}
             with ExitStack() as stack:
                 stack.enter_context(_frozen(models, accelerator.device))
+                if shard and processes.count > 1:
+                    halves = [half for model in models for half in (model.source, model.target)]
+                    stack.enter_context(sharded(halves, accelerator.device, processes.count))
                 groups = self._groups(networks, layers, accelerator.device)
                 self._rehearse(groups, networks, samples, others, held_out, processes.count)
                 states: list[Checkpoint | None] = [None] * len(groups)
@@ -364,8 +371,9 @@ class TaskLoss(TrainedMatcher):
                     states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
                 temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
                 prepare = partial(
-                    Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64), processes=processes
-                )
+                    Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64),
+                    processes=processes, in_step=shard,
+                )  # fmt: skip
                 shown = processes.shown("preparing", progress)
                 inputs = prepare(samples, others, folder=temporary / "training", augment=augment, progress=shown)
                 validation = None

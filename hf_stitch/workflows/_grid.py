@@ -192,6 +192,7 @@ def stitch_grid(
         recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed)
         if processes.count > 1:
             recipe["processes"] = processes.count
+            processes.check_same(recipe)
         with ExitStack() as stack:
             folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(folder, processes.rank, lasting=checkpoint_dir is not None)

@@ -159,6 +159,8 @@ def stitch(
             "matcher": fitted_by.to_dict(), "pooling": pooling, "data": given.fingerprint, **recipe,
             "samples": len(train), "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
         }  # fmt: skip
+        networks = {name: each.pinned.weights_hash for name, each in (("source", a), ("target", b))}
+        processes.check_same({**recipe, **networks})
         if isinstance(fitted_by, TrainedMatcher):
             fitted_by.check(train, task)
         chosen = [

@@ -16,7 +16,9 @@ import hf_stitch
 from hf_stitch.matchers.fitting import collect
 from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.processes import Processes
+from hf_stitch.reference import weights_hash
 from hf_stitch.training import TaskLoss
+from hf_stitch.training.sharding import shard_bytes
 
 N, BATCH, CLASSES = 61, 8, 3
 """61 samples, a prime, cannot be split evenly."""
@@ -186,8 +188,27 @@ def training(folder: Path) -> Any:
     return torch.cat([value.flatten() for value in layer.state_dict().values()])
 
 
+def sharded(folder: Path) -> Any:
+    """The same with distributed weights of both halves, and validation on samples that cannot be split evenly."""
+    model = copy.deepcopy(stitched())
+    nn.Module.to(model, torch.float64)
+    halves, processes = (model.source, model.target), Processes.of(None).count
+    before = weights_hash(model), [type(module) for module in model.modules()]
+    whole = [shard_bytes(half) for half in halves]
+    held: list[list[int]] = []
+    layer = TaskLoss(epochs=1, max_steps=20, batch_size=16, lr=1e-2).fit(
+        model, images(80), target=networks()[1], validation_data=images(33, seed=3), progress=False, shard=True,
+        callback=lambda step, layers: held.append([shard_bytes(half) for half in halves]),
+    )  # fmt: skip
+    assert (weights_hash(model), [type(module) for module in model.modules()]) == before
+    largest = sum(-(-p.shape[0] // processes) / p.shape[0] * p.nbytes for half in halves for p in half.parameters())
+    assert all(sum(sizes) <= largest <= sum(whole) for sizes in held) and len(held) == 21
+    return torch.cat([value.flatten() for value in layer.state_dict().values()])
+
+
 JOBS = (
     atlas, moments, closed_form, enlarged, of_rows, chosen, evaluation, vectors, audit, grid, relative, training,
+    sharded,
 )  # fmt: skip
 
 

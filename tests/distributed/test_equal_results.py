@@ -13,9 +13,11 @@ import pytest
 import torch
 from processes import run_ranks
 
+import hf_stitch
 from hf_stitch.processes import Processes
+from hf_stitch.training import TaskLoss
 
-TOLERANCE = {"training": 1e-5}
+TOLERANCE = {"training": 1e-5, "sharded": 1e-5}
 EXACT = 1e-10
 
 
@@ -33,6 +35,30 @@ def test_several_processes_have_the_results_of_one(count: int, tmp_path: Path) -
     # Besides its part, a process reads single samples for checks, and the first batch, about whose means all take sums.
     *read, alone = (json.loads((tmp_path / f"read-{rank}.json").read_text()) for rank in range(count + 1))
     assert all(each[name] < 0.85 * alone[name] for each in read for name in alone), (read, alone)
+
+
+def train_text(rank: int, folder: Path, shard: bool) -> None:
+    """A stitch between two small language models in float32."""
+    from tiny_networks import WORDS, adapted, build
+
+    a, b = (adapted("llama", build("llama", seed)) for seed in range(2))
+    texts = [" ".join(WORDS[place : place + 3 + place % 7]) for place in range(37)]
+    data = hf_stitch.Samples.of(texts)
+    cuts = {"source_layer": "model.layers.1", "target_layer": "model.layers.1"}
+    matcher = TaskLoss(max_steps=5, batch_size=8, lr=1e-2, labels="hard")
+    model = hf_stitch.stitch(a, b, data, matcher="lstsq", task="text-generation", progress=False, **cuts)
+    layer = matcher.fit(model, data, progress=False, shard=shard)
+    np.save(folder / f"{rank}.npy", torch.cat([value.flatten() for value in layer.state_dict().values()]))
+
+
+@pytest.mark.slow
+def test_distributed_weights_of_language_models(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    run_ranks(2, train_text, tmp_path, True)
+    train_text(2, tmp_path, False)
+    first, second, whole = (np.load(tmp_path / f"{rank}.npy") for rank in range(3))
+    assert np.array_equal(first, second)
+    np.testing.assert_allclose(first, whole, rtol=1e-4, atol=1e-5)
 
 
 def measure(rank: int, folder: Path) -> None:
@@ -56,3 +82,20 @@ def test_parts_are_a_partition_of_whole_batches_if_there_are_enough(n: int, batc
     assert all(start < stop for start, stop in parts)
     if math.ceil(n / batch) >= count:
         assert all(start % batch == 0 for start, _ in parts)
+
+
+def other_weights(rank: int, folder: Path) -> None:
+    """Networks that are random in each process."""
+    torch.manual_seed(rank)
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    data, cuts = torch.ones(20, 4), {"source_layer": "0", "target_layer": "0"}
+    for job in (lambda: hf_stitch.compare(a, b, data), lambda: hf_stitch.stitch(a, b, data, **cuts)):
+        with pytest.raises(ValueError, match=r"the processes do different jobs: .* differ; load the same weights"):
+            job()
+    (folder / str(rank)).touch()
+
+
+def test_processes_with_other_weights_are_refused(tmp_path: Path) -> None:
+    run_ranks(2, other_weights, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2

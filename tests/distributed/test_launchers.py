@@ -31,12 +31,18 @@ def launch(folder: Path) -> None:
     run(*command, ACCELERATE_USE_CPU="true")
 
 
+def torchrun(folder: Path) -> None:
+    """A launcher that does not tell accelerate to use CPUs."""
+    options = ["--nproc_per_node", "2", "--master_port", free_port()]
+    run("-m", "torch.distributed.run", *options, HERE / "script.py", folder)
+
+
 def debug(folder: Path) -> None:
     run(HERE / "debugged.py", folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [launch, debug])
+@pytest.mark.parametrize("launcher", [launch, torchrun, debug])
 def test_the_script_has_the_same_results(launcher: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

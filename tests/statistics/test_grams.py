@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_stitch.metrics import linear_cka, minibatch_cka
 from hf_stitch.statistics import HSIC, Grams, LayerMoments, MinibatchGrams
+from hf_stitch.statistics.grams import gram_of
 
 
 def layers(seed: int, n: int, widths: tuple[int, ...], offset: float = 0.0) -> list[Tensor]:
@@ -207,3 +208,16 @@ def test_layer_moments_with_buffered_rows_merge(n: int) -> None:
     merged = halves[0].merge(halves[1])
     assert merged.n == 900 and halves[1].n == 900 - n
     torch.testing.assert_close(merged.moments(0, 0).scatter, whole.scatter)
+
+
+def test_float32_stays_float32_where_forwards_may_be_less_exact() -> None:
+    """bfloat16 on CPUs with AVX-512 BF16 or AMX, TF32 on GPUs."""
+    rows = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+    before = torch.get_float32_matmul_precision()
+    exact = gram_of(rows, torch.float32).products
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert torch.equal(gram_of(rows, torch.float32).products, exact)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -133,6 +133,7 @@ class Comparison:
         recipe = self._recipe(batch_size, recipe or {})
         if permutations:
             recipe |= {"permutations": permutations, "seed": seed}
+        processes.check_same(recipe)
         keep_rows = permutations > 0 or then is not None
         with ExitStack() as stack:
             place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,0 +1,101 @@
+"""Frozen halves whose weights are distributed over processes (FSDP2)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.artefacts.placing import whole_blocks
+
+
+def blocks_of(half: nn.Module) -> list[nn.Module]:
+    """Return the modules whose weights are gathered together, for the time of their forward.
+
+    Args:
+        half: Half of a network.
+
+    Returns:
+        The modules that transformers does not split, or else the outermost elements with weights of stacks
+        (``Sequential``, ``ModuleList``); none that contains another.
+
+    Example:
+        >>> stack = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+        >>> len(blocks_of(stack))
+        2
+    """
+    whole = set(whole_blocks(half))
+    found: dict[str, nn.Module] = {}
+    for name, module in half.named_modules():
+        if type(module).__name__ in whole and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    if not found:
+        for name, module in half.named_modules():
+            if isinstance(module, nn.Sequential | nn.ModuleList) and not any(
+                name == outer or name.startswith(f"{outer}.") for outer in found
+            ):
+                found |= {f"{name}.{key}".lstrip("."): child for key, child in module.named_children()}
+    return [module for module in found.values() if any(True for _ in module.parameters())]
+
+
+def shard_bytes(half: nn.Module) -> int:
+    """Return the bytes of the weights of a half that this process holds between forwards.
+
+    Args:
+        half: Half of a network, sharded or not.
+
+    Example:
+        >>> shard_bytes(nn.Linear(3, 2))
+        32
+    """
+    held: list[Any] = list({id(p): p for p in half.parameters()}.values())
+    return sum((p.to_local() if hasattr(p, "to_local") else p).nbytes for p in held)
+
+
+@contextmanager
+def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -> Iterator[None]:
+    """Distribute the weights of frozen halves over processes; afterwards, the halves are as before.
+
+    Each process keeps an equal part of every weight, and gathers those of a block for the time of its forward and its
+    backward pass. All processes must run the halves equally often. On a GPU, whole weights wait in the memory of the
+    machine; on the CPU they stay where they are, so that nothing is saved there.
+
+    Args:
+        halves: Halves whose parameters require no gradient.
+        device: Where they run.
+        processes: Number of processes, all of which enter.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (processes,))
+    modules = {id(module): module for half in halves for module in half.modules()}.values()
+    before = [(module, type(module), _copied(vars(module))) for module in modules]
+    weights = list({id(p): p for half in halves for p in half.parameters()}.values())
+    try:
+        for half in halves:
+            for block in blocks_of(half):
+                fully_shard(block, mesh=mesh, reshard_after_forward=True)
+            fully_shard(half, mesh=mesh, reshard_after_forward=True)
+        _move(weights, torch.device("cpu"))
+        yield
+    finally:
+        for module, kind, attributes in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
+        _move(weights, device)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module, with copies of its tables of hooks, weights and modules."""
+    return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
+
+
+def _move(weights: Sequence[Tensor], device: torch.device) -> None:
+    for weight in weights:
+        weight.data = weight.data.to(device)
