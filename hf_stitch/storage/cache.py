@@ -152,7 +152,7 @@ class Cache:
     """
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
-        self.folder = default_folder() if folder is None else folder
+        self.folder = default_folder() if folder is None else folder.expanduser()
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"the cache must be a folder, got the file {self.folder}")
         self.limit = default_limit() if limit is None else limit

@@ -221,6 +221,8 @@ class _Options:
             raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {self.min_relative_accuracy}")
         if not 0 <= self.max_dose < float("inf"):
             raise ValueError(f"max_dose must be at least 0 and finite, got {self.max_dose}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:

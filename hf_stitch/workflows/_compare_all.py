@@ -110,6 +110,8 @@ def compare_all(
         raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     chosen = named_layers(named, layers)
     processes = Processes.of(accelerator)
     with processes.together("compare_all"):
@@ -131,7 +133,7 @@ def compare_all(
             _check_resamples(resamples, pooling, several)
         comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)
         if plan:
-            return comparison.plan(batch_size=batch_size)
+            return comparison.plan(batch_size=batch_size, resampled=resamples > 0)
         p_values: dict[str, Array] = {}
 
         def test(rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:

@@ -113,7 +113,7 @@ def evaluate(
         batch_size: Number of samples per forward pass.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples. Samples are resampled jointly for all predictors.
-        plan: Whether to return an estimate of time and memory instead, after two batches.
+        plan: Whether to return an estimate of time and memory instead, after a few batches.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
             launched.
         progress: Whether to show a progress bar.
@@ -140,6 +140,8 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
     with processes.together("evaluate"):
         samples = Samples.of(data)
@@ -188,7 +190,7 @@ def _planned(
     stitched: StitchedModel, layers: Mapping[str, StitchingLayer], samples: Samples, whole: Whole,
     others: Samples | None, source: Any, batch_size: int, processes: Processes,
 ) -> Plan:  # fmt: skip
-    """Score one batch, twice, and extrapolate."""
+    """Score one batch a few times, and extrapolate."""
     count = min(batch_size, len(samples))
     few, twins = samples.take(count), None if others is None else others.take(count)
     options: dict[str, Any] = {"batch_size": batch_size, "progress": False}

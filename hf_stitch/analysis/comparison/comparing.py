@@ -19,7 +19,13 @@ from torch import Tensor
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import LayerReader
-from hf_stitch.analysis.comparison.routes import ComparisonPlan, flops_of_permutation, routes_of, taken_routes
+from hf_stitch.analysis.comparison.routes import (
+    ComparisonPlan,
+    flops_of_permutation,
+    routes_of,
+    taken_routes,
+    workload,
+)
 from hf_stitch.analysis.comparison.sides import Side, networks_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
 from hf_stitch.metrics import ActivationMetric, Metric
@@ -28,6 +34,7 @@ from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
 from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.statistics import LayerRows
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Array = NDArray[np.float64]
@@ -73,15 +80,19 @@ class Comparison:
         self._routes = routes_of(self._metrics, self._reader, self._available)
 
     @torch.no_grad()
-    def plan(self, permutations: int = 0, batch_size: int = 64) -> ComparisonPlan:
+    def plan(self, permutations: int = 0, batch_size: int = 64, resampled: bool = False) -> ComparisonPlan:
         """Return the predicted cost of the comparison, after two batches.
+
+        Where no route of a metric fits, the plan contains the route that takes least memory, and does not fit.
 
         Args:
             permutations: Permutations of a test; 0 for no test.
             batch_size: Samples per forward.
+            resampled: Whether samples will be resampled, which keeps the rows in files. Its time is left out.
         """
         reader, rate = self._reader, speed()
-        taken = [route for route in self._routes if route.chosen]
+        of_metrics = [[route for route in self._routes if route.metric == label] for label in self._metrics]
+        taken = [min(routes, key=lambda route: (not route.chosen, route.memory)) for routes in of_metrics]
         stages = {
             "forwards": reader.seconds_per_sample(batch_size) * reader.n / self._processes.count,
             "statistics and values": sum(route.flops for route in taken) / rate,
@@ -92,11 +103,14 @@ class Comparison:
             {name: max(size for other, size in sizes if other == name) for name, size in sizes if size}
             for sizes in ([(r.name, r.memory) for r in taken], [(f"rows of {r.name}", r.disk) for r in taken])
         )
+        if (permutations or resampled) and not disk:  # or else a route has collected the rows
+            disk["rows of the test"] = sum(int(LayerRows.cost(workload(each, reader)).disk) for each in reader.groups)
         networks = [network for side in self._sides for network in networks_of(side)]
         job = f"compare, {len(reader.layers_a)} × {len(reader.layers_b)} layers, {reader.n} samples"
         return ComparisonPlan(
             job, stages, {NETWORKS: bytes_of_weights(*networks), **memory}, disk, 2 * self._available,
-            free_disk(Path(tempfile.gettempdir())), self._processes.count, routes=self._routes, speed=rate,
+            free_disk(Path(tempfile.gettempdir())), self._processes.count,
+            "the resamples are not included" if resampled else "", routes=self._routes, speed=rate,
         )  # fmt: skip
 
     @torch.no_grad()

@@ -57,6 +57,12 @@ class ComparisonPlan(Plan):
     routes: tuple[Route, ...] = ()
     speed: float = float("nan")
 
+    @property
+    def fits(self) -> bool:
+        """Whether memory and disk suffice, and each metric has a route that fits into its share of the memory."""
+        chosen = {route.metric for route in self.routes if route.chosen}
+        return super().fits and all(route.metric in chosen for route in self.routes)
+
     def __rich__(self) -> RenderableType:
         """Return the table that ``rich`` prints, and one of all routes."""
         from rich.console import Group

@@ -12,11 +12,11 @@ from hf_stitch.analysis.grid.measuring import Sides, run
 from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_of, speed
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
-from hf_stitch.matchers.fitting import PairMoments, fit_layer
+from hf_stitch.matchers.fitting import PairMoments, check_moments_fit
 from hf_stitch.processes import Processes
-from hf_stitch.registry import registries
 from hf_stitch.resources import free_disk, free_memory
-from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.stitches import LinearStitch, StitchingLayer
+from hf_stitch.stitches.layer import paired_rows, part_widths
 
 BACKWARD = 2
 """Backward passes take about twice the time of forward passes."""
@@ -40,20 +40,24 @@ def planned(
         twins: Training samples of the target, if it takes other ones.
         scored: Number of predictors per stitch that run through the target (1, or more with baselines).
         left_out: What is not included, in words.
+
+    Raises:
+        ValueError: If the moments do not fit into memory, so that a batch of them cannot be measured.
     """
     trained = [matcher for matcher in matchers if isinstance(matcher, TrainedMatcher)]
+    by_rows = any(isinstance(matcher, RowsMatcher) for matcher in matchers)
+    if not by_rows:
+        check_moments_fit(sides.source, sides.target, sides.pairs, sides.pooling)
     batch, twin = (next(each.batches(min(batch_size, len(train)))) for each in (train, twins or train))
     count, device = len(batch.samples), sides.target.device
     found = run(sides, batch, twin, complete=True)
     forwards = seconds_of(lambda: run(sides, batch, twin, complete=True), device) / count
-    moments = PairMoments(sides.pairs, sides.pooling)
+    moments = PairMoments([] if by_rows else sides.pairs, sides.pooling)
     collecting = seconds_of(lambda: moments.update(found.x, found.y), device) / count
-    any_map = registries.matchers.build("random")
     maps, cubes, rows = 0, 0.0, 0
     layers = []
     for la, lb in sides.pairs:
-        layer = fit_layer(any_map, moments.of(la, lb), sides.source.spec(la), sides.target.spec(lb), sides.pooling)
-        layers.append((la, lb, layer))
+        layers.append((la, lb, layer := _unfitted(sides, la, lb)))
         maps += sum(value.nbytes for value in layer.state_dict().values())
         cubes += layer.body.in_features**3
         rows += sum(x.nbytes + y.nbytes for x, y in paired_rows(found.x[la], found.y[lb], sides.pooling).values())
@@ -78,10 +82,20 @@ def planned(
         "moments": sum(value.nbytes for key, value in moments.state_dict().items() if not key.endswith("pending")),
         "maps": len(matchers) * maps,
     }
-    if any(isinstance(matcher, RowsMatcher) for matcher in matchers):
-        memory = {**memory, "moments": 0, "rows": len(train) * rows // count}
+    if by_rows:
+        memory["rows"] = len(train) * rows // count
     kept = len(train) * sum(one.values.nbytes for one in found.x.values()) // count if trained else 0
     disk = {"activations of the source": kept} if kept else {}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     held = {part: size for part, size in memory.items() if size}
     return Plan(job, stages, held, disk, *free, processes.count, left_out)
+
+
+def _unfitted(sides: Sides, source_layer: str, target_layer: str) -> StitchingLayer:
+    """Return a stitching layer of the size of a fitted one: a single batch may be too few samples for a fit."""
+    specs = sides.source.spec(source_layer), sides.target.spec(target_layer)
+    maps, means = dict[str, LinearStitch](), dict[str, torch.Tensor]()
+    for part, (dx, dy) in part_widths(*specs, sides.pooling).items():
+        means[part] = torch.zeros(dy, device=sides.source.device)
+        maps[part] = LinearStitch.of(weight=means[part].new_zeros(dy, dx), bias=means[part])
+    return StitchingLayer(*specs, sides.pooling, maps["body"], maps.get("prefix"), means).eval()
