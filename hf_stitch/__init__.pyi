@@ -9,6 +9,7 @@ from . import plugins as plugins
 from . import reference as reference
 from . import registry as registry
 from . import relative as relative
+from . import reports as reports
 from . import representation as representation
 from . import statistics as statistics
 from . import stitches as stitches
@@ -31,6 +32,8 @@ from .data import Samples as Samples
 from .plugins import load_plugin as load_plugin
 from .reference import ModelReference as ModelReference
 from .registry import registries as registries
+from .reports import load_report as load_report
+from .reports import report as report
 from .representation import Representation as Representation
 from .statistics import Moments as Moments
 from .workflows import audit as audit

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import pkgutil
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -117,6 +118,16 @@ class Result(ABC):
             return
         text = json.dumps({"result": type(self).__name__, **self.to_dict()}, indent=1, ensure_ascii=False) + "\n"
         write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
+
+    def to_html(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write the result as an HTML page that opens from the disk; see :func:`hf_stitch.report`.
+
+        Args:
+            path: The file.
+            title: Title of the page.
+        """
+        write: Any = pkgutil.resolve_name("hf_stitch.reports.writing:report")  # a room above this one
+        write(self, path, title=title)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

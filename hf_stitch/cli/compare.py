@@ -15,13 +15,15 @@ from hf_stitch.cli.options import (
     DataDir,
     Inputs,
     Planned,
+    Report,
     Seed,
     Split,
     Task,
     check_pooling,
+    check_report,
     grouped,
 )
-from hf_stitch.cli.output import Output, figure_name
+from hf_stitch.cli.output import Output, figure_name, write_report
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
@@ -63,6 +65,7 @@ def compare(
     split: Split = None,
     samples: Count = None,
     inputs: Inputs = INPUTS,
+    report: Report = None,
     plan: Planned = False,
     checkpoint_dir: CheckpointDir = None,
     permutations: Annotated[
@@ -78,6 +81,7 @@ def compare(
     if data is None and (run := [each.label for each in metrics if each.statistic != "weights"]):
         raise typer.BadParameter(f"{run[0]} compares activations of samples: name a data set", param_hint="--data")
     check_pooling(pooling)
+    check_report(report)
     _check_align(align, pooling)
     if permutations and pooling == "none":
         raise typer.BadParameter(
@@ -110,6 +114,7 @@ def compare(
     if Processes.of(None).rank:
         return
     saved = {} if out is None else save(atlas, out)
+    write_report(atlas, report)
     output.show(atlas)
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))

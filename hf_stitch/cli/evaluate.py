@@ -18,13 +18,15 @@ from hf_stitch.cli.options import (
     FarData,
     Inputs,
     Planned,
+    Report,
     Seed,
     Split,
     built,
     check_place,
+    check_report,
     grouped,
 )
-from hf_stitch.cli.output import Output
+from hf_stitch.cli.output import Output, write_report
 
 if TYPE_CHECKING:
     from hf_stitch.analysis import Audit, Evaluation, Plan
@@ -60,6 +62,7 @@ def evaluate(
         typer.Option(help="With --audit: relative residual of noise up to which states are in distribution.", min=0.0),
     ] = None,
     inputs: Inputs = INPUTS,
+    report: Report = None,
     plan: Planned = False,
     seed: Seed = 0,
     json: AsJson = False,
@@ -71,6 +74,7 @@ def evaluate(
     )  # fmt: skip
     chosen = None if detector is None else built("detectors", detector)
     output = Output(json)
+    check_report(report)
     stitched = _load(model, source, target, inputs)
     read = inputs.read(data, data_dir, split, samples, seed)
 
@@ -91,6 +95,7 @@ def evaluate(
         )  # fmt: skip
     else:
         found = hf_stitch.evaluate(stitched, read, batch_size=inputs.batch_size, seed=seed, **whole)
+    write_report(found, report)
     output.show(found)
     output.record(found.to_dict())
 

@@ -20,16 +20,18 @@ from hf_stitch.cli.options import (
     FarData,
     Inputs,
     Planned,
+    Report,
     Seed,
     Split,
     Task,
     TestSize,
     built,
     check_pooling,
+    check_report,
     check_test_size,
     grouped,
 )
-from hf_stitch.cli.output import Output, figure_name
+from hf_stitch.cli.output import Output, figure_name, write_report
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def grid(
     inputs: Inputs = INPUTS,
     test_size: TestSize = 0.2,
     checkpoint_dir: CheckpointDir = None,
+    report: Report = None,
     plan: Planned = False,
     seed: Seed = 0,
     task: Task = None,
@@ -75,6 +78,7 @@ def grid(
     output = Output(json)
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
+    check_report(report)
     options: dict[str, Any] = {
         "matchers": built("matchers", matcher or ["lstsq"]), "detectors": built("detectors", detector or []),
         "pooling": chosen, "layers_a": source_layer or None, "layers_b": target_layer or None,
@@ -94,6 +98,7 @@ def grid(
         return
     found = hf_stitch.stitch_grid(networks[0], networks[1], read, checkpoint_dir=checkpoint_dir, **options)
     saved = {} if out is None else _save(found, out)
+    write_report(found, report)
     output.show(found)
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))

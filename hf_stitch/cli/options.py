@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -70,6 +71,10 @@ CutPooling = Annotated[
     str, typer.Option(help="Pooling of activations before the stitching layer: none, flatten, mean, cls or last.")
 ]
 TestSize = Annotated[float, typer.Option(help="Held-out samples for scoring: a share below 1, or a number.", min=0.0)]
+Report = Annotated[
+    Path | None,
+    typer.Option(help="Write the result as one HTML page, which opens from the disk.", dir_okay=False),
+]
 Planned = Annotated[bool, typer.Option("--plan", help="Estimate time, memory and files from a few batches, then stop.")]
 CheckpointDir = Annotated[Path | None, typer.Option(help="Folder for checkpoints. An interrupted run resumes from it.")]
 
@@ -218,6 +223,20 @@ def check_test_size(size: float) -> float | int:
             f"must be a share below 1 or a whole number of samples, got {size}", param_hint="--test-size"
         )
     return int(size)
+
+
+def check_report(path: Path | None) -> Path | None:
+    """Check before any work that a report can be written.
+
+    Args:
+        path: The file, if one was asked for.
+
+    Raises:
+        typer.BadParameter: If its folder does not exist or cannot be written.
+    """
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise typer.BadParameter(f"the folder {path.parent} does not exist or cannot be written", param_hint="--report")
+    return path
 
 
 def check_pooling(pooling: str) -> Pooling:

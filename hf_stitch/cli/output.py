@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from hf_stitch.processes import Processes
+
+if TYPE_CHECKING:
+    from hf_stitch.results import Result
 
 WIDE = 120
 """Width in columns if the output is a pipe or a file."""
@@ -61,6 +66,19 @@ class Output:
         """
         if self.as_json and not Processes.of(None).rank:
             typer.echo(as_json(record))
+
+
+def write_report(result: Result | None, path: Path | None) -> None:
+    """Write the page of a result, if one was asked for, with the command that makes it again.
+
+    Args:
+        result: The result; ``None`` if there is none.
+        path: The file.
+    """
+    if result is not None and path is not None:
+        from hf_stitch.reports import report
+
+        report(result, path, command=shlex.join(["hf-stitch", *sys.argv[1:]]))
 
 
 @contextmanager

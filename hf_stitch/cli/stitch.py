@@ -19,15 +19,17 @@ from hf_stitch.cli.options import (
     DataDir,
     Inputs,
     Planned,
+    Report,
     Seed,
     Split,
     Task,
     TestSize,
     check_pooling,
+    check_report,
     check_test_size,
     grouped,
 )
-from hf_stitch.cli.output import Output, as_json, output_folder
+from hf_stitch.cli.output import Output, as_json, output_folder, write_report
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.storage.folders import replacing
 
@@ -61,6 +63,7 @@ def stitch(
     samples: Count = None,
     inputs: Inputs = INPUTS,
     test_size: TestSize = 0.2,
+    report: Report = None,
     plan: Planned = False,
     seed: Seed = 0,
     task: Task = None,
@@ -70,6 +73,7 @@ def stitch(
     output = Output(json)
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
+    check_report(report)
     fitted_by = matcher_of(matcher, option or [])
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
@@ -88,6 +92,7 @@ def stitch(
             return
         stitched = hf_stitch.stitch(networks[0], networks[1], read, **options)
         saved = save(stitched, out)
+    write_report(stitched.evaluation, report)
     layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
     output.show(" → ".join(layers.values()))
     output.show(stitched.evaluation or f"not scored: {target} has no head")

@@ -322,6 +322,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/gpu.md": stitch,
     "docs/how-to/grid.md": stitch,
     "docs/how-to/relative.md": relative,
+    "docs/how-to/report.md": compare,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": stitch,

@@ -38,6 +38,9 @@ UNREAD = frozenset(
 )
 """Attributes of modules that no forward in eval mode reads: how they were loaded, and how they are trained."""
 
+REPLACED = frozenset(("forward", "to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"))
+"""Methods that accelerate replaces in offloaded networks: the forward loads weights first, moves are refused."""
+
 UNREAD_OF_CONFIGS = frozenset(
     (
         *("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map", "model_type"),
@@ -167,7 +170,7 @@ class Pins:
                 yield self._hash([flagged, hook])
 
     def _of_attributes(self, values: Mapping[str, Any]) -> Iterator[str | bytes]:
-        unread = UNREAD | ({"forward"} if "_old_forward" in values else set())  # which accelerate has replaced
+        unread = UNREAD | (REPLACED if "_old_forward" in values else frozenset())
         for name in sorted(values):
             if name not in unread:
                 yield from (name, self._hash(values[name]))

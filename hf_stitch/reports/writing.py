@@ -1,0 +1,133 @@
+"""Writing a page: sections, data, styles and scripts in one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hf_stitch.processes import Processes
+from hf_stitch.provenance import versions
+from hf_stitch.reports.section import Section
+from hf_stitch.results import Result
+from hf_stitch.storage.files import write_whole
+
+FORMAT_VERSION = 1
+"""Version of the data on a page."""
+
+DATA = "hf-stitch-report"
+"""Id of the element that contains the results as JSON."""
+
+PAGES = {
+    "SimilarityAtlas": "hf_stitch.reports.similarity:section",
+    "StitchGrid": "hf_stitch.reports.grid:section",
+    "Evaluation": "hf_stitch.reports.evaluation:section",
+}
+"""Class of a result -> function that describes it; all others have the page of their data frame."""
+
+
+def report(
+    results: Result | Iterable[Result], path: str | Path, *, title: str | None = None, command: str | None = None
+) -> None:
+    """Write results as one HTML page, which opens from the disk, without a network or a server, and can be mailed.
+
+    The page begins with what was asked and what came out, and then shows the figures, each with its finding and its
+    numbers. It contains the results as JSON, from which :func:`load_report` restores them. Names of layers, labels and
+    networks stay text, whatever they contain. Of several processes, the first one writes.
+
+    Args:
+        results: The result, or several for one page.
+        path: The file; an existing one is replaced as a whole.
+        title: Title of the page. Default: those of its sections.
+        command: Command that makes the results again, shown on the page.
+
+    Raises:
+        TypeError: If something is not a result.
+        ValueError: If there is no result.
+        OSError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from hf_stitch import SimilarityAtlas
+        >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "cka.html"
+        ...     report(atlas, path)
+        ...     "The most similar layers by cka are a0 of a and b0 of b" in path.read_text()
+        True
+    """
+    shown = [results] if isinstance(results, Result) else list(results)
+    if not shown:
+        raise ValueError("a report needs at least one result, got none")
+    for result in shown:
+        if not isinstance(result, Result):
+            raise TypeError(
+                f"a report shows results, got {type(result).__name__}: pass what compare, stitch_grid, … return"
+            )
+    if Processes.of(None).rank:
+        return
+    text = page(shown, title, command)
+    write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def page(results: list[Result], title: str | None = None, command: str | None = None) -> str:
+    """Return results as HTML; see :func:`report`.
+
+    Args:
+        results: The results.
+        title: Title of the page.
+        command: Command that makes the results again.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    sections = [_section(result) for result in results]
+    kept = {"format_version": FORMAT_VERSION, "versions": versions(), "results": [_kept(result) for result in results]}
+    parts = files("hf_stitch.reports")
+    scripts = [(parts / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
+    environment = Environment(
+        loader=PackageLoader("hf_stitch.reports", "."), autoescape=True, undefined=StrictUndefined
+    )
+    data = {_fingerprint(section) for section in sections} - {None}
+    return environment.get_template("page.html.jinja").render(
+        title=title or " · ".join(dict.fromkeys(section.title for section in sections)),
+        sections=sections,
+        figures=_json([[{"views": f.views, "layout": f.layout} for f in s.figures] for s in sections]),
+        recipes=[json.dumps(section.recipe, indent=1, ensure_ascii=False, default=str) for section in sections],
+        data=_json(kept), data_id=DATA, versions=kept["versions"], command=command, several_data=len(data) > 1,
+        style=(parts / "report.css").read_text(encoding="utf-8"), scripts=scripts,
+        policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+    )  # fmt: skip
+
+
+def _section(result: Result) -> Section:
+    source = PAGES.get(type(result).__name__, "hf_stitch.reports.general:section")
+    describe: Callable[[Any], Section] = pkgutil.resolve_name(source)
+    return describe(result)
+
+
+def _kept(result: Result) -> dict[str, Any]:
+    return {"result": type(result).__name__, "module": type(result).__module__, **result.to_dict()}
+
+
+def _fingerprint(section: Section) -> str | None:
+    recipe: Mapping[str, Any] = section.recipe
+    data = recipe.get("data") or (recipe.get("a") or {}).get("data")
+    return None if data is None else json.dumps(data, default=str)
+
+
+def _json(value: Any) -> str:
+    """Serialise for a script element: no character of it can end the element, or is special to JavaScript."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=asdict)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,39 @@
+"""``--report``: a page with the command, checked before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import hf_stitch
+from hf_stitch.cli import app
+
+
+@pytest.mark.parametrize(("command", "result"), [("compare", "SimilarityAtlas"), ("stitch", "Evaluation")])
+def test_a_page_is_written(command: str, result: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    a, b = map(str, folders.values())
+    place = tmp_path / "page.html"
+    call = [command, a, b, "--data", "sklearn:digits", "--split", "test", "--max-samples", "100"]
+    call += ["--out", str(tmp_path / "out"), "--report", str(place)]
+    if command == "stitch":
+        call += ["--pooling", "mean"]
+    found = CliRunner().invoke(app, call)
+    assert found.exit_code == 0, found.output
+    (read,) = hf_stitch.load_report(place)
+    assert type(read).__name__ == result and "Again: <code>hf-stitch" in place.read_text()
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_any_work(tmp_path: Path) -> None:
+    call = [
+        "compare",
+        "nowhere/a",
+        "nowhere/b",
+        "--data",
+        "sklearn:digits",
+        "--report",
+        str(tmp_path / "no" / "page.html"),
+    ]
+    found = CliRunner().invoke(app, call)
+    assert found.exit_code == 2 and "does not exist or cannot be written" in " ".join(found.output.split())
