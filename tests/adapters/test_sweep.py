@@ -120,3 +120,66 @@ def test_a_cut_that_fails_together_is_verified_alone(monkeypatch: pytest.MonkeyP
     expected = hf_stitch.load(Row(), example_inputs=torch.randn(2, 8)).layers
     monkeypatch.setattr("hf_stitch.adapters.discovery.survey.sweep", none)
     assert hf_stitch.load(Row(), example_inputs=torch.randn(2, 8)).layers == expected
+
+
+class Reading(Block):
+    """A block that reads the values that enter it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 2 if float(x.detach().sum()) > 1e30 else x)
+
+
+class Peering(Block):
+    """A block that reads the dtype of the weights of another one, which is not its child."""
+
+    def __init__(self, owner: Row) -> None:
+        super().__init__()
+        self.owner = [owner]  # in a list, so that it is no child
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.owner[0].blocks[4].linear.weight.dtype))
+
+
+def peering() -> Row:
+    """The first block reads the weights of the last one, which reads its values."""
+    row = Row()
+    row.blocks[4] = Reading()
+    row.blocks[0] = Peering(row)
+    return row.eval()
+
+
+@pytest.mark.xfail(strict=True, reason="modules that the code of one cut reads are kept in the plans of all cuts")
+def test_a_read_module_refuses_no_cut_that_holds_alone() -> None:
+    names = [f"blocks.{place}" for place in range(5)]
+    alone = [hf_stitch.load(peering(), example_inputs=torch.randn(2, 8)).verify_cut(name).status for name in names]
+    assert alone == ["verified"] * 5
+    layers = hf_stitch.load(peering(), example_inputs=torch.randn(2, 8)).layers
+    assert [name for name in layers if name in names] == names
+
+
+class Storing(Block):
+    """A block that leaves the mean of its input under a global name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _seen["stored"] = x.mean(0)
+        return super().forward(x)
+
+
+class Using(Block):
+    """A block that adds what :class:`Storing` left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + _seen["stored"])
+
+
+def storing() -> Row:
+    """State passes from the second block to the fourth."""
+    row = Row()
+    row.blocks[1], row.blocks[3] = Storing(), Using()
+    return row.eval()
+
+
+def test_an_example_of_two_samples_reveals_state_that_passes_a_cut() -> None:
+    adapter = hf_stitch.load(storing(), example_inputs=torch.randn(2, 8))
+    with pytest.raises(hf_stitch.NotACutError):
+        adapter.cut("blocks.2")
