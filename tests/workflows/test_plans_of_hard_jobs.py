@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from processes import run_ranks
 from tiny_networks import network
-from torch import Tensor
+from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import resources
 from hf_stitch.analysis import extract_activations
+from hf_stitch.analysis.caching.pins import Pins
+from hf_stitch.cli import app
 from hf_stitch.storage.cache import Cache
 
 Jobs = Callable[..., Any]
@@ -123,6 +128,34 @@ def test_a_cache_in_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.Mon
     assert Cache(Path("~/own")).folder == tmp_path / "home" / "own"
     extract_activations(network("cnn"), torch.rand(4, 3, 32, 32), cache="~/own", progress=False)
     assert [place.name for place in tmp_path.iterdir()] == ["home"]
+
+
+def doubled(self: nn.Linear, x: Tensor) -> Tensor:
+    return 2 * nn.Linear.forward(self, x)
+
+
+def pins_of(folder: Path, *, offloaded: bool, patched: bool) -> tuple[str, dict[str, str]]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    if patched:
+        model[2].forward = MethodType(doubled, model[2])
+    if offloaded:
+        accelerate.dispatch_model(model, {"0": "cpu", "1": "cpu", "2": "disk"}, main_device="cpu", offload_dir=folder)
+        assert model[2].weight.is_meta
+    pins = Pins(without_weights=model)
+    return pins.hash(model), pins.versions()
+
+
+def test_an_offloaded_network_has_the_pins_of_the_one_in_memory(tmp_path: Path) -> None:
+    plain, patched = (pins_of(tmp_path, offloaded=False, patched=each) for each in (False, True))
+    assert plain != patched
+    assert pins_of(tmp_path, offloaded=True, patched=False) == plain
+    assert pins_of(tmp_path, offloaded=True, patched=True) == patched
+
+
+def test_a_key_of_no_digits_is_that_of_no_entry(tmp_path: Path) -> None:
+    Cache(tmp_path).write("ab" * 32, {"values": torch.ones(2)}, {})
+    ended = CliRunner().invoke(app, ["cache", "rm", "", "--yes", "--folder", str(tmp_path)])
+    assert ended.exit_code and len(Cache(tmp_path).entries()) == 1
 
 
 @pytest.mark.xfail(strict=True, reason="extract_activations takes '' for the current folder")

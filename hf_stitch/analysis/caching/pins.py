@@ -160,7 +160,13 @@ class Pins:
         if isinstance(module, torch._dynamo.OptimizedModule):  # runs uncompiled
             yield self._hash(module._orig_mod)
             return
-        yield from self._of_attributes({name: v for name, v in vars(module).items() if name not in INTERNAL})
+        own = {name: value for name, value in vars(module).items() if name not in INTERNAL}
+        if "_old_forward" in own:  # offloaded
+            own = {name: value for name, value in own.items() if name not in REPLACED}
+            patched = vars(module)["_old_forward"]
+            if getattr(patched, "__func__", None) is not type(module).forward:
+                own["forward"] = patched
+        yield from self._of_attributes(own)
         yield self._hash(module._modules)
         unsaved = {name: module._buffers[name] for name in sorted(module._non_persistent_buffers_set)}
         yield self._hash(unsaved if id(module) in self._bare else {**module._buffers, **module._parameters})
@@ -170,9 +176,8 @@ class Pins:
                 yield self._hash([flagged, hook])
 
     def _of_attributes(self, values: Mapping[str, Any]) -> Iterator[str | bytes]:
-        unread = UNREAD | (REPLACED if "_old_forward" in values else frozenset())
         for name in sorted(values):
-            if name not in unread:
+            if name not in UNREAD:
                 yield from (name, self._hash(values[name]))
 
     def _of_code(self, value: Any) -> Iterator[str | bytes]:
