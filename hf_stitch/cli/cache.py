@@ -94,9 +94,9 @@ def collected(
 
 def _one(key: str, entries: list[Entry]) -> Entry:
     """Return the entry whose key begins with some digits."""
-    found = [entry for entry in entries if key and entry.key.startswith(key.lower())]
-    if len(found) != 1:
-        several = f"{len(found)} entries: give more digits" if found else "no entry: hf-stitch cache ls lists them"
+    found = [entry for entry in entries if entry.key.startswith(key.lower())]
+    if len(found) != 1 or not key:
+        several = f"{_count(found)}: give more digits" if found else "no entry: hf-stitch cache ls lists them"
         raise ValueError(f"the key {key!r} is that of {several}")
     return found[0]
 
