@@ -63,8 +63,8 @@ def extract_activations(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If there are fewer samples than processes, the activations do not fit into memory, or the code of a
-            network cannot be read (TorchScript) and there is a cache.
+        ValueError: If an option is out of range, there are fewer samples than processes, the activations do not fit
+            into memory, or the code of a network cannot be read (TorchScript) and there is a cache.
 
     Example:
         >>> import hf_stitch
@@ -73,6 +73,10 @@ def extract_activations(
         >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape
         torch.Size([20, 8])
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not isinstance(cache, bool | str | Path) or cache == "":
+        raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     processes = Processes.of(accelerator)
     adapter = load_on(model, processes.device)
     samples = Samples.of(data)
@@ -84,7 +88,7 @@ def extract_activations(
             folder = None if cache is True else Path(cache)
             kept = LayerCache(Cache(folder), adapter, samples, pooling, _batches(len(samples), batch_size, processes))
         if layers is not None:
-            names = list(layers)
+            names = list(dict.fromkeys(layers))
         elif cache is False:
             names = list(adapter.candidates)
         else:

@@ -48,7 +48,10 @@ def stitch(
     ],
     target: Annotated[str, typer.Argument(help="Network for the back half.")],
     data: Data,
-    out: Annotated[Path, typer.Option(help="Output folder. Existing files are overwritten.", file_okay=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output folder, required without --plan. Existing files are overwritten.", file_okay=False),
+    ] = None,
     source_layer: Annotated[
         str, typer.Option(help="Cut of the source (see hf-stitch layers). auto: the most similar layer.")
     ] = "auto",
@@ -74,11 +77,13 @@ def stitch(
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
     check_report(report)
+    if out is None and not plan:
+        raise typer.BadParameter("is required without --plan", param_hint="--out")
     fitted_by = matcher_of(matcher, option or [])
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
 
-    with nullcontext() if plan else output_folder(out):
+    with nullcontext() if out is None or plan else output_folder(out):
         networks = [inputs.load(name, task) for name in (source, target)]
         read = inputs.read(data, data_dir, split, samples, seed)
         options: dict[str, Any] = {
@@ -91,6 +96,7 @@ def stitch(
             output.record(planned.to_dict())
             return
         stitched = hf_stitch.stitch(networks[0], networks[1], read, **options)
+        assert out is not None
         saved = save(stitched, out)
     write_report(stitched.evaluation, report)
     layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}

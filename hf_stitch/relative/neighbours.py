@@ -38,7 +38,8 @@ def nearest(
         ``(m, k)`` cosines or distances, nearest first, and ``(m, k)`` int64 indices of the rows over all chunks.
 
     Raises:
-        ValueError: There are fewer than k rows, or a row or query is 0 (cosine) or contains NaN or infinity.
+        ValueError: There are fewer than k rows, rows and queries have different widths, or one of them is 0 (cosine) or
+            contains NaN or infinity.
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -69,6 +70,10 @@ def _among_others(queries: Tensor, rows: Tensor | Iterable[Tensor], similarity: 
     """Compare all queries with all rows, and return the number of rows."""
     seen = 0
     for some in rows.split(CHUNK) if isinstance(rows, Tensor) else rows:
+        if some.shape[1:] != queries.shape[1:]:
+            raise ValueError(
+                f"rows and queries must be equally wide, got widths {some.shape[-1]} and {queries.shape[1]}"
+            )
         _check_finite("row", some, seen)
         compared = similarity.against(some.to(queries))
         for start in range(0, len(queries), BLOCK):

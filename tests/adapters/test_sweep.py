@@ -183,3 +183,21 @@ def test_an_example_of_two_samples_reveals_state_that_passes_a_cut() -> None:
     adapter = hf_stitch.load(storing(), example_inputs=torch.randn(2, 8))
     with pytest.raises(hf_stitch.NotACutError):
         adapter.cut("blocks.2")
+
+
+class Keeping(Row):
+    """The second block's output stays on the network, and reaches the fourth block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[1](self.blocks[0](self.stem(x)))
+        self.kept = [x.mean(0)]
+        x = self.blocks[3](self.blocks[2](x) + self.kept[0])
+        return self.head(self.blocks[4](x))
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_examples_of_any_number_of_samples_reveal_a_bypass(samples: int) -> None:
+    for layer in ("blocks.2", "blocks.3"):
+        adapter = hf_stitch.load(Keeping(), example_inputs=torch.randn(samples, 8))
+        expected = "refused" if layer == "blocks.2" else "verified"
+        assert adapter.verify_cut(layer).status == expected

@@ -50,3 +50,8 @@ def test_rows_from_far_to_near_and_equal_rows() -> None:
     values, places = nearest(same, same, k=6)
     torch.testing.assert_close(values, torch.ones(50, 6))
     assert all(len(set(row)) == 6 for row in places.tolist())
+
+
+def test_rows_of_another_width_are_named() -> None:
+    with pytest.raises(ValueError, match="rows and queries must be equally wide, got widths 3 and 4"):
+        nearest(torch.ones(2, 4), torch.ones(5, 3), k=1)

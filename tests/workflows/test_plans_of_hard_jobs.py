@@ -158,20 +158,17 @@ def test_a_key_of_no_digits_is_that_of_no_entry(tmp_path: Path) -> None:
     assert ended.exit_code and len(Cache(tmp_path).entries()) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="extract_activations takes '' for the current folder")
 def test_an_empty_name_is_no_folder_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="cache"):
         extract_activations(network("cnn"), torch.rand(4, 3, 32, 32), cache="", progress=False)
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="batches are counted before they are checked")
 def test_a_cache_refuses_batches_of_no_sample(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         extract_activations(network("cnn"), torch.rand(4, 3, 32, 32), cache=tmp_path, batch_size=0, progress=False)
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="a layer that is named twice is recorded once and read twice")
 def test_layers_that_are_named_twice_are_recorded_once() -> None:
     a = network("cnn")
     found = extract_activations(a, torch.rand(4, 3, 32, 32), layers=[a.layers[0], a.layers[0]], progress=False)

@@ -32,6 +32,9 @@ class Probes:
     def vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
         """Change the number of samples and tokens of the example by repetition.
 
+        Of an example with one sample, every second repetition differs, because state that one forward leaves would
+        otherwise be right for the next one.
+
         Args:
             batch: Number of samples.
             tokens: Number of tokens; ``None`` (default) keeps that of the example.
@@ -50,7 +53,16 @@ class Probes:
                     places[-1] = self.tokens - 1  # texts may end with a token that heads search for
                     value = value[:, places]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
+        if old_batch == 1 < batch:
+            varied |= {name: self._alternating(varied[name]) for name in self.interface.content}
         return varied
+
+    def _alternating(self, content: Tensor) -> Tensor:
+        """Change every second sample: values in reverse order, or other words."""
+        others = content[1::2]
+        content = content.clone()
+        content[1::2] = others.flip(-1) if content.is_floating_point() else self._mixed(others)
+        return content
 
     def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the token ids of the content by others.
