@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PLUGINS := $(wildcard plugins/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-oldest quality style docs dist bench results clean
+.PHONY: help quickstart test test-oldest quality style space docs dist bench results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,10 @@ style: $(READY) ## repair style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# An environment apart, because Gradio takes older versions of some packages.
+space: .venv-space/.ready ## start the gallery: compare, stitch and try two networks in the browser
+	cd examples/space && ../../.venv-space/bin/python app.py
+
 docs: $(READY) ## build the documentation; a broken link fails
 	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --quiet --python $(BIN)/python -e ".[docs]"
 	$(BIN)/python -m sphinx -W -n --keep-going -q docs build/docs
@@ -58,7 +62,14 @@ results: $(READY) ## run all experiments in the background: make results DATA=fo
 	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."
 
 clean: ## remove the environment and everything cached
-	rm -rf .venv .venv-oldest build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+.venv-space/.ready: pyproject.toml examples/space/requirements.txt
+	test -x .venv-space/bin/python || $(PYTHON) -m venv .venv-space
+	command -v uv >/dev/null || test -x .venv-space/bin/uv || .venv-space/bin/python -m pip install --quiet uv
+	grep -v "^hf-stitch" examples/space/requirements.txt > .venv-space/requirements.txt
+	PATH="$$PATH:$(CURDIR)/.venv-space/bin" uv pip install --quiet --python .venv-space/bin/python -e ".[plots]" -r .venv-space/requirements.txt
+	touch $@
 
 # uv installs many times faster than pip, which has only to fetch it.
 $(READY): pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -34,6 +35,23 @@ def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
         **{name: version(name) for name in ("torch", "transformers", "timm")},
         **dict(found for found in plugins if found is not None),
     }
+
+
+def machine() -> str:
+    """Describe the machine: system, processor, threads of torch, and accelerator.
+
+    Example:
+        >>> "threads" in machine()
+        True
+    """
+    import torch
+
+    found = [
+        f"{platform.system()} {platform.machine()}",
+        f"{os.cpu_count()} cores",
+        f"{torch.get_num_threads()} threads",
+    ]
+    return ", ".join(found + ([torch.cuda.get_device_name()] if torch.cuda.is_available() else []))
 
 
 def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ class Result(ABC):
 
     Attributes:
         derived: Names of properties that :meth:`to_dict` adds for readers of the JSON and :meth:`from_dict` ignores.
+        page: Dotted name of the function that describes a result of this class on a page
+            (:class:`hf_stitch.reports.section.Section`). Default: its text, its ``plot()`` and its data frame.
 
     Example:
         >>> from dataclasses import dataclass
@@ -58,6 +60,7 @@ class Result(ABC):
     """
 
     derived: ClassVar[tuple[str, ...]] = ()
+    page: ClassVar[str] = "hf_stitch.reports.general:section"
 
     @abstractmethod
     def __rich__(self) -> RenderableType:

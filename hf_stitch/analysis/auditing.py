@@ -54,6 +54,7 @@ class Audit(Result):
         'accurate and in distribution'
     """
 
+    page: ClassVar[str] = "hf_stitch.reports.audit:section"
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
 
     evaluation: Evaluation

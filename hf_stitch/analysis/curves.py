@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -37,6 +37,7 @@ class Curves(Result):
         0.9
     """
 
+    page: ClassVar[str] = "hf_stitch.reports.curves:section"
     axis: str
     n: int
     data: str

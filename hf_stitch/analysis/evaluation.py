@@ -3,17 +3,139 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import nn
+
+from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.scoring import Score
-from hf_stitch.data.overlap import held_out
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from rich.table import Table
+
+    from hf_stitch.plots.strips import Role
+
+
+@dataclass(frozen=True)
+class StitchedParts:
+    """What a stitched model consists of.
+
+    Attributes:
+        source_name: The network of the front half.
+        source_layer: The layer at which it is cut.
+        source_parameters: Number of parameters that run.
+        source_whole: Number of parameters of the whole network; ``None`` if it is not in memory.
+        source_hash: Hash of the weights of the whole network.
+        target_name: The network of the back half, and the same of it.
+        target_layer: The layer after which it continues.
+        target_parameters: Number of parameters that run.
+        target_whole: Number of parameters of the whole network.
+        target_hash: Hash of the weights of the whole network.
+        stitch: Kind and widths of the stitching layer.
+        stitch_parameters: Number of its parameters.
+        recipe: How it was fitted, without the record of the samples.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> net = hf_stitch.load(Sequential(Linear(4, 8), ReLU(), Linear(8, 2)), example_inputs=torch.randn(2, 4))
+        >>> data = torch.randn(60, 4)
+        >>> model = hf_stitch.stitch(net, net, data, source_layer="0", target_layer="0", matcher="identity")
+        >>> parts = StitchedParts.of(model)
+        >>> parts.stitch, parts.source_parameters, parts.source_whole, parts.target_parameters
+        ('identity, 8 → 8', 40, 58, 18)
+    """
+
+    source_name: str
+    source_layer: str
+    source_parameters: int
+    source_whole: int | None
+    source_hash: str | None
+    target_name: str
+    target_layer: str
+    target_parameters: int
+    target_whole: int | None
+    target_hash: str | None
+    stitch: str
+    stitch_parameters: int
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: StitchedModel, source: Any = None, target: Any = None) -> StitchedParts:
+        """Describe the parts of a stitched model.
+
+        Args:
+            model: The model.
+            source: Adapter of the whole source. Default: that from which the model was made, if it is in memory.
+            target: Adapter of the whole target, likewise.
+
+        Returns:
+            Its parts.
+        """
+        found = model.describe()
+        width, other = found.widths
+        known = [source, target] if model.parents is None else model.parents
+        whole = [_count(parent.model) if isinstance(parent, Adapter) else None for parent in known]
+        return cls(
+            str(found.source.public), found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
+            str(found.target.public), found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
+            whole[1], found.target.weights_hash, f"{found.body['name']}, {width} → {other}", _count(model.stitch),
+            {key: value for key, value in found.recipe.items() if key != FITTED},
+        )  # fmt: skip
+
+    @property
+    def segments(self) -> list[tuple[str, str, int, Role]]:
+        """Row (``source``, ``stitched``, ``target``), name, number of parameters and role of each part."""
+        front, back = f"up to {self.source_layer}", f"after {self.target_layer}"
+        found: list[tuple[str, str, int, Role]] = [
+            ("source", f"source {front}", self.source_parameters, "source"),
+            ("stitched", f"source {front}", self.source_parameters, "source"),
+            ("stitched", f"stitch, {self.stitch}", self.stitch_parameters, "stitch"),
+            ("stitched", f"target {back}", self.target_parameters, "target"),
+        ]
+        if self.source_whole is not None:
+            rest = max(self.source_whole - self.source_parameters, 0)
+            found.insert(1, ("source", f"source after {self.source_layer}", rest, "left out"))
+        if self.target_whole is not None:
+            rest = max(self.target_whole - self.target_parameters, 0)
+            found.append(("target", f"target up to {self.target_layer}", rest, "left out"))
+        return [*found, ("target", f"target {back}", self.target_parameters, "target")]
+
+
+def _count(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample on which a stitched model and its target differ.
+
+    Attributes:
+        id: Id of the sample.
+        distance: How much both outputs differ: of classifiers, half the sum of the absolute differences of the class
+            probabilities, from 0 to 1; of language models, the difference of the cross-entropies per token in nats.
+        stitched: What the stitched model predicts: the class, or its cross-entropy.
+        target: What the target predicts.
+        label: The true class; ``None`` if it is unknown.
+        sample: The sample itself; never saved as JSON.
+
+    Example:
+        >>> print(Example("7", 0.93, "cat", "dog", "dog").distance)
+        0.93
+    """
+
+    id: str
+    distance: float
+    stitched: str
+    target: str
+    label: str | None = None
+    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})
 
 
 @dataclass(frozen=True)
@@ -29,6 +151,10 @@ class Evaluation(Result):
         scores: Nested mapping, name of a predictor (``stitched``, ``identity``, ``mean_only``, ``source``, ``target``,
             ``chance``) -> name of a figure (``accuracy``, ``relative_accuracy``, …) -> :class:`Score`.
         left_out: Name of a predictor without scores -> reason.
+        parts: What the stitched model consists of.
+        confusion: Class that the target predicts -> class that the stitched model predicts -> number of samples; empty
+            if the model is no classifier.
+        examples: The samples on which both differ most; empty unless ``evaluate(…, examples=…)`` asked for them.
 
     Example:
         >>> scores = {
@@ -42,16 +168,25 @@ class Evaluation(Result):
         0.100 [0.080, 0.120]
     """
 
+    page: ClassVar[str] = "hf_stitch.reports.evaluation:section"
     task: str
     n: int
     data: str
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
     fitted_share: float | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    parts: StitchedParts | None = None
+    confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
 
     def __getitem__(self, figure: str) -> Score:
         """Return a figure of the stitched model, e.g. ``evaluation["relative_accuracy"]``."""
         return self.scores["stitched"][figure]
+
+    def for_card(self) -> dict[str, Any]:
+        """Return the scores as JSON values, without parts, classes and samples: what a model card shows."""
+        kept = replace(self, parts=None, confusion={}, examples=()).to_dict()
+        return {name: value for name, value in kept.items() if name not in ("parts", "confusion", "examples")}
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the scores in long format.
@@ -104,3 +239,18 @@ class Evaluation(Result):
             {who: (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()},
             label=name.replace("_", " "),
         )
+
+    def plot_parts(self) -> Figure:
+        """Plot both networks as strips: what runs, what is left out, and the stitch between them.
+
+        Returns:
+            The matplotlib figure; lengths are numbers of parameters.
+
+        Raises:
+            ValueError: If the parts are unknown, because an earlier version wrote the evaluation.
+        """
+        from hf_stitch.plots import strips
+
+        if self.parts is None:
+            raise ValueError("the evaluation does not contain the parts of the model: run evaluate again")
+        return strips(self.parts.segments, "parameters")

@@ -132,6 +132,9 @@ def answers(
             logits["source"] = logits_of(alone.forward(alone.preprocess(batch.samples)))
         logits["target"] = logits_of(whole.forward(reference))
         measured = measure_tokens(logits, reference, twin) if language else measure_classes(logits, batch)
+        if not language:
+            distances = {name: {"distance": _distance(logits[name], logits["target"])} for name in layers}
+            measured = {name: {**found, **distances.get(name, {})} for name, found in measured.items()}
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
     return join_answers(joined(processes.gather(parts)), samples)
@@ -404,6 +407,11 @@ def measure_classes(logits: Mapping[str, Tensor], batch: Batch) -> dict[str, Ans
             row["cross_entropy"] = _array(functional.cross_entropy(values.float(), labels, reduction="none"))
         measured[name] = row
     return measured
+
+
+def _distance(own: Tensor, target: Tensor) -> Array:
+    """Total variation distance between class probabilities, (n,), from 0 to 1."""
+    return _array((own.float().softmax(-1) - target.float().softmax(-1)).abs().sum(-1) / 2)
 
 
 def measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Answers]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ class Trajectory(Result):
         >>> trajectory["relative_accuracy"]
         (0.2, 0.9)
     """
+
+    page: ClassVar[str] = "hf_stitch.reports.curves:during_training"
 
     steps: tuple[int, ...]
     figures: Mapping[str, tuple[float, ...]]

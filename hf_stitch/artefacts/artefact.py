@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -12,7 +14,7 @@ from huggingface_hub import CommitInfo
 
 from hf_stitch import hub
 from hf_stitch.artefacts import manifest
-from hf_stitch.artefacts.card import card, united
+from hf_stitch.artefacts.card import PICTURES, REPORT, card, united
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, STITCHES
 from hf_stitch.provenance import Method, requirements
@@ -27,11 +29,13 @@ class Artefact:
         record_file: Name of the file that contains the record.
         commit_message: Default commit message of an upload.
         anchors: The anchor set of a relative model or of a swapped encoder; ``None`` for others.
+        evaluation: Scores that were computed in this session; ``None`` for an artefact that was loaded.
     """
 
     record_file: ClassVar[str]
     commit_message: ClassVar[str]
     anchors: AnchorSet | None
+    evaluation: Any = None
 
     @abstractmethod
     def describe(self) -> Description:
@@ -78,10 +82,26 @@ class Artefact:
         files = [path.name for path in folder.iterdir() if path.is_file()]
         manifest.write(folder / self.record_file, manifest.sign(record, folder, files))
 
+    def _illustrate(self, folder: Path) -> tuple[str, ...]:
+        """Write pictures and page of the evaluation, without samples, and return the names of the files."""
+        if self.evaluation is None:
+            return ()
+        public = replace(self.evaluation, examples=())
+        public.to_html(folder / REPORT)
+        if find_spec("matplotlib") is None:
+            return (REPORT,)
+        drawn = {"stitch.png": public.plot_parts(), "scores.png": public.plot()}
+        for name, figure in drawn.items():
+            figure.savefig(folder / name, dpi=150)
+        return *drawn, REPORT
+
     def push_to_hub(
         self, repo_id: str, *, tags: Iterable[str] = (), present: str | None = None, **options: Any
     ) -> CommitInfo:
         """Upload the artefact and its model card to the Hub in one commit.
+
+        If the model was evaluated in this session, its pictures (with matplotlib) and the page of the evaluation go
+        with it, and the card shows and links them. They contain no samples.
 
         Args:
             repo_id: Id of the repository, ``owner/name``. It is created if it does not exist.
@@ -104,12 +124,18 @@ class Artefact:
         upload = {name: options.pop(name) for name in hub.UploadOptions.__annotations__ if name in options}
         with tempfile.TemporaryDirectory() as folder:
             self._write_signed(Path(folder), **options)
+            shown = self._illustrate(Path(folder))
             return hub.upload(
                 Path(folder),
                 repo_id,
-                replaces=[SHARDS, STITCHES, INDEX, *ANCHORS],
+                replaces=[SHARDS, STITCHES, INDEX, *ANCHORS, *PICTURES, REPORT],
                 card=lambda id, there: card(
-                    self.describe(), name=id, present=united(there, present), tags=tags, sample=self._sample_code()
+                    self.describe(),
+                    name=id,
+                    present=united(there, present),
+                    tags=tags,
+                    sample=self._sample_code(),
+                    shown=shown,
                 ),
                 **{"commit_message": self.commit_message, **upload},
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,15 @@ ON_HUB = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 
 STITCHING = (LENC_2015, CSISZARIK_2021)
 """Papers that introduced stitching."""
+
+PICTURES = {
+    "stitch.png": "Both networks as strips: what runs, what is left out, and the stitch between them",
+    "scores.png": "Scores of the stitched model and of its baselines, with intervals",
+}
+"""Pictures beside a card, with their text alternatives."""
+
+REPORT = "report.html"
+"""Page of the evaluation beside a card."""
 
 PREDICTORS = ("stitched", "identity", "mean_only", "source", "target", "chance")
 FIGURES = (
@@ -51,6 +60,7 @@ def card(
     present: str | None = None,
     tags: Iterable[str] = (),
     sample: str | None = None,
+    shown: Collection[str] = (),
 ) -> str:
     """Return the model card of a stitcher or of a whole stitched model.
 
@@ -61,6 +71,7 @@ def card(
             kept; tags are merged.
         tags: Additional tags.
         sample: Python expression for one raw sample in the usage snippet. Default: derived from the task.
+        shown: The files beside the card, of :data:`PICTURES` and :data:`REPORT`, that it shows and links.
 
     Returns:
         Markdown text with YAML metadata.
@@ -78,6 +89,8 @@ def card(
         end=END,
         summary=_summary(described),
         headline=_headline(described.scores),
+        pictures=[(name, text) for name, text in PICTURES.items() if name in shown],
+        report=REPORT if REPORT in shown else "",
         audit=_audit(described),
         snippet=_snippet(described, name, sample),
         needs=_needs(described),

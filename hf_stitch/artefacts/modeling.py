@@ -399,7 +399,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     "and build the model with it"
                 )
         found = self.describe()
-        return Stitcher(
+        small = Stitcher(
             self.stitch,
             found.source,
             found.source_layer,
@@ -411,6 +411,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             anchors=self.anchors,
             parts=self._parts(),
         )
+        small.evaluation = self.evaluation
+        return small
 
     def _parts(self) -> dict[str, Stitcher]:
         """Return the stitchers of the stitched models without a public name of which the halves were cut."""

@@ -229,7 +229,7 @@ def score(stitched: StitchedModel, test: Samples) -> None:
     import hf_stitch
 
     stitched.evaluation = hf_stitch.evaluate(stitched, test, progress=False)
-    stitched.config.scores = stitched.evaluation.to_dict()
+    stitched.config.scores = stitched.evaluation.for_card()
 
 
 def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:

@@ -15,6 +15,7 @@ from hf_stitch.plots.intervals import interval_panels, intervals
 from hf_stitch.plots.matrices import matrices
 from hf_stitch.plots.networks import dendrogram, distance_map
 from hf_stitch.plots.overlaid import overlaid
+from hf_stitch.plots.strips import strips
 
 if find_spec("matplotlib") is None:
     raise ModuleNotFoundError(
@@ -34,4 +35,5 @@ __all__ = [
     "intervals",
     "matrices",
     "overlaid",
+    "strips",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,12 @@ from hf_stitch.reports.section import Trace
 
 DIGITS = 6
 """Significant digits of numbers on a page; the JSON of the results has all."""
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
+"""Colours that are told apart by everybody (Okabe and Ito 2008)."""
+
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+"""Symbols of curves, so that colours are not needed."""
 
 Array = NDArray[np.float64]
 
@@ -47,8 +53,8 @@ def numbers(values: ArrayLike) -> list[Any]:
 
 
 def heat_map(
-    values: Array, rows: Sequence[str], columns: Sequence[str], *, label: str, low: float | None, high: float | None,
-    p_values: Array | None = None,
+    values: Array, rows: Sequence[str], columns: Sequence[str], *, label: str,
+    ends: tuple[float, float] | None = None, beside: Mapping[str, Array] | None = None, axes: str = "",
 ) -> Trace:  # fmt: skip
     """Return a heat map; cells without a value are empty.
 
@@ -57,22 +63,23 @@ def heat_map(
         rows: Names of the rows, the first one at the top.
         columns: Names of the columns.
         label: What the values are.
-        low: Smallest value of the colours; ``None`` takes that of the values.
-        high: Largest value of the colours.
-        p_values: ``(rows, columns)``, shown beside the values.
+        ends: Smallest and largest value of the colours; ``None`` takes those of the values.
+        beside: What else the cells have -> ``(rows, columns)``, shown with the value.
+        axes: Number of its axes in a figure with several; empty for the first.
     """
-    bar = {"thickness": 12, "title": {"text": texts([label])[0], "side": "right"}}
-    hover = f"%{{y}}<br>%{{x}}<br>{texts([label])[0]} %{{z:.4f}}"
+    more = beside or {}
+    shown = "".join(f"<br>{texts([name])[0]} %{{customdata[{place}]:.4g}}" for place, name in enumerate(more))
     trace: Trace = {
-        "type": "heatmap", "x": texts(columns), "y": texts(rows), "z": numbers(values), "colorscale": "Cividis",
-        "hovertemplate": f"{hover}<extra></extra>", "hoverongaps": False, "colorbar": bar,
+        "type": "heatmap", "x": texts(columns), "y": texts(rows), "z": numbers(values), "name": texts([label])[0],
+        "colorscale": "Cividis", "hoverongaps": False,
+        "hovertemplate": f"%{{y}}<br>%{{x}}<br>{texts([label])[0]} %{{z:.4f}}{shown}<extra></extra>",
+        "colorbar": {"thickness": 12, "title": {"text": texts([label])[0], "side": "right"}},
     }  # fmt: skip
-    if low is not None and high is not None:
-        trace |= {"zmin": low, "zmax": high}
-    if p_values is not None:
-        trace["customdata"] = numbers(p_values)
-        trace["hovertemplate"] = f"{hover}<br>p %{{customdata:.3f}}<extra></extra>"
-    return trace
+    if ends is not None:
+        trace |= {"zmin": ends[0], "zmax": ends[1]}
+    if more:
+        trace["customdata"] = numbers(np.stack(list(more.values()), -1))
+    return trace | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})
 
 
 def layout_of(rows: int, columns: int, row_title: str, column_title: str) -> dict[str, Any]:
@@ -93,19 +100,97 @@ def layout_of(rows: int, columns: int, row_title: str, column_title: str) -> dic
     }
 
 
-def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str) -> Trace:
+def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequence[str], Sequence[str]],
+           names: tuple[Sequence[str], Sequence[str]]) -> tuple[list[Trace], dict[str, Any]]:  # fmt: skip
+    """Return bars along the rows and the columns of a heat map, and what its layout needs for them.
+
+    Args:
+        rows: Length of the bar of each row.
+        columns: Length of the bar of each column.
+        hover: Text of each row and of each column.
+        names: Names of the rows and of the columns.
+    """
+    bar = {"type": "bar", "hoverinfo": "text", "showlegend": False, "marker": {"color": "#8a8a8a"}}
+    traces = [
+        {**bar, "x": numbers(rows), "y": texts(names[0]), "orientation": "h", "xaxis": "x9",
+         "hovertext": texts(hover[0])},
+        {**bar, "x": texts(names[1]), "y": numbers(columns), "yaxis": "y9", "hovertext": texts(hover[1])},
+    ]  # fmt: skip
+    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "fixedrange": True}
+    layout = {
+        "xaxis": {"domain": [0, 0.88]}, "yaxis": {"domain": [0, 0.88]},
+        "xaxis9": {**bare, "domain": [0.89, 1]}, "yaxis9": {**bare, "domain": [0.89, 1]}, "bargap": 0.15,
+    }  # fmt: skip
+    return traces, layout
+
+
+def curves(series: Mapping[str, Mapping[float, tuple[float, float, float]]]) -> list[Trace]:
+    """Return curves with intervals.
+
+    Args:
+        series: Name -> place on the horizontal axis -> value and both ends of its interval.
+    """
+    traces = []
+    for place, (name, points) in enumerate(series.items()):
+        values = np.array(list(points.values()), dtype=np.float64).reshape(-1, 3)
+        trace: Trace = {
+            "type": "scatter", "mode": "lines+markers", "name": texts([name])[0], "x": numbers(list(points)),
+            "y": numbers(values[:, 0]), "hovertemplate": "%{x}: %{y:.4f}", "showlegend": True,
+            "line": {"color": COLOURS[place % len(COLOURS)]}, "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)]},
+        }  # fmt: skip
+        if (values[:, 1:] != values[:, :1]).any():
+            trace["error_y"] = {
+                "type": "data", "symmetric": False, "array": numbers(values[:, 2] - values[:, 0]),
+                "arrayminus": numbers(values[:, 0] - values[:, 1]), "thickness": 1,
+            }  # fmt: skip
+        traces.append(trace)
+    return traces
+
+
+def bars(scores: Mapping[str, tuple[float, float, float]], own: str) -> Trace:
+    """Return values with their intervals, one below the other.
+
+    Args:
+        scores: Name -> value and both ends of its interval.
+        own: The name that is in colour; all others are grey.
+    """
+    values = np.array(list(scores.values()), dtype=np.float64).reshape(-1, 3)
+    return {
+        "type": "scatter", "mode": "markers", "x": numbers(values[:, 0]), "y": texts(scores), "showlegend": False,
+        "error_x": {"type": "data", "symmetric": False, "array": numbers(values[:, 2] - values[:, 0]),
+                    "arrayminus": numbers(values[:, 0] - values[:, 1])},
+        "marker": {"color": [COLOURS[0] if name == own else "#8a8a8a" for name in scores], "size": 10},
+        "hovertemplate": "%{y}: %{x:.4f}<extra></extra>",
+    }  # fmt: skip
+
+
+def rows_layout(count: int, title: str) -> dict[str, Any]:
+    """Return the layout of values one below the other.
+
+    Args:
+        count: Number of values.
+        title: What they are.
+    """
+    return {
+        "xaxis": {"title": {"text": texts([title])[0]}}, "height": 160 + 34 * count,
+        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+    }  # fmt: skip
+
+
+def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: str = "") -> Trace:
     """Return marks on cells of a heat map.
 
     Args:
         places: Row and column of each.
         name: What they mean.
         symbol: Symbol of Plotly.
+        axes: Number of the axes of the heat map; empty for the first.
     """
     return {
-        "type": "scatter", "mode": "markers", "name": name, "hoverinfo": "skip", "showlegend": True,
+        "type": "scatter", "mode": "markers", "name": texts([name])[0], "hoverinfo": "skip", "showlegend": True,
         "x": texts(column for _, column in places), "y": texts(row for row, _ in places),
         "marker": {"symbol": symbol, "size": 9, "color": "#d55e00", "line": {"width": 2, "color": "#d55e00"}},
-    }  # fmt: skip
+    } | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})  # fmt: skip
 
 
 def thinned(count: int, most: int) -> list[int]:

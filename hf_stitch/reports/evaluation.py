@@ -1,10 +1,18 @@
-"""The page of an evaluation: a stitched model beside its baselines."""
+"""The page of an evaluation: a stitched model beside its baselines, what it consists of, and where it differs."""
 
 from __future__ import annotations
 
-from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.reports.drawing import numbers, texts
-from hf_stitch.reports.section import Figure, Section, Table
+from collections.abc import Mapping
+
+import numpy as np
+
+from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
+from hf_stitch.reports.drawing import COLOURS, bars, heat_map, layout_of, numbers, rows_layout, texts
+from hf_stitch.reports.samples import picture
+from hf_stitch.reports.section import Figure, Picture, Section, Table, Trace, View, key_of
+
+CLASSES, PAIRS = 30, 200
+"""Classes of a confusion matrix, and pairs of classes of its table."""
 
 
 def section(evaluation: Evaluation) -> Section:
@@ -19,39 +27,113 @@ def section(evaluation: Evaluation) -> Section:
         notes.append(
             f"The stitch was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too good."
         )
+    parts = evaluation.parts
+    figures = [] if parts is None else [_strip(parts)]
+    figures.append(_scores(evaluation))
+    if evaluation.confusion:
+        figures.append(_confusion(evaluation.confusion))
     return Section(
-        "Scores of a stitched model",
+        "A stitched model" if parts else "Scores of a stitched model",
         f"How well does the stitched model do its task ({evaluation.task}) on {evaluation.n} held-out samples?",
-        _finding(evaluation, first),
-        [_figure(evaluation, figure) for figure in evaluation.scores["stitched"]],
-        notes,
-        {"data": evaluation.data},
+        finding(evaluation, first),
+        figures,
+        [_example(each) for each in evaluation.examples],
+        notes=notes,
+        recipe={} if parts is None else parts.recipe,
+        networks=key_of(parts.source_hash, parts.target_hash) if parts else "",
+        data=evaluation.data,
     )
 
 
-def _finding(evaluation: Evaluation, figure: str) -> str:
+def finding(evaluation: Evaluation, figure: str) -> str:
+    """Return a sentence with a figure of the stitched model and of its baselines.
+
+    Args:
+        evaluation: The evaluation.
+        figure: The figure.
+    """
     score = evaluation.scores["stitched"][figure]
-    sentence = f"{figure.replace('_', ' ')} {score} for the stitched model"
-    others = {name: row[figure] for name, row in evaluation.scores.items() if name != "stitched" and figure in row}
-    beside = [f"{other.value:.3f} for {name.replace('_', ' ')}" for name, other in others.items()]
-    return f"{sentence[0].upper()}{sentence[1:]}" + (f", {', '.join(beside)}" if beside else "") + "."
+    name = figure.replace("_", " ")
+    others = {who: row[figure] for who, row in evaluation.scores.items() if who != "stitched" and figure in row}
+    beside = [f"{other.value:.3f} for {who.replace('_', ' ')}" for who, other in others.items()]
+    own = f"{name[0].upper()}{name[1:]} {score} for the stitched model"
+    return own + (f", {', '.join(beside)}" if beside else "") + "."
 
 
-def _figure(evaluation: Evaluation, figure: str) -> Figure:
-    rows = {name: row[figure] for name, row in evaluation.scores.items() if figure in row}
-    values = [score.value for score in rows.values()]
-    up = [score.high - score.value for score in rows.values()]
-    down = [score.value - score.low for score in rows.values()]
-    colours = ["#0072b2" if name == "stitched" else "#8a8a8a" for name in rows]
-    trace = {
-        "type": "scatter", "mode": "markers", "x": numbers(values), "y": texts(name.replace("_", " ") for name in rows),
-        "error_x": {"type": "data", "symmetric": False, "array": numbers(up), "arrayminus": numbers(down)},
-        "marker": {"color": colours, "size": 10}, "hovertemplate": "%{y}: %{x:.4f}<extra></extra>", "showlegend": False,
-    }  # fmt: skip
+def _scores(evaluation: Evaluation) -> Figure:
+    views = []
+    for figure in evaluation.scores["stitched"]:
+        name = figure.replace("_", " ")
+        rows = {who.replace("_", " "): row[figure] for who, row in evaluation.scores.items() if figure in row}
+        trace = bars({who: (score.value, score.low, score.high) for who, score in rows.items()}, "stitched")
+        table = Table(("predictor", f"{name}, 95% interval"), [(who, str(score)) for who, score in rows.items()])
+        views.append(View(name, finding(evaluation, figure), [trace], table))
+    return Figure(views, rows_layout(len(evaluation.scores), "value with its 95% interval over samples"))
+
+
+def _strip(parts: StitchedParts) -> Figure:
+    """Draw both networks as strips: what runs, what is left out, and the stitch between them."""
+    segments = parts.segments
+    traces = []
+    for row, what, count, role in segments:
+        trace: Trace = {
+            "type": "bar", "orientation": "h", "x": numbers([count]), "y": texts([row]), "showlegend": False,
+            "marker": {"color": ROLES[role], "line": {"width": 1, "color": "#ffffff"}},
+            "hovertemplate": f"{texts([what])[0]}: %{{x:,}} parameters ({role})<extra></extra>",
+        }  # fmt: skip
+        if role == "left out":
+            trace["marker"] |= {"pattern": {"shape": "/", "fgcolor": "#ffffff"}}
+        traces.append(trace)
+    run = [(what, count) for row, what, count, _ in segments if row == "stitched"]
+    used = sum(count for _, count in run)
+    shares = ", ".join(f"{count / used:.0%} {what}" for what, count in run)
+    caption = (
+        f"{parts.source_name} runs up to {parts.source_layer}, and {parts.target_name} continues after "
+        f"{parts.target_layer}: {used:,} parameters ({shares}); what is hatched is left out."
+    )
     layout = {
-        "xaxis": {"title": {"text": f"{figure.replace('_', ' ')}, 95% interval over samples"}},
+        "barmode": "stack", "height": 230, "xaxis": {"title": {"text": "parameters"}},
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-        "height": 160 + 34 * len(rows),
-    }
-    table = Table(("predictor", figure.replace("_", " ")), [(name, str(score)) for name, score in rows.items()])
-    return Figure(_finding(evaluation, figure), {"": [trace]}, layout, table)
+    }  # fmt: skip
+    rows = [(row, what, f"{count:,}", role) for row, what, count, role in segments]
+    return Figure([View("", caption, traces, Table(("network", "part", "parameters", "role"), rows))], layout)
+
+
+ROLES = {"source": COLOURS[0], "stitch": COLOURS[1], "target": COLOURS[2], "left out": "#b5b5b5"}
+
+
+def _confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
+    """Draw which class the stitched model predicts where the target predicts another one."""
+    total = sum(sum(row.values()) for row in counts.values())
+    pairs = sorted(
+        ((target, own, n) for target, row in counts.items() for own, n in row.items() if own != target),
+        key=lambda pair: -pair[2],
+    )
+    wrong = sum(n for _, _, n in pairs)
+    often: dict[str, int] = {}
+    for target, own, n in pairs:
+        often[target], often[own] = often.get(target, 0) + n, often.get(own, 0) + n
+    for name in counts:
+        often.setdefault(name, 0)
+    shown = sorted(often, key=lambda name: -often[name])[:CLASSES]
+    cells = np.array([[counts.get(target, {}).get(own, 0) for own in shown] for target in shown], np.float64)
+    caption = f"Both predict the same class for {total - wrong} of {total} samples"
+    caption += f"; most often, {pairs[0][0]} becomes {pairs[0][1]} ({pairs[0][2]} samples)." if pairs else "."
+    if len(often) > CLASSES:
+        caption += f" Shown are the {CLASSES} classes of {len(often)} on which they differ most."
+    heat = heat_map(cells, shown, shown, label="samples")
+    heat["hovertemplate"] = "target: %{y}<br>stitched: %{x}<br>%{z} samples<extra></extra>"
+    table = Table(
+        ("class that the target predicts", "class that the stitched model predicts", "samples"),
+        [(target, own, str(n)) for target, own, n in pairs[:PAIRS]],
+    )
+    layout = layout_of(len(shown), len(shown), "predicted by the target", "predicted by the stitched model")
+    return Figure([View("", caption, [heat], table)], layout)
+
+
+def _example(example: Example) -> Picture:
+    truth = "" if example.label is None else f", truth {example.label}"
+    caption = (
+        f"{example.id}: target {example.target}, stitched {example.stitched}{truth} (distance {example.distance:.3f})"
+    )
+    return picture(caption, example.sample)

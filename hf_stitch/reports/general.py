@@ -1,8 +1,12 @@
-"""The page of any result: its text and its data frame."""
+"""The page of any result: its text, its plot and its data frame."""
 
 from __future__ import annotations
 
-from hf_stitch.reports.section import Figure, Section, Table
+from importlib.util import find_spec
+from typing import Any
+
+from hf_stitch.reports.samples import png
+from hf_stitch.reports.section import Picture, Section, Table
 from hf_stitch.results import Result
 
 MOST = 1000
@@ -10,7 +14,7 @@ MOST = 1000
 
 
 def section(result: Result) -> Section:
-    """Describe a result by its text and its data frame.
+    """Describe a result by its text, its plot and its data frame.
 
     Args:
         result: The result.
@@ -18,9 +22,24 @@ def section(result: Result) -> Section:
     frame = result.to_pandas()
     rows = [tuple(map(str, row)) for row in frame.head(MOST).itertuples(index=False)]
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
-    table = Table([str(column) for column in frame.columns], rows)
-    caption = getattr(result, "verdict", None)
-    text = str(result)
-    verdict = f"{caption}." if isinstance(caption, str) else text.split("\n")[0].strip()
-    figure = Figure(text, {}, {}, table)
-    return Section(type(result).__name__, "", verdict, [figure], notes, getattr(result, "recipe", {}))
+    own, text = getattr(result, "verdict", None), str(result)
+    verdict = f"{own.rstrip('.')}." if isinstance(own, str) else text.split("\n")[0].strip()
+    numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
+    drawn, why = _plot(result) if hasattr(result, "plot") else (None, "")
+    pictures = [] if drawn is None else [Picture(verdict, png(drawn.savefig), f"Plot of {type(result).__name__}")]
+    notes += [f"There is no picture: {why}."] if why else []
+    recipe = getattr(result, "recipe", {})
+    return Section(
+        type(result).__name__, "", verdict, pictures=pictures, tables=numbers, text=text, notes=notes, recipe=recipe,
+        data=getattr(result, "data", None) if isinstance(getattr(result, "data", None), str) else None,
+    )  # fmt: skip
+
+
+def _plot(result: Any) -> tuple[Any, str]:
+    """Return the figure of a result, or why there is none."""
+    if find_spec("matplotlib") is None:
+        return None, "matplotlib is not installed (pip install 'hf-stitch[plots]')"
+    try:
+        return result.plot(), ""
+    except (TypeError, ValueError) as error:  # plots that need arguments, or of values that are undefined
+        return None, str(error)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from hf_stitch.analysis.detection.noise import DOSES, MAX_DOSE
 from hf_stitch.analysis.grid.result import ACCURATE, StitchGrid, direction
-from hf_stitch.reports.drawing import heat_map, layout_of, marks
-from hf_stitch.reports.section import Figure, Section, Table
+from hf_stitch.reports.drawing import Array, heat_map, layout_of, marks, thinned
+from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
 
-STRANGE = "auroc"
-"""Figures of detectors begin with this."""
+SHARES = ("relative_accuracy", "accuracy", "agreement")
+"""Figures from 0 to 1."""
+
+MOST, SHOWN = 200, 2000
+"""Layers of a side that a figure shows, and rows of a table."""
 
 
 def section(grid: StitchGrid) -> Section:
@@ -23,16 +29,39 @@ def section(grid: StitchGrid) -> Section:
         f"Which of {len(grid.layers_a)} layers of a can be stitched into which of {len(grid.layers_b)} layers of b by "
         f"{names} (pooling {grid.pooling}), scored on {grid.n} samples?"
     )
-    figures = [_figure(grid, matcher, figure) for matcher in grid.matchers for figure in grid.scores[matcher]]
-    first = next(iter(grid.scores[grid.matchers[0]]))
+    figures = [figure for matcher in grid.matchers for figure in _figures(grid, matcher)]
     notes = [f"Undefined: {stitch}: {why}." for stitch, why in list(grid.undefined.items())[:5]]
     if len(grid.undefined) > len(notes):
         notes.append(f"{len(grid.undefined) - len(notes)} more stitches are undefined; the data name them.")
-    return Section("Grid of stitches", asked, _finding(grid, grid.matchers[0], first), figures, notes, grid.recipe)
+    notes += [
+        f"{label} does not tell far samples apart at {', '.join(found.blind)}, so that it is no evidence there."
+        for label, found in grid.detections.items()
+        if found.blind
+    ]
+    if max(len(grid.layers_a), len(grid.layers_b)) > MOST:
+        notes.append(f"Figures show {MOST} layers of a side at most, evenly spaced; all values are in the data.")
+    if (count := len(grid.layers_a) * len(grid.layers_b)) > SHOWN:
+        notes.append(f"Tables show the first {SHOWN} of {count} stitches; all are in the data.")
+    verdict = _finding(grid, grid.matchers[0], grid.figures[0]) + _strange(grid, grid.matchers[0])
+    hashes = [(grid.recipe.get(side) or {}).get("weights_hash") for side in "ab"]
+    return Section(
+        "Grid of stitches", asked, verdict, figures, notes=notes, recipe=grid.recipe,
+        networks=key_of(*hashes), data=grid.recipe.get("test_data"),
+    )  # fmt: skip
+
+
+def _strange(grid: StitchGrid, matcher: str) -> str:
+    if not grid.detections:
+        return ""
+    count = int(grid.is_strange(matcher).sum())
+    return (
+        f" {count} accurate stitch{'es are' if count != 1 else ' is'} out of distribution (dose of noise above "
+        f"{MAX_DOSE:g})."
+    )
 
 
 def _finding(grid: StitchGrid, matcher: str, figure: str) -> str:
-    values = grid.scores[matcher][figure][..., 0]
+    values = grid.values(matcher, figure)
     if np.isnan(values).all():
         return f"{figure} of {matcher} is undefined for all stitches."
     best = np.nanargmax(values) if direction(figure) == "higher" else np.nanargmin(values)
@@ -45,32 +74,82 @@ def _finding(grid: StitchGrid, matcher: str, figure: str) -> str:
     return f"{sentence}."
 
 
-def _figure(grid: StitchGrid, matcher: str, figure: str) -> Figure:
-    cells = grid.scores[matcher][figure]
-    values = cells[..., 0]
-    ends = (0.0, 1.0) if figure in ("relative_accuracy", "accuracy", "agreement") or STRANGE in figure else (None, None)
-    traces = [heat_map(values, grid.layers_a, grid.layers_b, label=figure, low=ends[0], high=ends[1])]
-    strange = _strange(grid, matcher) if figure == next(iter(grid.scores[matcher])) else []
-    caption = _finding(grid, matcher, figure)
-    if strange:
-        traces.append(marks(strange, name="accurate, but out of distribution", symbol="square-open"))
-        caption += f" {len(strange)} accurate stitches are strange to a detector (AUROC above .9)."
-    layout = layout_of(len(grid.layers_a), len(grid.layers_b), "layers of a", "layers of b")
+def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
+    """Return accuracy and detectors side by side, and a figure with all other maps."""
+    first = (grid.figures[0], *(f"auroc({label})" for label in grid.detections))
+    rest = [figure for figure in grid.figures if figure not in first]
+    rows, columns = len(_places(grid)[0]), len(_places(grid)[1])
+    layout = layout_of(rows, columns, "layers of a", "layers of b")
+    together = View(
+        matcher, _finding(grid, matcher, first[0]) + _strange(grid, matcher), _traces(grid, matcher, first),
+        _table(grid, matcher, first),
+    )  # fmt: skip
+    figures = [Figure([together], layout if len(first) == 1 else _beside(layout, first), profiles=True)]
+    if rest:
+        views = [
+            View(figure, _finding(grid, matcher, figure), _traces(grid, matcher, [figure]),
+                 _table(grid, matcher, [figure]))
+            for figure in rest
+        ]  # fmt: skip
+        figures.append(Figure(views, layout, profiles=True))
+    return figures
+
+
+def _beside(layout: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the layout of several heat maps in a row, which share the layers of a."""
+    width = 1 / len(names)
+    found = {key: value for key, value in layout.items() if key not in ("xaxis", "yaxis")}
+    notes = []
+    for place, name in enumerate(names):
+        number = "" if place == 0 else str(place + 1)
+        domain = [place * width, (place + 0.92) * width]
+        found[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}"}
+        own = {"anchor": f"x{number}"} if place == 0 else {
+            "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
+        }  # fmt: skip
+        found[f"yaxis{number}"] = {**layout["yaxis"], **own}
+        notes.append({
+            "text": name.replace("_", " "), "x": sum(domain) / 2, "y": 1, "xref": "paper", "yref": "paper",
+            "yanchor": "bottom", "showarrow": False,
+        })  # fmt: skip
+    return {**found, "annotations": notes, "legend": {"orientation": "h", "y": 1.12, "yanchor": "bottom", "x": 0}}
+
+
+def _places(grid: StitchGrid) -> tuple[list[int], list[int]]:
+    return thinned(len(grid.layers_a), MOST), thinned(len(grid.layers_b), MOST)
+
+
+def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]) -> list[Trace]:
+    places = _places(grid)
+    names = [grid.layers_a[i] for i in places[0]], [grid.layers_b[j] for j in places[1]]
+    strange = [(grid.layers_a[i], grid.layers_b[j]) for i, j in np.argwhere(grid.is_strange(matcher))]
+    strange = [(a, b) for a, b in strange if a in names[0] and b in names[1]]
+    traces: list[Trace] = []
+    for place, figure in enumerate(figures):
+        cells: Array = grid.cells(matcher, figure)[np.ix_(*places)]
+        axes = "" if place == 0 else str(place + 1)
+        ends = (0.0, 1.0) if figure in SHARES else (0.5, 1.0) if figure.startswith("auroc") else None
+        several = len(grid.matchers) > 1
+        label = f"{figure.replace('_', ' ')} of {matcher}" if several else figure.replace("_", " ")
+        if figure.startswith("dose(") and np.isinf(cells).any():
+            cells, label = np.minimum(cells, max(DOSES)), f"{label}, up to {max(DOSES):g}"
+        between = {"from": cells[..., 1], "to": cells[..., 2]}
+        heat = heat_map(cells[..., 0], *names, label=label, ends=ends, beside=between, axes=axes)
+        if len(figures) > 1:
+            heat["showscale"] = place == len(figures) - 1
+            heat["colorbar"]["title"]["text"] = "AUROC" if place else heat["colorbar"]["title"]["text"]
+        traces.append(heat)
+        if strange:
+            over = marks(strange, name="accurate, but out of distribution", symbol="square-open", axes=axes)
+            traces.append({**over, "showlegend": place == 0})
+    return traces
+
+
+def _table(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]) -> Table:
+    cells = [grid.cells(matcher, figure) for figure in figures]
     rows = [
-        (a, b, f"{cells[i, j, 0]:.4f} [{cells[i, j, 1]:.4f}, {cells[i, j, 2]:.4f}]")
+        (a, b, *(f"{each[i, j, 0]:.4f} [{each[i, j, 1]:.4f}, {each[i, j, 2]:.4f}]" for each in cells))
         for i, a in enumerate(grid.layers_a)
         for j, b in enumerate(grid.layers_b)
     ]
-    table = Table(("layer of a", "layer of b", f"{figure}, 95% interval"), rows)
-    return Figure(caption, {"": traces}, layout, table, profiles=True)
-
-
-def _strange(grid: StitchGrid, matcher: str) -> list[tuple[str, str]]:
-    """Return the stitches that are accurate, and that a detector tells from the target's own activations."""
-    scores = grid.scores[matcher]
-    accurate = next((scores[name][..., 0] for name in ("relative_accuracy", "agreement") if name in scores), None)
-    detectors = [cells[..., 0] for name, cells in scores.items() if name.startswith(STRANGE)]
-    if accurate is None or not detectors:
-        return []
-    found = (accurate >= ACCURATE) & (np.max(detectors, axis=0) > 0.9)
-    return [(grid.layers_a[i], grid.layers_b[j]) for i, j in np.argwhere(found)]
+    return Table(("layer of a", "layer of b", *(f"{figure}, 95% interval" for figure in figures)), rows[:SHOWN])

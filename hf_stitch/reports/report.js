@@ -4,19 +4,25 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const shown = [];
 
+  // Every heat map of a section, for all that is known of a pair of layers.
+  const maps = sections.flatMap((section) => section.figures.flatMap((figure) => figure.views.flatMap((view) =>
+    view.traces.filter((trace) => trace.type === "heatmap").map((trace) => ({ networks: section.networks, trace: trace })))));
+
   function themed(layout) {
     const style = getComputedStyle(document.documentElement);
     const text = style.getPropertyValue("--text").trim(), line = style.getPropertyValue("--line").trim();
-    const axis = (own) => Object.assign({ gridcolor: line, zerolinecolor: line }, own);
-    return Object.assign(
-      { margin: { t: 40, r: 10 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } }, layout,
-      { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, family: "system-ui, sans-serif" },
-        xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), autosize: true });
+    const own = { margin: { t: 40, r: 10 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } };
+    Object.assign(own, layout, { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
+      font: { color: text, family: "system-ui, sans-serif" } });
+    Object.keys(own).filter((key) => /^[xy]axis/.test(key)).forEach((key) => {
+      own[key] = Object.assign({ gridcolor: line, zerolinecolor: line }, own[key]);
+    });
+    return own;
   }
 
   function draw(place, traces, layout) {
-    const drawn = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-    return Plotly.react(place, traces, themed(layout), drawn);
+    const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+    return Plotly.react(place, traces, themed(layout), options);
   }
 
   function plain(text) {
@@ -27,19 +33,31 @@
     names.forEach((name, place) => select.add(new Option(plain(name), String(place))));
   }
 
-  function profiles(figure, heat) {
+  function known(networks, row, column) {
+    const found = new Map();
+    maps.filter((each) => each.networks === networks).forEach(({ trace }) => {
+      const i = trace.y.indexOf(row), j = trace.x.indexOf(column);
+      if (i >= 0 && j >= 0 && trace.z[i][j] !== null) found.set(plain(trace.name), trace.z[i][j].toPrecision(4));
+    });
+    return [...found].map(([name, value]) => name + " " + value).join(", ");
+  }
+
+  function profiles(figure, networks, heat) {
     const row = figure.querySelector("select.row"), column = figure.querySelector("select.column");
-    const place = figure.querySelector(".profile");
-    fill(row, heat.y);
-    fill(column, heat.x);
+    const place = figure.querySelector(".profile"), cell = figure.querySelector(".cell");
+    const first = heat();
+    fill(row, first.y);
+    fill(column, first.x);
     function show() {
-      const i = Number(row.value), j = Number(column.value);
+      const i = Number(row.value), j = Number(column.value), now = heat();
       const line = (x, y, name, axes) => Object.assign(
         { type: "scatter", mode: "lines+markers", x: x, y: y, name: name, hovertemplate: "%{x}: %{y:.4f}<extra></extra>" }, axes);
       const narrow = place.clientWidth < 600, axis = { automargin: true, type: "category" };
+      cell.textContent = plain(now.y[i]) + " \u2192 " + plain(now.x[j]) + ": " +
+        (known(networks, now.y[i], now.x[j]) || "undefined");
       draw(place, [
-        line(heat.x, heat.z[i], "row " + heat.y[i], { marker: { color: "#0072b2" } }),
-        line(heat.y, heat.z.map((values) => values[j]), "column " + heat.x[j],
+        line(now.x, now.z[i], "row " + now.y[i], { marker: { color: "#0072b2" } }),
+        line(now.y, now.z.map((values) => values[j]), "column " + now.x[j],
           { xaxis: "x2", yaxis: "y2", marker: { color: "#d55e00" } }),
       ], { height: narrow ? 560 : 360, margin: { t: 60, r: 10 },
            xaxis: Object.assign({ domain: narrow ? [0, 1] : [0, 0.45] }, axis),
@@ -52,24 +70,37 @@
     figure.querySelector(".plot").on("plotly_click", (event) => {
       const point = event.points.find((each) => each.data.type === "heatmap");
       if (!point) return;
-      row.value = String(heat.y.indexOf(point.y));
-      column.value = String(heat.x.indexOf(point.x));
+      row.value = String(first.y.indexOf(point.y));
+      column.value = String(first.x.indexOf(point.x));
       show();
     });
     shown.push(show);
     show();
+    return show;
   }
 
-  document.querySelectorAll("figure").forEach((figure) => {
-    const place = figure.querySelector(".plot");
-    if (!place) return;
-    const own = sections[Number(figure.dataset.section)][Number(figure.dataset.figure)];
-    const names = Object.keys(own.views), choice = figure.querySelector("select.view");
-    const show = () => draw(place, own.views[choice ? choice.value : names[0]], own.layout);
-    if (choice) choice.addEventListener("change", show);
+  document.querySelectorAll("figure[data-figure]").forEach((figure) => {
+    const place = figure.querySelector(".plot"), section = sections[Number(figure.dataset.section)];
+    const own = section.figures[Number(figure.dataset.figure)];
+    const choice = figure.querySelector(".view"), free = figure.querySelector(".free");
+    const view = () => own.views[choice ? Number(choice.value) : 0];
+    const heat = () => view().traces.find((trace) => trace.type === "heatmap");
+    const freed = (trace) => free.checked && "zmin" in trace ? Object.assign({}, trace, { zmin: null, zmax: null, zauto: true }) : trace;
+    let profile = null;
+    function show() {
+      figure.querySelector("figcaption").textContent = view().caption;
+      place.setAttribute("aria-label", view().caption);
+      const output = figure.querySelector("output");
+      if (output) output.textContent = view().label;
+      return draw(place, view().traces.map(freed), own.layout);
+    }
+    const changed = () => { show(); if (profile) profile(); };
+    free.parentElement.hidden = !own.views.some((each) => each.traces.some((trace) => "zmin" in trace));
+    free.addEventListener("change", changed);
+    if (choice) choice.addEventListener("input", changed);
     shown.push(show);
     show().then(() => {
-      if ("profiles" in figure.dataset) profiles(figure, own.views[names[0]].find((trace) => trace.type === "heatmap"));
+      if ("profiles" in figure.dataset) profile = profiles(figure, section.networks, heat);
       figure.dataset.ready = "";
     });
   });

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
-from hf_stitch.reports.drawing import heat_map, layout_of, marks, thinned
-from hf_stitch.reports.section import Figure, Section, Table, Trace
+from hf_stitch.reports.drawing import heat_map, layout_of, marks, strips, thinned
+from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
 
 MOST, LEVEL = 200, 0.05
 """Layers of a side that a figure shows, and the level of tests."""
@@ -20,17 +21,29 @@ def section(atlas: SimilarityAtlas) -> Section:
     Args:
         atlas: The atlas.
     """
-    sides = f"{len(atlas.layers_a)} layers of a to each of {len(atlas.layers_b)} layers of b"
-    asked = f"How similar are {sides}, by {', '.join(atlas.values)} ({atlas.basis})?"
-    figures = [_figure(atlas, metric) for metric in atlas.values]
-    verdict = _finding(atlas, next(iter(atlas.values)))
-    notes = list(atlas._gaps())
-    if max(len(atlas.layers_a), len(atlas.layers_b)) > MOST:
+    parts = [atlas] if atlas.weights is None else [atlas, atlas.weights]
+    sides = f"{_count(atlas.layers_a)} of a to {_count(atlas.layers_b)} of b"
+    notes = [gap for part in parts for gap in part._gaps()]
+    if max(len(layers) for part in parts for layers in (part.layers_a, part.layers_b)) > MOST:
         notes.append(f"Figures show {MOST} layers of a side at most, evenly spaced; all values are in the data.")
-    if atlas.weights is not None:
-        figures += [_figure(atlas.weights, metric) for metric in atlas.weights.values]
-        notes += list(atlas.weights._gaps())
-    return Section("Similarity of layers", asked, verdict, figures, notes, atlas.recipe)
+    return Section(
+        "Similarity of layers",
+        f"How similar are {sides}, by {', '.join(atlas.metrics)} ({atlas.basis})?",
+        _finding(atlas, next(iter(atlas.values))),
+        [_figure(part) for part in parts],
+        notes=notes,
+        recipe=atlas.recipe,
+        networks=key_of(*(_weights(atlas.recipe.get(side)) for side in "ab")),
+        data=(atlas.recipe.get("a") or {}).get("data"),
+    )
+
+
+def _count(layers: Sequence[str]) -> str:
+    return f"{len(layers)} layer{'s' * (len(layers) != 1)}"
+
+
+def _weights(side: Any) -> Any:
+    return ((side or {}).get("reference") or {}).get("weights_hash")
 
 
 def _finding(atlas: SimilarityAtlas, metric: str) -> str:
@@ -40,6 +53,10 @@ def _finding(atlas: SimilarityAtlas, metric: str) -> str:
     a, b = atlas.best_pair(metric)
     value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
     sentence = f"The most similar layers by {metric} are {a} of a and {b} of b ({value:.3f})"
+    if metric in atlas.distances:
+        sentence += ", where lower values mean more alike"
+    if atlas.n is None:
+        return f"{sentence}."
     if test is None:
         return f"{sentence}; no permutation test was run, so that the best of many pairs may be high by chance."
     matches = atlas.match_p_values(metric).values()
@@ -47,30 +64,52 @@ def _finding(atlas: SimilarityAtlas, metric: str) -> str:
     return f"{sentence}; {survive} of {len(matches)} best matches are beyond chance (p ≤ {LEVEL:g}, adjusted)."
 
 
-def _figure(atlas: SimilarityAtlas, metric: str) -> Figure:
+def _figure(atlas: SimilarityAtlas) -> Figure:
     rows, columns = thinned(len(atlas.layers_a), MOST), thinned(len(atlas.layers_b), MOST)
     names = [atlas.layers_a[i] for i in rows], [atlas.layers_b[j] for j in columns]
-    values, test = atlas.values[metric][np.ix_(rows, columns)], atlas.tests.get(metric)
-    p_values = None if test is None else test.p_values[np.ix_(rows, columns)]
-    low, high = (float(end) if np.isfinite(end) else None for end in atlas.ranges.get(metric, (np.nan, np.nan)))
+    layout = layout_of(len(rows), len(columns), *atlas._titles)
+    along: list[Trace] = []
+    if atlas.sizes:
+        along, more = _strips(atlas, names)
+        layout = {key: {**layout.get(key, {}), **value} if isinstance(value, dict) else value
+                  for key, value in {**layout, **more}.items()}  # fmt: skip
+    views = [_view(atlas, metric, (rows, columns), names, along) for metric in atlas.values]
+    return Figure(views, layout, profiles=True)
+
+
+def _strips(atlas: SimilarityAtlas, names: tuple[list[str], list[str]]) -> tuple[list[Trace], dict[str, Any]]:
+    """Draw both networks along the axes: a bar for each layer, as long as its share of the parameters."""
+    lengths, hover = [], []
+    for side, layers in zip("ab", names, strict=True):
+        sizes = [atlas.sizes[side][layer] for layer in layers]
+        lengths.append([size.share or 0.0 for size in sizes])
+        hover.append([
+            f"{layer}: {size.width} features" + ("" if size.share is None else f", {size.share:.1%} of the parameters")
+            for layer, size in zip(layers, sizes, strict=True)
+        ])  # fmt: skip
+    return strips(lengths[0], lengths[1], (hover[0], hover[1]), names)
+
+
+def _view(
+    atlas: SimilarityAtlas, metric: str, places: tuple[list[int], list[int]], names: tuple[list[str], list[str]],
+    along: Sequence[Trace],
+) -> View:  # fmt: skip
+    cells, test = np.ix_(*places), atlas.tests.get(metric)
+    ends = atlas.ranges.get(metric, (np.nan, np.nan))
     best = atlas.best_matches(metric)
     shown = [(a, b) for a, b in best.items() if a in names[0] and b in names[1]]
     over = [marks(shown, name="best match of each layer of a", symbol="square-open")]
-    if p_values is not None:
+    beside = {}
+    if test is not None:
+        p_values = test.p_values[cells]
+        beside = {"by chance": test.chance[cells], "p, adjusted for the search": p_values}
         stars = [(names[0][i], names[1][j]) for i, j in np.argwhere(p_values <= LEVEL)]
         over.append(marks(stars, name=f"p ≤ {LEVEL:g}, adjusted for the search", symbol="star"))
-
-    def view(*ends: float | None) -> list[Trace]:
-        return [heat_map(values, *names, label=metric, low=ends[0], high=ends[1], p_values=p_values), *over]
-
-    views = {"colours over the values": view(None, None)}
-    if low is not None and high is not None:
-        views = {f"colours from {low:.3g} to {high:.3g}": view(low, high), **views}
-    titles = atlas._titles
-    layout = layout_of(len(rows), len(columns), *titles)
-    lower = " Lower values mean more alike." if metric in atlas.distances else ""
+    heat = heat_map(
+        atlas.values[metric][cells], *names, label=metric, ends=ends if np.isfinite(ends).all() else None, beside=beside
+    )
     table = Table(("layer of a", "most similar layer of b", metric), list(_matches(atlas, metric, best)))
-    return Figure(_finding(atlas, metric) + lower, views, layout, table, profiles=True)
+    return View(metric, _finding(atlas, metric), [heat, *over, *along], table)
 
 
 def _matches(atlas: SimilarityAtlas, metric: str, best: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -6,15 +6,14 @@ import base64
 import hashlib
 import json
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from hf_stitch.processes import Processes
-from hf_stitch.provenance import versions
-from hf_stitch.reports.section import Section
+from hf_stitch.provenance import machine, versions
+from hf_stitch.reports.section import Figure, Section
 from hf_stitch.results import Result
 from hf_stitch.storage.files import write_whole
 
@@ -23,13 +22,6 @@ FORMAT_VERSION = 1
 
 DATA = "hf-stitch-report"
 """Id of the element that contains the results as JSON."""
-
-PAGES = {
-    "SimilarityAtlas": "hf_stitch.reports.similarity:section",
-    "StitchGrid": "hf_stitch.reports.grid:section",
-    "Evaluation": "hf_stitch.reports.evaluation:section",
-}
-"""Class of a result -> function that describes it; all others have the page of their data frame."""
 
 
 def report(
@@ -87,43 +79,46 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     sections = [_section(result) for result in results]
-    kept = {"format_version": FORMAT_VERSION, "versions": versions(), "results": [_kept(result) for result in results]}
+    about = {"versions": versions(), "machine": machine(), "command": command}
+    kept = {"format_version": FORMAT_VERSION, **about, "results": [_kept(result) for result in results]}
     parts = files("hf_stitch.reports")
     scripts = [(parts / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
     environment = Environment(
         loader=PackageLoader("hf_stitch.reports", "."), autoescape=True, undefined=StrictUndefined
     )
-    data = {_fingerprint(section) for section in sections} - {None}
+    data = {section.data for section in sections} - {None}
     return environment.get_template("page.html.jinja").render(
         title=title or " · ".join(dict.fromkeys(section.title for section in sections)),
         sections=sections,
-        figures=_json([[{"views": f.views, "layout": f.layout} for f in s.figures] for s in sections]),
+        figures=_json([
+            {"networks": s.networks or str(place), "figures": [_drawn(figure) for figure in s.figures]}
+            for place, s in enumerate(sections)
+        ]),
         recipes=[json.dumps(section.recipe, indent=1, ensure_ascii=False, default=str) for section in sections],
-        data=_json(kept), data_id=DATA, versions=kept["versions"], command=command, several_data=len(data) > 1,
+        data=_json(kept), data_id=DATA, several_data=len(data) > 1, **about,
         style=(parts / "report.css").read_text(encoding="utf-8"), scripts=scripts,
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
     )  # fmt: skip
 
 
 def _section(result: Result) -> Section:
-    source = PAGES.get(type(result).__name__, "hf_stitch.reports.general:section")
-    describe: Callable[[Any], Section] = pkgutil.resolve_name(source)
+    describe: Callable[[Any], Section] = pkgutil.resolve_name(result.page)
     return describe(result)
+
+
+def _drawn(figure: Figure) -> dict[str, Any]:
+    """Return what the script draws; the tables are in the page."""
+    views = [{"label": view.label, "caption": view.caption, "traces": view.traces} for view in figure.views]
+    return {"views": views, "layout": figure.layout}
 
 
 def _kept(result: Result) -> dict[str, Any]:
     return {"result": type(result).__name__, "module": type(result).__module__, **result.to_dict()}
 
 
-def _fingerprint(section: Section) -> str | None:
-    recipe: Mapping[str, Any] = section.recipe
-    data = recipe.get("data") or (recipe.get("a") or {}).get("data")
-    return None if data is None else json.dumps(data, default=str)
-
-
 def _json(value: Any) -> str:
     """Serialise for a script element: no character of it can end the element, or is special to JavaScript."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=asdict)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -1,8 +1,9 @@
 from .anchors import AnchorRefresh as AnchorRefresh
-from .callback import Measurement as Measurement
 from .callback import ProbingCallback as ProbingCallback
 from .dynamics import Dynamics as Dynamics
 from .dynamics import DynamicsRecorder as DynamicsRecorder
+from .history import History as History
+from .history import Measurement as Measurement
 from .loop import DivergedError as DivergedError
 from .similarity import SimilarityCallback as SimilarityCallback
 from .stitchability import StitchabilityCallback as StitchabilityCallback

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,6 +15,7 @@ from transformers.training_args import TrainingArguments
 
 from hf_stitch.adapters import Adapter, load, unwrap
 from hf_stitch.processes import Processes
+from hf_stitch.training.history import History, Measurement
 from hf_stitch.training.probe import check_whole, unnoticed
 
 if TYPE_CHECKING:
@@ -27,25 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Every = Literal["epoch", "eval"] | int
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The values of one measurement of a callback.
-
-    Attributes:
-        step: Number of optimizer steps taken before the measurement.
-        epoch: Number of epochs completed, as a float; ``None`` if unknown.
-        figures: Values by name, as passed to loggers.
-
-    Example:
-        >>> Measurement(step=100, epoch=1.0, figures={"similarity_to_start/linear_cka/conv1": 0.93}).epoch
-        1.0
-    """
-
-    step: int
-    epoch: float | None
-    figures: Mapping[str, float]
 
 
 class ProbingCallback(TrainerCallback, ABC):
@@ -154,59 +135,34 @@ class ProbingCallback(TrainerCallback, ABC):
             raise ValueError(f"{self.name} already measures another network: make a new {type(self).__name__}")
         return self._measure(step, epoch, processes)
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return all measurements as a data frame.
+    def to_history(self) -> History:
+        """Return all measurements so far as a result, which can be saved, drawn and shown as a page.
 
         Returns:
-            One row for each measurement and value, with the columns ``step``, ``epoch``, ``figure`` and ``value``.
-        """
-        import pandas
+            The measurements.
 
-        return pandas.DataFrame(
-            [
-                {"step": measured.step, "epoch": measured.epoch, "figure": figure, "value": value}
-                for measured in self.history
-                for figure, value in measured.figures.items()
-            ],
-            columns=["step", "epoch", "figure", "value"],
-        )
+        Example:
+            >>> import torch, hf_stitch
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+            >>> callback = hf_stitch.SimilarityCallback("start", torch.randn(50, 4), layers=["0"])
+            >>> _ = callback.measure(adapter, step=0)
+            >>> list(callback.to_history().curves)
+            ['similarity_to_start/linear_cka/0']
+        """
+        return History(self.name, tuple(self.history))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return all measurements as a data frame, as :meth:`History.to_pandas` does."""
+        return self.to_history().to_pandas()
 
     def plot(self, figures: Iterable[str] | None = None) -> Figure:
-        """Draw the measured values over the course of training, one curve for each.
-
-        Values of one layer have one colour, and values of one kind (metric, baseline) the same dashes, if there are at
-        most 4 kinds.
+        """Draw the measured values over the course of training, as :meth:`History.plot` does.
 
         Args:
             figures: Names of values, as in :meth:`to_pandas`. Default: all.
-
-        Returns:
-            The matplotlib figure; the horizontal axis shows epochs if all are known, otherwise steps.
-
-        Raises:
-            ValueError: If nothing was measured, or a name is unknown.
         """
-        from hf_stitch.plots import curves
-        from hf_stitch.plots.curves import MOST_KINDS
-
-        known = list(dict.fromkeys(name for measured in self.history for name in measured.figures))
-        chosen = known if figures is None else list(figures)
-        if not chosen or (unknown := [name for name in chosen if name not in known]):
-            raise ValueError(f"{self.name} has no values {', '.join(unknown) if chosen else 'yet'}; it has {known}")
-        unit = "step" if any(measured.epoch is None for measured in self.history) else "epoch"
-        series = {
-            name: {
-                getattr(measured, unit): (measured.figures[name],) * 3
-                for measured in self.history
-                if name in measured.figures
-            }
-            for name in chosen
-        }
-        split = {
-            name: (name.rpartition("/")[2], name.removeprefix(f"{self.name}/").rpartition("/")[0]) for name in chosen
-        }
-        few = len({kind for _, kind in split.values()}) <= MOST_KINDS
-        return curves(series, axis=unit, label="value", title=self.name, split=split if few else None)
+        return self.to_history().plot(figures)
 
     # -- in a Trainer -----------------------------------------------------------------------------------------------
     def attach(self, trainer: Trainer, adapter: Adapter | None = None) -> Self:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,7 @@ class Dynamics(Result):
         {'conv': 1.0}
     """
 
+    page: ClassVar[str] = "hf_stitch.reports.dynamics:section"
     values: Mapping[str, Array]
     steps: tuple[int, ...]
     epochs: tuple[float | None, ...]

@@ -12,7 +12,8 @@ import numpy as np
 from torch import nn
 
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
-from hf_stitch.analysis.evaluation import Evaluation
+from hf_stitch.analysis.differences import confused, differing
+from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
 from hf_stitch.analysis.scoring import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def evaluate(
     stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, paired_data: Any = None,
     baselines: Mapping[str, StitchingLayer] | None = None, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
+    examples: int = 0, plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Evaluation: ...  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def evaluate(
 def evaluate(
     stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, paired_data: Any = None,
     baselines: Mapping[str, StitchingLayer] | None = None, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True,
+    examples: int = 0, plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Plan: ...  # fmt: skip
 
 
@@ -65,6 +66,7 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    examples: int = 0,
     plan: bool = False,
     accelerator: Accelerator | None = None,
     progress: bool = True,
@@ -113,6 +115,8 @@ def evaluate(
         batch_size: Number of samples per forward pass.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples. Samples are resampled jointly for all predictors.
+        examples: Number of samples to return on which the stitched model and the target differ most. They appear on
+            the page of the result (:meth:`Evaluation.to_html`), so leave it at 0 for private data.
         plan: Whether to return an estimate of time and memory instead, after a few batches.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
             launched.
@@ -123,9 +127,9 @@ def evaluate(
         stitched model. With ``plan=True``, the plan.
 
     Raises:
-        ValueError: If samples are anchors of the model, an output of a model without a head has no vector per sample,
-            the target network is neither in memory nor named in the config, a baseline belongs to other cuts, or labels
-            are missing or out of range.
+        ValueError: If ``examples`` is out of range or the model has no head, samples are anchors of the model, an
+            output of a model without a head has no vector per sample, the target network is neither in memory nor
+            named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
 
     Example:
         >>> import torch, hf_stitch
@@ -143,6 +147,11 @@ def evaluate(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     processes = Processes.of(accelerator)
+    if examples < 0 or (examples and stitched.task is None):
+        raise ValueError(
+            f"examples must be at least 0, got {examples}" if examples < 0 else
+            f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out"
+        )  # fmt: skip
     with processes.together("evaluate"):
         samples = Samples.of(data)
         others = None if paired_data is None else Samples.of(paired_data)
@@ -166,6 +175,9 @@ def evaluate(
             del layers["identity"]
         if plan:
             return _planned(stitched, layers, samples, whole, others, source, batch_size, processes)
+        confusion: Mapping[str, Mapping[str, int]] = {}
+        shown: tuple[Example, ...] = ()
+        alone = None
         if stitched.task is None:
             found = vectors(stitched, layers, samples, whole, others, **options)
             drawn = figures_of_vectors(found, resamples=resamples, seed=seed)
@@ -175,6 +187,9 @@ def evaluate(
                 left_out["source"] = why
             predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
             drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
+            names = {int(number): str(name) for number, name in (stitched.config.id2label or {}).items()}
+            confusion = {} if stitched.task == "text-generation" else confused(predicted, names)
+            shown = differing(predicted, samples, names, examples)
         fitted = fitted_share(stitched, samples)
         if fitted:
             warnings.warn(
@@ -183,7 +198,10 @@ def evaluate(
                 stacklevel=2,
             )
         scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-        return Evaluation(stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out)
+        return Evaluation(
+            stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out,
+            StitchedParts.of(stitched, alone, whole), confusion, shown,
+        )  # fmt: skip
 
 
 def _planned(

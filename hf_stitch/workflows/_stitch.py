@@ -222,7 +222,7 @@ def stitch(
                 raise
             warnings.warn(f"the stitched model has no scores: {error}", stacklevel=2)
             return stitched
-        stitched.config.scores = stitched.evaluation.to_dict()
+        stitched.config.scores = stitched.evaluation.for_card()
         return stitched
 
 

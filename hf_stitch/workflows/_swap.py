@@ -229,7 +229,7 @@ def _scored(
         seed=seed,
         progress=progress,
     )
-    swapped.config.scores = swapped.evaluation.to_dict()
+    swapped.config.scores = swapped.evaluation.for_card()
     swapped.config.recipe["test_data"] = swapped.evaluation.data
     return swapped
 

@@ -150,6 +150,13 @@ def compare() -> Namespace:
     }
 
 
+def report() -> Namespace:
+    """Two image networks and a stitched model."""
+    networks = compare()
+    layers = {"source_layer": networks["a"].layers[1], "target_layer": networks["b"].layers[1]}
+    return {**networks, "stitched": hf_stitch.stitch(networks["a"], networks["b"], networks["dataset"], **layers)}
+
+
 def cut() -> Namespace:
     """Images."""
     return {"images": pictures(4)["image"]}
@@ -322,7 +329,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/gpu.md": stitch,
     "docs/how-to/grid.md": stitch,
     "docs/how-to/relative.md": relative,
-    "docs/how-to/report.md": compare,
+    "docs/how-to/report.md": report,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": stitch,

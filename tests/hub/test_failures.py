@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
+from hf_stitch.analysis.evaluation import Example
 from hf_stitch.cli import app
 
 from tiny_networks import LAYERS  # isort: skip
@@ -49,9 +51,28 @@ def test_a_push_is_one_commit(hub: Hub, model: StitchedModel) -> None:
     assert hub.models["alice/new"].private
     assert len(hub.models["alice/new"].commits) == 2  # the empty model, and the push
     assert hub.models["alice/new"].refs["main"] == commit.oid
-    assert sorted(hub.files("alice/new")) == [".gitattributes", "README.md", "stitch.safetensors", "stitcher.json"]
+    own, shown = ["stitch.safetensors", "stitcher.json"], ["report.html", "scores.png", "stitch.png"]
+    assert set(hub.files("alice/new")) == {".gitattributes", "README.md", *own, *shown}
     assert b"- mine\n" in hub.files("alice/new")["README.md"]
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision=commit.oid))
+
+
+def test_the_card_shows_pictures_and_links_the_page_of_the_evaluation(
+    hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = (Example("private text", 1.0, "x", "y", None, "private text"),)
+    monkeypatch.setattr(model, "evaluation", replace(model.evaluation, examples=private))
+    model.push_to_hub("alice/new")
+    card = hub.files("alice/new")["README.md"].decode()
+    assert "![Both networks as strips" in card and "](stitch.png)" in card and "](scores.png)" in card
+    assert "[report.html](report.html)" in card
+    page = hub.files("alice/new")["report.html"].decode()
+    assert "private text" not in page and "parameters (" in page
+    assert hub.files("alice/new")["stitch.png"].startswith(b"\x89PNG")
+    again = StitchedModel.from_pretrained("alice/new")
+    again.push_to_hub("alice/new")  # it has not been evaluated
+    assert not {"report.html", "scores.png", "stitch.png"} & set(hub.files("alice/new"))
+    assert "report.html" not in hub.files("alice/new")["README.md"].decode()
 
 
 def test_a_push_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel) -> None:

@@ -10,12 +10,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hf_stitch
-from hf_stitch.analysis import Evaluation, Plan, Score, SimilarityAtlas, StitchGrid
+from hf_stitch.analysis import (
+    Audit,
+    Curves,
+    Detection,
+    Evaluation,
+    PermutationTestResult,
+    Plan,
+    Score,
+    SimilarityAtlas,
+    StitchGrid,
+    Trajectory,
+)
+from hf_stitch.analysis.comparison.atlas import LayerSize
+from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.analysis.detection.noise import DOSES
+from hf_stitch.analysis.evaluation import Example, StitchedParts
 from hf_stitch.reports.writing import DATA, page
+from hf_stitch.training import Dynamics, History, Measurement
 
 EVIL = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&\u2028"
 
@@ -27,22 +44,70 @@ def atlas_of(layers: int = 3, name: str = "layer", metric: str = "linear_cka", *
     return SimilarityAtlas(values, names, names, 50, "mean", {metric: "moments"}, **known)
 
 
-def grid_of() -> StitchGrid:
+def detection(dose: float = 0.4) -> Detection:
+    def cells(value: float) -> np.ndarray:
+        return np.stack([np.full((2, 2), value), np.full((2, 2), value - 0.1), np.full((2, 2), value + 0.1)], -1)
+
+    figures = {"lstsq": {"auroc": cells(0.9), "dose": cells(dose), "one_sided": cells(0.9)}}
+    controls = {"halves": np.full((2, 3), 0.5), "far": np.full((2, 3), 0.9)}
+    return Detection("knn", ("b0", "b1"), False, figures, {"coloured": np.full((2, len(DOSES), 3), 0.6)}, controls)
+
+
+def grid_of(name: str = "b", hashes: tuple[str, str] = ("x", "y")) -> StitchGrid:
     cells = np.stack([np.full((2, 2), 0.9), np.full((2, 2), 0.8), np.ones((2, 2))], -1)
-    scores = {"lstsq": {"agreement": cells, "auroc(knn)": cells + 0.05}}
-    return StitchGrid(scores, {}, {}, ("a0", "a1"), ("b0", "b1"), "image-classification", "none", 9)
+    scores = {"lstsq": {"agreement": cells, "structural_error": cells / 2}}
+    recipe = {side: {"weights_hash": digest} for side, digest in zip("ab", hashes, strict=True)}
+    return StitchGrid(
+        scores, {}, {}, ("a0", "a1"), (f"{name}0", f"{name}1"), "image-classification", "none", 9,
+        {"knn": detection()}, recipe=recipe,
+    )  # fmt: skip
 
 
-def evaluation() -> Evaluation:
+def parts() -> StitchedParts:
+    return StitchedParts("net a", "a0", 100, 250, "x", "net b", "b0", 300, 400, "y", "linear, 8 → 8", 72, {"seed": 0})
+
+
+def evaluation(examples: tuple[Example, ...] = ()) -> Evaluation:
     rows = {"stitched": {"accuracy": Score(0.8, 0.7, 0.9)}, "chance": {"accuracy": Score(0.1, 0.05, 0.15)}}
-    return Evaluation("image-classification", 100, "sha256:0", rows, left_out={"source": "it has no head"})
+    left_out = {"source": "it has no head"}
+    confusion = {"cat": {"cat": 60, "dog": 5}, "dog": {"dog": 34, "cat": 1}}
+    return Evaluation(
+        "image-classification", 100, "sha256:0", rows, left_out=left_out, parts=parts(), confusion=confusion,
+        examples=examples,
+    )  # fmt: skip
 
 
+def audit_of() -> Audit:
+    rows = {"stitched": 0.9, "mean_only": 0.1, "target": 1.0, "chance": 0.1}
+    scores = {who: {"relative_accuracy": Score(value, value - 0.02, value + 0.02)} for who, value in rows.items()}
+    figures = {"stitched": {"auroc": np.full((1, 1, 3), 0.6), "dose": np.array([[[0.02, 0.0, 0.04]]])}}
+    figures["stitched"]["one_sided"] = figures["stitched"]["auroc"]
+    doses = {"coloured": np.full((1, len(DOSES), 3), 0.55)}
+    found = Detection("knn", ("b0",), False, figures, doses, {"far": np.full((1, 3), 0.9)})
+    scored = Evaluation("image-classification", 100, "sha256:0", scores)
+    return Audit(scored, 0.8, 0.1, "none", {"body": 0.2}, {"body": {"knn": found}}, "sha256:1", 0)
+
+
+def dynamics_of() -> Dynamics:
+    values = {
+        f"block{i}": np.array([[1, 0.5, 0.3 + i / 10], [0.5, 1, 0.95], [0.3 + i / 10, 0.95, 1]]) for i in range(3)
+    }
+    return Dynamics(values, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", True, 9, "mean", (0.0, 1.0))
+
+
+HISTORY = History("stitchability", tuple(Measurement(s, None, {"stitchability/a": s / 10}) for s in range(3)))
 RESULTS = {
     "atlas": atlas_of(),
     "grid": grid_of(),
     "evaluation": evaluation(),
+    "audit": audit_of(),
+    "detection": detection(),
+    "dynamics": dynamics_of(),
+    "curves": Curves("rank", 100, "sha256:0", {"low_rank": {1: Score(0.5, 0.4, 0.6), 2: Score(0.9, 0.8, 1.0)}}),
+    "trajectory": Trajectory((0, 10), {"relative_accuracy": (0.2, 0.9)}, n=50),
+    "history": HISTORY,
     "plan": Plan("stitch", {"fitting": 1.0}, {"moments": 10}, {}, 10**9, 10**9),
+    "test": PermutationTestResult("LinearCKA()", 0.8, np.array([0.1, 0.3, 0.2]), True, 1.0, 50, 50, 0),
 }
 
 
@@ -68,18 +133,83 @@ def test_results_have_a_page_and_come_back(name: str, tmp_path: Path) -> None:
     assert type(again) is type(result) and again.to_dict() == result.to_dict()
     text = (tmp_path / "page.html").read_text()
     structure = Structure(text)
-    assert structure.tags.count("script") == 4 and structure.tags.count("figure") >= 1
-    assert not structure.links and "http-equiv" in text and "default-src 'none'" in text
+    assert structure.tags.count("script") == 4 and ("figure" in structure.tags or "pre" in structure.tags)
+    assert all(link.startswith("data:image/png;base64,") for link in structure.links)
+    assert "http-equiv" in text and "default-src 'none'" in text
     assert len(text) < 2_000_000
 
 
 def test_findings_are_sentences() -> None:
-    text = page([atlas_of(), grid_of(), evaluation()])
+    text = page([atlas_of(), grid_of(), evaluation(), audit_of(), dynamics_of(), HISTORY])
     assert "The most similar layers by linear_cka are layer2 of a and layer2 of b (1.000)" in text
     assert "no permutation test was run" in text
-    assert "4 of 4 stitches reach 0.8" in text and "4 accurate stitches are strange to a detector" in text
+    assert "4 of 4 stitches reach 0.8" in text and "4 accurate stitches are out of distribution" in text
     assert "Accuracy 0.800 [0.700, 0.900] for the stitched model, 0.100 for chance." in text
     assert "No source: it has no head." in text
+    assert "472 parameters (21% source up to a0, 15% stitch, linear, 8 → 8, 64% target after b0)" in text
+    assert "Both predict the same class for 94 of 100 samples; most often, cat becomes dog (5 samples)." in text
+    assert "Accurate and in distribution." in text
+    assert "block0 settles first: its linear_cka with the end of training stays at 0.9 or better from epoch 1" in text
+    assert "stitchability/a 0.000 at step 0, 0.200 at step 2." in text
+
+
+def test_networks_are_drawn_along_the_axes() -> None:
+    sizes = {side: {f"layer{i}": LayerSize(8 * i, i / 10) for i in range(3)} for side in "ab"}
+    (figure,) = figures_of(page([atlas_of(sizes=sizes)]))[0]["figures"]
+    bars = [trace for trace in figure["views"][0]["traces"] if trace["type"] == "bar"]
+    assert [bar["x"] for bar in bars] == [[0, 0.1, 0.2], ["layer0", "layer1", "layer2"]]
+    assert bars[0]["hovertext"][2] == "layer2: 16 features, 20.0% of the parameters"
+    assert figure["layout"]["xaxis"]["domain"] == [0, 0.88]
+
+
+def test_tested_cells_have_chance_and_p_values() -> None:
+    ones = np.ones((3, 3))
+    test = MaximumTest(ones / 5, ones * 3, ones / 4, np.zeros(9), np.zeros((9, 3)), np.zeros((9, 3)), 0)
+    text = page([atlas_of(tests={"linear_cka": test})])
+    heat = figures_of(text)[0]["figures"][0]["views"][0]["traces"][0]
+    assert heat["customdata"][0][0] == [0.2, 0.1] and "by chance %{customdata[0]:.4g}" in heat["hovertemplate"]
+    assert "3 of 3 best matches are beyond chance" not in text  # .1 is above the level
+    assert "0 of 3 best matches are beyond chance" in text
+
+
+def test_sections_of_the_same_networks_share_a_key() -> None:
+    recipe = {side: {"reference": {"weights_hash": digest}} for side, digest in zip("ab", "xy", strict=True)}
+    keys = [s["networks"] for s in figures_of(page([atlas_of(recipe=recipe), grid_of(), evaluation(), atlas_of()]))]
+    assert keys == ["x y", "x y", "x y", "3"]
+
+
+def test_accuracy_and_detectors_are_side_by_side_and_strange_stitches_are_outlined() -> None:
+    first, rest = figures_of(page([grid_of()]))[0]["figures"]
+    heats = [trace for trace in first["views"][0]["traces"] if trace["type"] == "heatmap"]
+    assert [heat["name"] for heat in heats] == ["agreement", "auroc(knn)"] and heats[1]["xaxis"] == "x2"
+    marked = [trace for trace in first["views"][0]["traces"] if trace["type"] == "scatter"]
+    assert [len(trace["x"]) for trace in marked] == [4, 4] and marked[1]["yaxis"] == "y2"
+    assert heats[0]["customdata"][0][0] == [0.8, 1.0]  # the interval
+    assert [view["label"] for view in rest["views"]] == ["structural_error", "dose(knn)"]
+
+
+def test_samples_are_shown_if_asked_and_never_in_the_data(tmp_path: Path) -> None:
+    from PIL import Image
+
+    kinds = [Image.new("RGB", (400, 100), "red"), "a <b>text</b> & more", torch.rand(3, 8, 8), torch.randn(5)]
+    examples = tuple(Example(str(i), 0.9, "cat", "dog", "dog", sample) for i, sample in enumerate(kinds))
+    result = evaluation(examples)
+    result.to_html(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert text.count('<img src="data:image/png;base64,') == 2
+    assert "a &lt;b&gt;text&lt;/b&gt; &amp; more" in text and "Tensor of shape (5,)" in text
+    assert "1: target dog, stitched cat, truth dog (distance 0.900)" in text
+    assert "text" not in json.dumps(data_of(text)["results"])
+    (again,) = hf_stitch.load_report(tmp_path / "page.html")
+    assert isinstance(again, Evaluation) and [each.id for each in again.examples] == ["0", "1", "2", "3"]
+    assert again.examples[1].sample is None
+    assert "<img" not in page([evaluation()])
+
+
+def figures_of(text: str) -> Any:
+    found = re.search('id="figures">(.*?)</script>', text)
+    assert found is not None
+    return json.loads(found[1])
 
 
 def data_of(text: str) -> dict[str, object]:
@@ -109,8 +239,7 @@ def test_many_layers_are_thinned_and_empty_cells_stay_empty() -> None:
     text = page([large])
     assert "Figures show 200 layers of a side at most" in text
     assert len(text) < 6_000_000
-    figures = json.loads(re.search('id="figures">(.*?)</script>', text)[1])  # type: ignore[index]
-    (heat, *_) = figures[0][0]["views"]["colours over the values"]
+    (heat, *_) = figures_of(text)[0]["figures"][0]["views"][0]["traces"]
     assert len(heat["z"]) == 200 and heat["z"][0][0] is None
 
 
@@ -134,7 +263,7 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
 
 def test_results_of_other_samples_are_told() -> None:
     def recorded(data: str) -> SimilarityAtlas:
-        return atlas_of(recipe={"data": data})
+        return atlas_of(recipe={"a": {"data": data}})
 
     assert "different samples" not in page([recorded("x"), recorded("x")])
     assert "different samples" in page([recorded("x"), recorded("y")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,24 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Axis = Literal["a", "b"]
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """Size of a layer.
+
+    Attributes:
+        width: Number of features.
+        share: Share of the parameters of the network that the layer contains, from 0 to 1; ``None`` for saved
+            activations.
+
+    Example:
+        >>> LayerSize(64, 0.02).width
+        64
+    """
+
+    width: int
+    share: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +68,7 @@ class SimilarityAtlas(Result):
             are undefined for one of them are left out.
         weights: The metrics of weights of a comparison that also has metrics of activations: they have layers of their
             own. All methods find their values too.
+        sizes: Side (``a``, ``b``) -> layer -> its size; empty for metrics of weights.
 
     Raises:
         ValueError: If values do not have one row and one column for each layer.
@@ -64,6 +83,7 @@ class SimilarityAtlas(Result):
         ('a0', 'b0')
     """
 
+    page: ClassVar[str] = "hf_stitch.reports.similarity:section"
     values: Mapping[str, Array]
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
@@ -77,6 +97,7 @@ class SimilarityAtlas(Result):
     undefined: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, float] = field(default_factory=dict)
     weights: SimilarityAtlas | None = None
+    sizes: Mapping[str, Mapping[str, LayerSize]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the shapes of the values."""

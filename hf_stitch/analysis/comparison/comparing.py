@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.analysis.comparison.atlas import SimilarityAtlas, pair_name
+from hf_stitch.analysis.comparison.atlas import LayerSize, SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import LayerReader
 from hf_stitch.analysis.comparison.routes import (
@@ -26,7 +26,7 @@ from hf_stitch.analysis.comparison.routes import (
     taken_routes,
     workload,
 )
-from hf_stitch.analysis.comparison.sides import Side, networks_of
+from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
 from hf_stitch.metrics import ActivationMetric, Metric
 from hf_stitch.metrics.base import activation_metric
@@ -175,7 +175,7 @@ class Comparison:
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(
             values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe, ranges, tests,
-            undefined,
+            undefined, sizes=self._sizes(),
         )  # fmt: skip
 
     def _values(self, collectors: Sequence[Collector]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -198,6 +198,20 @@ class Comparison:
                     f"{layers_b[0]!r} of b: {reason}"
                 )
         return values, undefined
+
+    def _sizes(self) -> dict[str, dict[str, LayerSize]]:
+        """Return width and share of the parameters of each layer."""
+        widths: dict[str, dict[str, int]] = {"a": {}, "b": {}}
+        for group in self._reader.groups:
+            for place, layer in enumerate(self._reader.layers_a):
+                widths["a"][layer] = self._reader.width(group.x[group.of_a[place]])
+            for place, own in zip(group.places, group.of_b, strict=True):
+                widths["b"][self._reader.layers_b[place]] = self._reader.width(group.y[own])
+        shares = {"a": shares_of(self._sides[0]), "b": shares_of(self._sides[-1])}
+        return {
+            name: {layer: LayerSize(width, shares[name].get(layer)) for layer, width in found.items()}
+            for name, found in widths.items()
+        }
 
     def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return everything that determines the values, as JSON values."""

@@ -98,6 +98,11 @@ class NetworkAtlas(Result):
             layers_a=self.layers[a],
             layers_b=self.layers[b],
             recipe=recipe,
+            sizes={
+                side: {layer: own[f"{name}/{layer}"] for layer in self.layers[name]}
+                for side, name in (("a", a), ("b", b))
+                if (own := self.atlas.sizes.get("a", {}))
+            },
             undefined=undefined,
             whole={
                 metric: float(values[self.networks.index(a), self.networks.index(b)])

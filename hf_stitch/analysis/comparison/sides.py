@@ -143,3 +143,24 @@ def networks_of(side: Side) -> list[nn.Module]:
     if isinstance(side, Networks):
         return [network for own in side.sides.values() for network in networks_of(own)]
     return [side.adapter.model] if isinstance(side, Network) else []
+
+
+def shares_of(side: Side) -> dict[str, float]:
+    """Return the share of the parameters of its network that each module contains.
+
+    Args:
+        side: A side of a comparison.
+
+    Returns:
+        Name of the module, with that of its network if there are several -> from 0 to 1; empty for saved activations.
+    """
+    if isinstance(side, Networks):
+        parts = {name: shares_of(own) for name, own in side.sides.items()}
+        return {f"{name}/{layer}": share for name, found in parts.items() for layer, share in found.items()}
+    if not isinstance(side, Network):
+        return {}
+    network = side.adapter.model
+    whole = max(sum(weight.numel() for weight in network.parameters()), 1)
+    return {
+        name: sum(weight.numel() for weight in module.parameters()) / whole for name, module in network.named_modules()
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,7 @@ class StitchGrid(Result):
         (1, 2)
     """
 
+    page: ClassVar[str] = "hf_stitch.reports.grid:section"
     scores: Mapping[str, Mapping[str, Array]]
     baselines: Mapping[str, Mapping[str, Array]]
     p_values: Mapping[str, Mapping[str, Array]]
@@ -149,7 +150,29 @@ class StitchGrid(Result):
         Raises:
             KeyError: If the grid has no such matcher or figure.
         """
-        return self._cells(matcher, figure)[..., 0]
+        return self.cells(matcher, figure)[..., 0]
+
+    def cells(self, matcher: str | None = None, figure: str | None = None) -> Array:
+        """Return a figure of all stitches of a matcher, with its intervals.
+
+        Args:
+            matcher: Label of the matcher; ``None`` uses the first.
+            figure: The figure, also of a detector; ``None`` uses the first.
+
+        Returns:
+            (layers of a, layers of b, 3) float64: the value and both ends of its 95% interval.
+
+        Raises:
+            KeyError: If the grid has no such matcher or figure.
+        """
+        label = self.matchers[0] if matcher is None else matcher
+        if label not in self.scores:
+            raise KeyError(f"the grid has no matcher {label!r}; it has {', '.join(self.matchers)}")
+        name = self.figures[0] if figure is None else figure
+        found = self._figures(label)
+        if name not in found:
+            raise KeyError(f"the grid has no figure {name!r}; it has {', '.join(found)}")
+        return found[name]
 
     def score(self, layer_a: str, layer_b: str, figure: str | None = None, matcher: str | None = None) -> Score:
         """Return a figure of one stitch with its interval.
@@ -170,7 +193,7 @@ class StitchGrid(Result):
             if layer not in own:
                 raise KeyError(f"the grid has no layer {layer!r} of {side}; it has {', '.join(own)}")
         place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
-        return Score(*map(float, self._cells(matcher, figure)[place]))
+        return Score(*map(float, self.cells(matcher, figure)[place]))
 
     def as_good(
         self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05
@@ -190,7 +213,7 @@ class StitchGrid(Result):
             KeyError: If the grid has no such matcher or figure, or the figure is one of a detector, which has no
                 p-values.
         """
-        self._cells(matcher, figure)
+        self.cells(matcher, figure)
         name, tested = figure or self.figures[0], self.p_values[matcher or self.matchers[0]]
         if name not in tested:
             raise KeyError(
@@ -224,6 +247,37 @@ class StitchGrid(Result):
             values, higher_is_better=direction(figure or self.figures[0]) == "higher",
             as_good=self.as_good(figure, matcher, level=level), layers=self.layers_a,
         )  # fmt: skip
+
+    def is_strange(self, matcher: str | None = None, detector: str | None = None) -> NDArray[np.bool_]:
+        """Return which stitches are accurate, but out of distribution for a detector.
+
+        Accurate: at least :data:`ACCURATE` in the first figure. Out of distribution: as easy to tell as coloured noise
+        above :data:`MAX_DOSE`, with higher scores than the target's own activations. Layers where the detector does
+        not tell far samples apart take no part.
+
+        Args:
+            matcher: Label of the matcher; ``None`` uses the first.
+            detector: Label of the detector; ``None`` asks for any of them.
+
+        Returns:
+            (layers of a, layers of b) bool; all false without detectors.
+
+        Raises:
+            KeyError: If the grid has no such matcher or detector.
+        """
+        label = matcher or self.matchers[0]
+        accurate = (direction(self.figures[0]) == "higher") & (self.values(label) >= ACCURATE)
+        found = np.zeros_like(accurate)
+        for name in [detector] if detector else self.detections:
+            figures = self.detections[name].figures.get(label, {})
+            if not {"dose", "one_sided"} <= figures.keys():
+                continue
+            # Unusually small scores, as of least squares, which shrinks, contain nothing that the target never outputs.
+            higher = figures["one_sided"][..., 1] > 0.5
+            found |= (
+                higher & (figures["dose"][..., 0] > MAX_DOSE) & ~np.isin(self.layers_b, self.detections[name].blind)
+            )
+        return accurate & found
 
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
         """Build the stitched model of one cell.
@@ -315,18 +369,13 @@ class StitchGrid(Result):
         known = ~np.isnan(values).all(1)
         marked[known, np.nanargmax(better[known], 1)] = True
         detector = next((label for label in self.detections if figure.endswith(f"({label})")), None)
+        strange = None if detector is None else self.is_strange(matcher, detector)
         explained = f"{figure if detector else figure.replace('_', ' ')}\n{direction(figure)} = better"
         least, most = 0.0, 1.0 if direction(figure) == "higher" else None
         if figure.startswith("dose(") and np.isinf(values).any():
             values, most = np.minimum(values, max(DOSES)), max(DOSES)
             explained += f"; {most:g}: at least {most:g}"
         blind = self.detections[detector].blind if detector else ()
-        found, strange = self._figures(matcher), None
-        if detector and {f"dose({detector})", f"one_sided({detector})"} <= found.keys():
-            # Unusually small scores, as of least squares, which shrinks, contain nothing that the target never outputs.
-            higher = found[f"one_sided({detector})"][..., 1] > 0.5
-            strange = higher & (found[f"dose({detector})"][..., 0] > MAX_DOSE) & ~np.isin(self.layers_b, blind)
-            strange &= (direction(self.figures[0]) == "higher") & (self.values(matcher) >= ACCURATE)
         if figure.startswith("auroc("):
             least, most = 0.5, 1.0
         return {
@@ -420,21 +469,11 @@ class StitchGrid(Result):
                 yield f"{len(missing)} of {count} stitches are undefined, first {missing[0]}: {why}"
 
     def _best(self, matcher: str, figure: str, row: int) -> str:
-        cells = self._cells(matcher, figure)[row]
+        cells = self.cells(matcher, figure)[row]
         if np.isnan(cells[:, 0]).all():
             return "undefined"
         place = int(np.nanargmax(cells[:, 0] if direction(figure) == "higher" else -cells[:, 0]))
         return f"{self.layers_b[place]}  {Score(*map(float, cells[place]))}"
-
-    def _cells(self, matcher: str | None, figure: str | None) -> Array:
-        label = self.matchers[0] if matcher is None else matcher
-        if label not in self.scores:
-            raise KeyError(f"the grid has no matcher {label!r}; it has {', '.join(self.matchers)}")
-        name = self.figures[0] if figure is None else figure
-        found = self._figures(label)
-        if name not in found:
-            raise KeyError(f"the grid has no figure {name!r}; it has {', '.join(found)}")
-        return found[name]
 
     def _figures(self, matcher: str) -> dict[str, Array]:
         """All figures of a matcher, also those of detectors."""

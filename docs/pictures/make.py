@@ -1,0 +1,109 @@
+"""Make the pictures of README and how-tos: pages of results on small trained networks, in a real browser.
+
+    python docs/pictures/make.py
+
+trains two CNNs and a transformer on the handwritten digits of scikit-learn (two minutes on two cores), compares and
+stitches them, and writes PNG files beside this script. It needs ``pip install "hf-stitch[browser]" scikit-learn`` and a
+Chromium.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hf_stitch
+from hf_stitch.cli import networks
+from hf_stitch.cli.options import read_samples
+from hf_stitch.training import DynamicsRecorder
+
+HERE = Path(__file__).parent
+EPOCHS, WIDTH = 8, 1100
+
+
+def main() -> None:
+    """Make all pictures."""
+    train, test = (read_samples("sklearn:digits", None, split, None, seed=0) for split in ("train", "test"))
+    cnn, twin, vit = (trained(*which, train) for which in (("cnn", 0), ("cnn", 1), ("vit", 0)))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        atlas = hf_stitch.compare(cnn, twin, test, metrics=["linear_cka", "procrustes"], permutations=200)
+        hf_stitch.report(atlas, folder / "atlas.html", title="Two seeds of a CNN on handwritten digits")
+        noise = [each.point(lambda value: 255 - value) for each in images(test)[:150]]
+        grid = hf_stitch.stitch_grid(
+            cnn, vit, train, test_data=test, matchers=["lstsq"], detectors=["mahalanobis"], far_data=noise
+        )
+        hf_stitch.report(grid, folder / "grid.html", title="A CNN into a transformer, every layer into every layer")
+        stitched = hf_stitch.stitch(
+            cnn, vit, train, source_layer=cnn.layers[1], target_layer=vit.layers[1], test_data=test
+        )
+        evaluation = hf_stitch.evaluate(stitched, test, examples=12)
+        hf_stitch.report(evaluation, folder / "stitch.html", title="The front of a CNN, the back of a transformer")
+        dynamics = recorded(train, test, folder / "recordings")
+        hf_stitch.report(dynamics, folder / "dynamics.html", title="A CNN in training")
+        with browser() as page:
+            for name in ("atlas", "grid", "stitch", "dynamics"):
+                picture(page, folder / f"{name}.html", HERE / f"{name}.png")
+            picture(page, folder / "stitch.html", HERE / "differences.png", ".pictures")
+
+
+def trained(architecture: str, seed: int, samples: hf_stitch.Samples) -> hf_stitch.Adapter:
+    """Build and train a network."""
+    network = networks.build(architecture, seed, samples)
+    for loss in networks.train(network, samples, EPOCHS, seed):
+        print(f"{architecture} {seed}: loss {loss:.3f}")
+    return network
+
+
+def images(samples: hf_stitch.Samples) -> list[Any]:
+    """Return the raw images."""
+    (batch,) = samples.batches(len(samples))
+    return list(batch.samples)
+
+
+def recorded(train: hf_stitch.Samples, test: hf_stitch.Samples, folder: Path) -> Any:
+    """Train a CNN and compare each layer with itself between all epochs."""
+    network = networks.build("cnn", 2, train)
+    recorder = DynamicsRecorder(folder, test, layers=list(network.layers))
+    recorder.measure(network, step=0, epoch=0.0)
+    for epoch, _ in enumerate(networks.train(network, train, EPOCHS, 2), 1):
+        recorder.measure(network, step=epoch, epoch=float(epoch))
+    return recorder.result()
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Yield a page of a headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
+        opened.close()
+
+
+def picture(page: Any, source: Path, target: Path, part: str = "") -> None:
+    """Photograph a page from its head to the end of its first figures, or a part of it."""
+    page.goto(source.as_uri())
+    page.wait_for_selector("figure[data-ready]")
+    page.wait_for_timeout(1000)
+    if part:
+        page.locator(part).first.screenshot(path=target)
+        return
+    figures = page.locator("figure[data-figure]")
+    height = page.evaluate("document.documentElement.scrollHeight")
+    last = figures.nth(min(1, figures.count() - 1)).bounding_box()
+    end = min(height, last["y"] + last["height"] + 10, 1500)
+    page.screenshot(path=target, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": end})
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()

@@ -1,0 +1,132 @@
+"""The gallery: compare two networks, stitch them, try the result, and take it home."""
+
+from __future__ import annotations
+
+import html
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import gallery
+import gradio as gr
+
+INTRODUCTION = """# hf-stitch gallery
+Choose two networks. **Compare** shows how similar their layers are. **Stitch** joins them: the first runs up to a
+layer, a fitted map carries its activations over, the second continues. Then try the stitched network, and download it.
+"""
+
+
+def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Show what the gallery refuses as a message."""
+
+    @wraps(function)
+    def wrapped(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except gallery.Refused as refusal:
+            raise gr.Error(str(refusal), print_exception=False) from refusal
+
+    return wrapped
+
+
+def fresh() -> Path:
+    """Return an empty folder for downloads."""
+    return Path(tempfile.mkdtemp(prefix="gallery-"))
+
+
+@told
+def list_cuts(a: str, b: str) -> tuple[Any, Any]:
+    """Fill both lists of layers."""
+    first, second = gallery.cuts(a), gallery.cuts(b)
+    return (
+        gr.update(choices=first, value=first[len(first) // 2]),
+        gr.update(choices=second, value=second[len(second) // 2]),
+    )
+
+
+@told
+def compare(a: str, b: str, files: list[str] | None, lines: str) -> tuple[Any, str, list[str], Any]:
+    """Compare, and offer the report."""
+    atlas = gallery.compare(a, b, gallery.samples(files, lines or ""))
+    best = atlas.best_pair()
+    found = gallery.downloads({f"{a} and {b}": atlas}, None, fresh())
+    message = f"Most similar: **{html.escape(best[0])}** and **{html.escape(best[1])}**."
+    return atlas.plot(), message, found, atlas
+
+
+@told
+def stitch(
+    a: str, b: str, la: str, lb: str, files: list[str] | None, lines: str, atlas: Any
+) -> tuple[Any, str, list[str], Any]:
+    """Stitch, score, and offer model and report."""
+    if not la or not lb:
+        raise gallery.Refused("List the cuts first, and choose a layer of each network.")
+    stitched = gallery.stitch(a, b, la, lb, gallery.samples(files, lines or ""))
+    results = {f"{a} stitched to {b}": stitched.evaluation}
+    if atlas is not None:
+        results["similarity"] = atlas
+    found = gallery.downloads(results, stitched, fresh())
+    figure = next(iter(stitched.evaluation.scores["stitched"]))
+    message = f"{figure.replace('_', ' ').capitalize()}: **{stitched.evaluation[figure]}** (95% interval)."
+    return stitched.evaluation.plot(), message, found, stitched
+
+
+@told
+def answer(stitched: Any, image: Any, text: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Ask the stitched network and its target."""
+    if stitched is None:
+        raise gallery.Refused("Stitch two networks first.")
+    if image is None and not text:
+        raise gallery.Refused("Give an image or a text.")
+    found = gallery.answers(stitched, text if image is None else image)
+    return found["stitched"], found["target"]
+
+
+def example() -> Any:
+    """Return one digit to try."""
+    return next(gallery.digits().batches(1)).samples[0].convert("RGB").resize((128, 128))
+
+
+with gr.Blocks(title="hf-stitch gallery") as demo:
+    gr.Markdown(INTRODUCTION)
+    atlas, stitched = gr.State(), gr.State()
+    with gr.Row():
+        names = list(gallery.SHIPPED)
+        a = gr.Dropdown(names, value=names[0], label="Source", allow_custom_value=True, info="or an id on the Hub")
+        b = gr.Dropdown(names, value=names[1], label="Target", allow_custom_value=True, info="or an id on the Hub")
+    with gr.Accordion("Own samples (default: handwritten digits)", open=False):
+        files = gr.File(label="Images", file_count="multiple", file_types=["image"])
+        lines = gr.Textbox(label="Texts, one in each line", lines=4)
+    with gr.Tab("Compare"):
+        compare_button = gr.Button("Compare", variant="primary")
+        compared = gr.Markdown()
+        atlas_plot = gr.Plot(label="Similarity of layers")
+        atlas_files = gr.File(label="Report", file_count="multiple")
+    with gr.Tab("Stitch"):
+        with gr.Row():
+            list_button = gr.Button("List cuts")
+            la, lb = gr.Dropdown([], label="Layer of the source"), gr.Dropdown([], label="Layer of the target")
+        stitch_button = gr.Button("Stitch", variant="primary")
+        scored = gr.Markdown()
+        score_plot = gr.Plot(label="Scores beside baselines")
+        stitch_files = gr.File(label="Report and stitched model", file_count="multiple")
+    with gr.Tab("Try"):
+        with gr.Row():
+            image, text = gr.Image(type="pil", label="Image"), gr.Textbox(label="Text")
+        with gr.Row():
+            example_button, try_button = gr.Button("A digit"), gr.Button("Try", variant="primary")
+        with gr.Row():
+            own, target = gr.Label(label="Stitched network"), gr.Label(label="Target")
+
+    compare_button.click(compare, [a, b, files, lines], [atlas_plot, compared, atlas_files, atlas])
+    list_button.click(list_cuts, [a, b], [la, lb])
+    stitch_button.click(stitch, [a, b, la, lb, files, lines, atlas], [score_plot, scored, stitch_files, stitched])
+    example_button.click(example, None, image)
+    try_button.click(answer, [stitched, image, text], [own, target])
+
+demo.queue(max_size=16, default_concurrency_limit=1)
+
+if __name__ == "__main__":
+    demo.launch(max_file_size=f"{gallery.LIMITS.megabytes}mb")

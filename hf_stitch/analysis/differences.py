@@ -1,0 +1,87 @@
+"""Where a stitched model and its target differ: classes that are exchanged, and single samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from hf_stitch.analysis.evaluation import Example
+from hf_stitch.analysis.scoring import Answers, Array
+from hf_stitch.data import Samples
+
+
+def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict[str, dict[str, int]]:
+    """Count which class the stitched model predicts where the target predicts a class.
+
+    Args:
+        predicted: Answers of ``stitched`` and ``target``, with the measure ``class``.
+        names: Number of a class -> its name.
+
+    Returns:
+        Class of the target -> class of the stitched model -> number of samples, without zeros.
+
+    Example:
+        >>> answers = {"target": {"class": np.array([0.0, 0.0, 1.0])}, "stitched": {"class": np.array([0.0, 1.0, 1.0])}}
+        >>> confused(answers, {0: "cat", 1: "dog"})
+        {'cat': {'cat': 1, 'dog': 1}, 'dog': {'dog': 1}}
+    """
+    classes = (predicted[who]["class"].astype(int).tolist() for who in ("target", "stitched"))
+    found: dict[str, dict[str, int]] = {}
+    for (target, own), count in sorted(Counter(zip(*classes, strict=True)).items()):
+        row = found.setdefault(_name(target, names), {})  # several classes may have one name
+        row[_name(own, names)] = row.get(_name(own, names), 0) + count
+    return found
+
+
+def differing(
+    predicted: Mapping[str, Answers], samples: Samples, names: Mapping[int, str], count: int
+) -> tuple[Example, ...]:
+    """Find the samples on which the stitched model and the target differ most.
+
+    Args:
+        predicted: Answers of ``stitched`` and ``target``.
+        samples: The samples.
+        names: Number of a class -> its name.
+        count: Number of samples; fewer if there are fewer.
+
+    Returns:
+        The samples, those that differ most first.
+
+    Example:
+        >>> target, own = {"class": np.array([0.0, 1.0])}, {"class": np.zeros(2), "distance": np.array([0.1, 0.8])}
+        >>> (example,) = differing({"target": target, "stitched": own}, Samples.of(["a", "b"]), {}, 1)
+        >>> example.sample, example.target, example.stitched
+        ('b', '1', '0')
+    """
+    if not count:
+        return ()
+    own, target = predicted["stitched"], predicted["target"]
+    language = "tokens" in own
+    losses = {who: _per_token(predicted[who]) for who in ("stitched", "target")} if language else {}
+    distance = np.abs(losses["stitched"] - losses["target"]) if language else own["distance"]
+    order = np.argsort(-np.nan_to_num(distance), kind="stable")[:count].tolist()
+    chosen = samples.select(order)
+    (batch,) = chosen.batches(len(order))
+
+    def text(who: str, place: int) -> str:
+        return f"{losses[who][place]:.3f} nats per token" if language else _name(predicted[who]["class"][place], names)
+
+    labels = target.get("label")
+    return tuple(
+        Example(
+            str(chosen.ids[number]), float(distance[place]), text("stitched", place), text("target", place),
+            None if labels is None else _name(labels[place], names), batch.samples[number],
+        )
+        for number, place in enumerate(order)
+    )  # fmt: skip
+
+
+def _per_token(answers: Answers) -> Array:
+    tokens = answers["tokens"]
+    return np.divide(answers["cross_entropy"], tokens, out=np.zeros_like(tokens), where=tokens > 0)
+
+
+def _name(number: float, names: Mapping[int, str]) -> str:
+    return str(names.get(int(number), int(number)))
