@@ -37,7 +37,7 @@ def main() -> None:
         hf_stitch.report(atlas, folder / "atlas.html", title="Two seeds of a CNN on handwritten digits")
         noise = [each.point(lambda value: 255 - value) for each in images(test)[:150]]
         grid = hf_stitch.stitch_grid(
-            cnn, vit, train, test_data=test, matchers=["lstsq"], detectors=["mahalanobis"], far_data=noise
+            cnn, vit, train, test_data=test, matchers=["recoloured"], detectors=["mahalanobis"], far_data=noise
         )
         hf_stitch.report(grid, folder / "grid.html", title="A CNN into a transformer, every layer into every layer")
         stitched = hf_stitch.stitch(

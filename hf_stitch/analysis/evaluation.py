@@ -12,6 +12,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data.overlap import FITTED, held_out
+from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class StitchedParts:
         known = [source, target] if model.parents is None else model.parents
         whole = [_count(parent.model) if isinstance(parent, Adapter) else None for parent in known]
         return cls(
-            str(found.source.public), found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
-            str(found.target.public), found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
+            _name(found.source), found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
+            _name(found.target), found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
             whole[1], found.target.weights_hash, f"{found.body['name']}, {width} → {other}", _count(model.stitch),
             {key: value for key, value in found.recipe.items() if key != FITTED},
         )  # fmt: skip
@@ -106,6 +107,11 @@ class StitchedParts:
             rest = max(self.target_whole - self.target_parameters, 0)
             found.append(("target", f"target up to {self.target_layer}", rest, "left out"))
         return [*found, ("target", f"target {back}", self.target_parameters, "target")]
+
+
+def _name(network: ModelReference) -> str:
+    """Return the public id of a network, or its class."""
+    return network.public.id or (network.summary or network.library).split(",")[0]
 
 
 def _count(module: nn.Module) -> int:

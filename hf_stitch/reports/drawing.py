@@ -120,6 +120,8 @@ def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequenc
     layout = {
         "xaxis": {"domain": [0, 0.88]}, "yaxis": {"domain": [0, 0.88]},
         "xaxis9": {**bare, "domain": [0.89, 1]}, "yaxis9": {**bare, "domain": [0.89, 1]}, "bargap": 0.15,
+        "annotations": [{"text": "share of<br>parameters", "x": 0.945, "y": 0.945, "xref": "paper", "yref": "paper",
+                         "showarrow": False, "font": {"size": 10}}],
     }  # fmt: skip
     return traces, layout
 
@@ -189,7 +191,8 @@ def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: st
     return {
         "type": "scatter", "mode": "markers", "name": texts([name])[0], "hoverinfo": "skip", "showlegend": True,
         "x": texts(column for _, column in places), "y": texts(row for row, _ in places),
-        "marker": {"symbol": symbol, "size": 9, "color": "#d55e00", "line": {"width": 2, "color": "#d55e00"}},
+        "marker": {"symbol": symbol, "size": 16 if symbol == "square-open" else 7, "color": "#d55e00",
+                   "line": {"width": 2 if symbol == "square-open" else 0, "color": "#d55e00"}},
     } | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})  # fmt: skip
 
 

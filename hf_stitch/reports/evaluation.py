@@ -82,7 +82,7 @@ def _strip(parts: StitchedParts) -> Figure:
             "hovertemplate": f"{texts([what])[0]}: %{{x:,}} parameters ({role})<extra></extra>",
         }  # fmt: skip
         if role == "left out":
-            trace["marker"] |= {"pattern": {"shape": "/", "fgcolor": "#ffffff"}}
+            trace["marker"] |= {"pattern": {"shape": "/", "fgcolor": "#ffffff", "fillmode": "overlay"}}
         traces.append(trace)
     run = [(what, count) for row, what, count, _ in segments if row == "stitched"]
     used = sum(count for _, count in run)

@@ -26,7 +26,11 @@ def section(result: Result) -> Section:
     verdict = f"{own.rstrip('.')}." if isinstance(own, str) else text.split("\n")[0].strip()
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
     drawn, why = _plot(result) if hasattr(result, "plot") else (None, "")
-    pictures = [] if drawn is None else [Picture(verdict, png(drawn.savefig), f"Plot of {type(result).__name__}")]
+    pictures = (
+        []
+        if drawn is None
+        else [Picture(verdict, png(drawn.savefig), f"Plot of {type(result).__name__}", sample=False)]
+    )
     notes += [f"There is no picture: {why}."] if why else []
     recipe = getattr(result, "recipe", {})
     return Section(

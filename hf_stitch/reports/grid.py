@@ -38,6 +38,11 @@ def section(grid: StitchGrid) -> Section:
         for label, found in grid.detections.items()
         if found.blind
     ]
+    if grid.detections:
+        notes.append(
+            "Stitches that a detector tells apart by smaller scores than the target's own are not counted as out of "
+            "distribution: such activations are closer to what is usual."
+        )
     if max(len(grid.layers_a), len(grid.layers_b)) > MOST:
         notes.append(f"Figures show {MOST} layers of a side at most, evenly spaced; all values are in the data.")
     if (count := len(grid.layers_a) * len(grid.layers_b)) > SHOWN:
@@ -84,15 +89,25 @@ def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
         matcher, _finding(grid, matcher, first[0]) + _strange(grid, matcher), _traces(grid, matcher, first),
         _table(grid, matcher, first),
     )  # fmt: skip
-    figures = [Figure([together], layout if len(first) == 1 else _beside(layout, first), profiles=True)]
+    start = _start(grid, matcher)
+    figures = [Figure([together], layout if len(first) == 1 else _beside(layout, first), start, profiles=True)]
     if rest:
         views = [
             View(figure, _finding(grid, matcher, figure), _traces(grid, matcher, [figure]),
                  _table(grid, matcher, [figure]))
             for figure in rest
         ]  # fmt: skip
-        figures.append(Figure(views, layout, profiles=True))
+        figures.append(Figure(views, layout, start, profiles=True))
     return figures
+
+
+def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
+    """Return the place of the best stitch among those that are drawn."""
+    values = grid.values(matcher)[np.ix_(*_places(grid))]
+    if np.isnan(values).all():
+        return 0, 0
+    best = np.nanargmax(values) if direction(grid.figures[0]) == "higher" else np.nanargmin(values)
+    return int(best) // values.shape[1], int(best) % values.shape[1]
 
 
 def _beside(layout: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -42,12 +42,14 @@
     return [...found].map(([name, value]) => name + " " + value).join(", ");
   }
 
-  function profiles(figure, networks, heat) {
+  function profiles(figure, networks, heat, start) {
     const row = figure.querySelector("select.row"), column = figure.querySelector("select.column");
     const place = figure.querySelector(".profile"), cell = figure.querySelector(".cell");
     const first = heat();
     fill(row, first.y);
     fill(column, first.x);
+    row.value = String(start[0]);
+    column.value = String(start[1]);
     function show() {
       const i = Number(row.value), j = Number(column.value), now = heat();
       const line = (x, y, name, axes) => Object.assign(
@@ -100,7 +102,7 @@
     if (choice) choice.addEventListener("input", changed);
     shown.push(show);
     show().then(() => {
-      if ("profiles" in figure.dataset) profile = profiles(figure, section.networks, heat);
+      if ("profiles" in figure.dataset) profile = profiles(figure, section.networks, heat, own.start);
       figure.dataset.ready = "";
     });
   });

@@ -47,12 +47,14 @@ class Figure:
     Attributes:
         views: The views, the first of which is shown first.
         layout: Layout of Plotly.
+        start: Row and column of the cell that is chosen at first.
         profiles: Whether a click on a cell of a heat map shows its row and its column.
         slider: What a slider over the views stands for; empty for a list.
     """
 
     views: Sequence[View]
     layout: Mapping[str, Any]
+    start: tuple[int, int] = (0, 0)
     profiles: bool = False
     slider: str = ""
 
@@ -65,11 +67,13 @@ class Picture:
         caption: What it shows.
         source: A picture as ``data:`` address; empty for a text.
         text: The text, or the text alternative of the picture.
+        sample: Whether it is a sample, all of which are shown in the same size.
     """
 
     caption: str
     source: str
     text: str
+    sample: bool = True
 
 
 def key_of(source: str | None, target: str | None) -> str:

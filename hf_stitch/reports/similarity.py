@@ -74,7 +74,13 @@ def _figure(atlas: SimilarityAtlas) -> Figure:
         layout = {key: {**layout.get(key, {}), **value} if isinstance(value, dict) else value
                   for key, value in {**layout, **more}.items()}  # fmt: skip
     views = [_view(atlas, metric, (rows, columns), names, along) for metric in atlas.values]
-    return Figure(views, layout, profiles=True)
+    start = (0, 0)
+    first = next(iter(atlas.values))
+    if not np.isnan(atlas.values[first]).all():
+        best = atlas.best_pair(first)
+        if best[0] in names[0] and best[1] in names[1]:
+            start = names[0].index(best[0]), names[1].index(best[1])
+    return Figure(views, layout, start, profiles=True)
 
 
 def _strips(atlas: SimilarityAtlas, names: tuple[list[str], list[str]]) -> tuple[list[Trace], dict[str, Any]]:

@@ -109,7 +109,7 @@ def _section(result: Result) -> Section:
 def _drawn(figure: Figure) -> dict[str, Any]:
     """Return what the script draws; the tables are in the page."""
     views = [{"label": view.label, "caption": view.caption, "traces": view.traces} for view in figure.views]
-    return {"views": views, "layout": figure.layout}
+    return {"views": views, "layout": figure.layout, "start": figure.start}
 
 
 def _kept(result: Result) -> dict[str, Any]:
