@@ -37,7 +37,7 @@ def main() -> None:
         hf_stitch.report(atlas, folder / "atlas.html", title="Two seeds of a CNN on handwritten digits")
         noise = [each.point(lambda value: 255 - value) for each in images(test)[:150]]
         grid = hf_stitch.stitch_grid(
-            cnn, vit, train, test_data=test, matchers=["recoloured"], detectors=["mahalanobis"], far_data=noise
+            cnn, vit, train, test_data=test, matchers=["recoloured"], detectors=["knn"], far_data=noise
         )
         hf_stitch.report(grid, folder / "grid.html", title="A CNN into a transformer, every layer into every layer")
         stitched = hf_stitch.stitch(
@@ -48,8 +48,8 @@ def main() -> None:
         dynamics = recorded(train, test, folder / "recordings")
         hf_stitch.report(dynamics, folder / "dynamics.html", title="A CNN in training")
         with browser() as page:
-            for name in ("atlas", "grid", "stitch", "dynamics"):
-                picture(page, folder / f"{name}.html", HERE / f"{name}.png")
+            for name, shown in (("atlas", 1), ("grid", 1), ("stitch", 2), ("dynamics", 2)):
+                picture(page, folder / f"{name}.html", HERE / f"{name}.png", shown=shown)
             picture(page, folder / "stitch.html", HERE / "differences.png", ".pictures")
 
 
@@ -89,7 +89,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-def picture(page: Any, source: Path, target: Path, part: str = "") -> None:
+def picture(page: Any, source: Path, target: Path, part: str = "", shown: int = 1) -> None:
     """Photograph a page from its head to the end of its first figures, or a part of it."""
     page.goto(source.as_uri())
     page.wait_for_selector("figure[data-ready]")
@@ -99,8 +99,8 @@ def picture(page: Any, source: Path, target: Path, part: str = "") -> None:
         return
     figures = page.locator("figure[data-figure]")
     height = page.evaluate("document.documentElement.scrollHeight")
-    last = figures.nth(min(1, figures.count() - 1)).bounding_box()
-    end = min(height, last["y"] + last["height"] + 10, 1500)
+    last = figures.nth(min(shown, figures.count()) - 1).bounding_box()
+    end = min(height, last["y"] + last["height"] + 10)
     page.screenshot(path=target, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": end})
 
 

@@ -19,8 +19,10 @@ def section(audit: Audit) -> Section:
     """
     page = scores.section(audit.evaluation)
     views = [view for part in audit.detections for view in _views(audit, part)]
-    figures = [*page.figures, *([Figure(views, rows_layout(max(len(view.table.rows) for view in views), AUROC))]
-                                if views else [])]  # fmt: skip
+    figures = list(page.figures)
+    if views:
+        rows = max(len(view.table.rows) for view in views)
+        figures.append(Figure(views, rows_layout(rows, "AUROC, 95% interval")))
     notes = [*page.notes, f"The relative residual is {audit.residual['body']:.3f}."]
     notes += [f"{name} does not count: it {why}." for name, why in audit.left_out.items()]
     verdict = f"{audit.verdict[0].upper()}{audit.verdict[1:]}."

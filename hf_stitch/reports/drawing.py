@@ -160,7 +160,7 @@ def bars(scores: Mapping[str, tuple[float, float, float]], own: str) -> Trace:
     return {
         "type": "scatter", "mode": "markers", "x": numbers(values[:, 0]), "y": texts(scores), "showlegend": False,
         "error_x": {"type": "data", "symmetric": False, "array": numbers(values[:, 2] - values[:, 0]),
-                    "arrayminus": numbers(values[:, 0] - values[:, 1])},
+                    "arrayminus": numbers(values[:, 0] - values[:, 1]), "color": "#8a8a8a"},
         "marker": {"color": [COLOURS[0] if name == own else "#8a8a8a" for name in scores], "size": 10},
         "hovertemplate": "%{y}: %{x:.4f}<extra></extra>",
     }  # fmt: skip

@@ -68,7 +68,7 @@ def _scores(evaluation: Evaluation) -> Figure:
         trace = bars({who: (score.value, score.low, score.high) for who, score in rows.items()}, "stitched")
         table = Table(("predictor", f"{name}, 95% interval"), [(who, str(score)) for who, score in rows.items()])
         views.append(View(name, finding(evaluation, figure), [trace], table))
-    return Figure(views, rows_layout(len(evaluation.scores), "value with its 95% interval over samples"))
+    return Figure(views, rows_layout(len(evaluation.scores), "value, 95% interval"))
 
 
 def _strip(parts: StitchedParts) -> Figure:

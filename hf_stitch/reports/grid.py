@@ -59,10 +59,8 @@ def _strange(grid: StitchGrid, matcher: str) -> str:
     if not grid.detections:
         return ""
     count = int(grid.is_strange(matcher).sum())
-    return (
-        f" {count} accurate stitch{'es are' if count != 1 else ' is'} out of distribution (dose of noise above "
-        f"{MAX_DOSE:g})."
-    )
+    found = f"{count} accurate stitches are" if count > 1 else f"{count or 'No'} accurate stitch is"
+    return f" {found} out of distribution (stranger than noise of dose {MAX_DOSE:g})."
 
 
 def _finding(grid: StitchGrid, matcher: str, figure: str) -> str:
@@ -123,9 +121,10 @@ def _beside(layout: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
             "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
         }  # fmt: skip
         found[f"yaxis{number}"] = {**layout["yaxis"], **own}
+        ends = " (0 to 1)" if name in SHARES else " (0.5 to 1)" if name.startswith("auroc") else ""
         notes.append({
-            "text": name.replace("_", " "), "x": sum(domain) / 2, "y": 1, "xref": "paper", "yref": "paper",
-            "yanchor": "bottom", "showarrow": False,
+            "text": f"{name.replace('_', ' ')}{ends}", "x": sum(domain) / 2, "y": 1, "xref": "paper",
+            "yref": "paper", "yanchor": "bottom", "showarrow": False,
         })  # fmt: skip
     return {**found, "annotations": notes, "legend": {"orientation": "h", "y": 1.12, "yanchor": "bottom", "x": 0}}
 
@@ -147,7 +146,7 @@ def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]
         several = len(grid.matchers) > 1
         label = f"{figure.replace('_', ' ')} of {matcher}" if several else figure.replace("_", " ")
         if figure.startswith("dose(") and np.isinf(cells).any():
-            cells, label = np.minimum(cells, max(DOSES)), f"{label}, up to {max(DOSES):g}"
+            cells, label = np.minimum(cells, max(DOSES)), f"{label} (up to {max(DOSES):g})"
         between = {"from": cells[..., 1], "to": cells[..., 2]}
         heat = heat_map(cells[..., 0], *names, label=label, ends=ends, beside=between, axes=axes)
         if len(figures) > 1:

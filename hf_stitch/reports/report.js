@@ -20,9 +20,24 @@
     return own;
   }
 
+  // On a phone, heat maps side by side are stacked, and there is no room for remarks.
+  function narrowed(layout) {
+    const count = Object.keys(layout).filter((key) => /^yaxis\d?$/.test(key) && key !== "yaxis9").length;
+    if (layout.annotations === undefined) return layout;
+    if (count === 1) return Object.assign({}, layout, { annotations: [] });
+    const own = Object.assign({}, layout, { height: layout.height * count });
+    for (let i = 0; i < count; i += 1) {
+      const number = i === 0 ? "" : String(i + 1), top = 1 - i / count;
+      own["xaxis" + number] = Object.assign({}, layout["xaxis" + number], { domain: [0, 1] });
+      own["yaxis" + number] = Object.assign({}, layout["yaxis" + number], { domain: [top - 0.7 / count, top], showticklabels: true });
+    }
+    own.annotations = layout.annotations.map((note, i) => Object.assign({}, note, { x: 0.5, y: 1 - i / count }));
+    return own;
+  }
+
   function draw(place, traces, layout) {
     const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-    return Plotly.react(place, traces, themed(layout), options);
+    return Plotly.react(place, traces, themed(place.clientWidth < 600 ? narrowed(layout) : layout), options);
   }
 
   function plain(text) {

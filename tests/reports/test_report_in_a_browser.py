@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_report_pages import EVIL, atlas_of, evaluation, grid_of
+from PIL import Image
+from test_report_pages import EVIL, HISTORY, atlas_of, audit_of, dynamics_of, evaluation, grid_of
 
 import hf_stitch
-from hf_stitch.analysis import SimilarityAtlas
+from hf_stitch.analysis import Plan, SimilarityAtlas
+from hf_stitch.analysis.comparison.atlas import LayerSize
+from hf_stitch.analysis.evaluation import Example
 
 pytestmark = pytest.mark.slow
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (360, 800, 1400)
+SIZES = {side: {f"layer{i}": LayerSize(8 * i, i / 10) for i in range(3)} for side in "ab"}
+PLAN = Plan("stitch", {"fitting": 1.0}, {"moments": 10}, {}, 10**9, 10**9)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,12 @@ def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_error_no_request_no_overflow_and_accessible(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install axe-playwright-python")
-    hf_stitch.report([atlas_of(), grid_of(), evaluation()], tmp_path / "page.html", title="Three results")
+    examples = (
+        Example("1", 0.9, "cat", "dog", None, Image.new("RGB", (8, 8))),
+        Example("2", 0.8, "a", "b", None, "text"),
+    )
+    results = [atlas_of(sizes=SIZES), grid_of(), evaluation(examples), audit_of(), dynamics_of(), HISTORY, PLAN]
+    hf_stitch.report(results, tmp_path / "page.html", title="All kinds of results")
     page = opened(browser, tmp_path / "page.html", width, scheme)
     assert not page.faults
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -66,8 +76,48 @@ def test_hover_click_and_choice(browser: Any, tmp_path: Path) -> None:
     page.mouse.click(*middle)
     page.wait_for_function("document.querySelector('select.row').value === '2'")
     assert page.locator("select.column").input_value() == "0"
-    page.locator("select.view").select_option(index=1)
+    colours = "document.querySelector('.plot').data[0].zauto"
+    assert not page.evaluate(colours)
+    page.locator("input.free").check()
+    assert page.evaluate(colours)
     assert not page.faults
+
+
+def test_a_cell_shows_what_the_page_knows_of_the_pair(browser: Any, tmp_path: Path) -> None:
+    recipe = {side: {"reference": {"weights_hash": digest}} for side, digest in zip("ab", "xy", strict=True)}
+    values = {metric: np.full((2, 2), place / 10) for place, metric in enumerate(("linear_cka", "procrustes"), 1)}
+    atlas = SimilarityAtlas(
+        values, ("a0", "a1"), ("b0", "b1"), 50, "mean", dict.fromkeys(values, "moments"), recipe=recipe
+    )
+    hf_stitch.report([atlas, grid_of(), grid_of(hashes=("p", "q"))], tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    page.locator("select.row").first.select_option(index=1)
+    shown = page.locator(".cell").first.text_content()
+    assert shown.startswith("a1 → b0: linear_cka 0.1000, procrustes 0.2000, agreement 0.9000, auroc(knn) 0.9000")
+    page.locator("select.view").first.select_option(index=1)
+    assert "by procrustes are" in page.locator("figcaption").first.text_content()
+    assert not page.faults
+
+
+def test_a_slider_moves_through_the_layers(browser: Any, tmp_path: Path) -> None:
+    dynamics_of().to_html(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    page.wait_for_selector("figure[data-figure='1'][data-ready]")
+    slider = page.locator("input[type=range]")
+    assert page.locator("output").text_content() == "block0"
+    slider.press("ArrowRight")
+    slider.press("ArrowRight")
+    assert page.locator("output").text_content() == "block2"
+    assert page.locator("figcaption").nth(1).text_content().startswith("block2: 0.500")
+    assert not page.faults
+
+
+def test_results_in_print_and_without_scripts_have_their_numbers(browser: Any, tmp_path: Path) -> None:
+    evaluation().to_html(tmp_path / "page.html")
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((tmp_path / "page.html").as_uri())
+    page.locator("summary").first.click()
+    assert "stitch, linear, 8 → 8" in page.locator("table").first.text_content()
 
 
 def test_a_hostile_result_stays_inert(browser: Any, tmp_path: Path) -> None:
