@@ -1,15 +1,18 @@
-"""Make the pictures of README and how-tos: pages of results on small trained networks, in a real browser.
+"""Make the pictures of README and how-tos, and the transcript: small trained networks, a terminal, a real browser.
 
     python docs/pictures/make.py
 
 trains two CNNs and a transformer on the handwritten digits of scikit-learn (two minutes on two cores), compares and
-stitches them, and writes PNG files beside this script. It needs ``pip install "hf-stitch[browser]" scikit-learn`` and a
+stitches them, and writes files beside this script. It needs ``pip install "hf-stitch[browser]" scikit-learn`` and a
 Chromium.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +28,12 @@ from hf_stitch.training import DynamicsRecorder
 
 HERE = Path(__file__).parent
 EPOCHS, WIDTH = 8, 1100
+COMMANDS = (
+    "hf-stitch layers cnn",
+    "hf-stitch compare cnn vit --data sklearn:digits --split test --permutations 200 --report atlas.html",
+    "hf-stitch stitch cnn vit --data sklearn:digits --split train --source-layer layer2.0 "
+    "--target-layer vit.layers.1 --out stitched --report stitched.html",
+)
 
 
 def main() -> None:
@@ -33,6 +42,9 @@ def main() -> None:
     cnn, twin, vit = (trained(*which, train) for which in (("cnn", 0), ("cnn", 1), ("vit", 0)))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        for name, network in (("cnn", cnn), ("vit", vit)):
+            networks.save(network, folder / name)
+        (HERE / "transcript.txt").write_text(transcript(folder), encoding="utf-8")
         atlas = hf_stitch.compare(cnn, twin, test, metrics=["linear_cka", "procrustes"], permutations=200)
         hf_stitch.report(atlas, folder / "atlas.html", title="Two seeds of a CNN on handwritten digits")
         noise = [each.point(lambda value: 255 - value) for each in images(test)[:150]]
@@ -51,6 +63,19 @@ def main() -> None:
             for name, shown in (("atlas", 1), ("grid", 1), ("stitch", 2), ("dynamics", 2)):
                 picture(page, folder / f"{name}.html", HERE / f"{name}.png", shown=shown)
             picture(page, folder / "stitch.html", HERE / "differences.png", ".pictures")
+
+
+def transcript(folder: Path) -> str:
+    """Run the commands in a folder with the networks, and return what a terminal shows."""
+    settings = {"COLUMNS": "110", "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = []
+    for command in COMMANDS:
+        ran = subprocess.run(
+            command.split(), cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True, check=True
+        )
+        lines = [f"$ {command}", *(line.rstrip() for line in ran.stdout.splitlines())]
+        shown.append("\n".join(lines).rstrip())
+    return "\n\n".join(shown) + "\n"
 
 
 def trained(architecture: str, seed: int, samples: hf_stitch.Samples) -> hf_stitch.Adapter:

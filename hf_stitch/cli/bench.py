@@ -14,12 +14,14 @@ from hf_stitch.cli.options import (
     Data,
     DataDir,
     Inputs,
+    Report,
     Seed,
     Split,
     Task,
     TestSize,
     built,
     check_pooling,
+    check_report,
     check_test_size,
     grouped,
 )
@@ -66,6 +68,7 @@ def bench(
     split: Split = None,
     samples: Count = None,
     inputs: Inputs = INPUTS,
+    report: Report = None,
     test_size: TestSize = 0.2,
     seed: Seed = 0,
     task: Task = None,
@@ -73,6 +76,7 @@ def bench(
 ) -> None:
     """Measure which metrics predict how much representations of several networks differ in function."""
     output = Output(json)
+    check_report(report)
     held_out = check_test_size(test_size)
     options: dict[str, Any] = {
         "metrics": built("metrics", metric, "METRIC"), "matchers": built("matchers", matcher or []),
@@ -95,6 +99,7 @@ def bench(
     output.show(found)
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))
+    output.report(found, report)
     output.record({**found.to_dict(), "saved": {name: str(path) for name, path in saved.items()}})
 
 

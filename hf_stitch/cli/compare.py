@@ -23,7 +23,7 @@ from hf_stitch.cli.options import (
     check_report,
     grouped,
 )
-from hf_stitch.cli.output import Output, figure_name, write_report
+from hf_stitch.cli.output import Output, figure_name
 from hf_stitch.registry import registries
 from hf_stitch.storage.folders import replacing
 
@@ -114,10 +114,10 @@ def compare(
     if Processes.of(None).rank:
         return
     saved = {} if out is None else save(atlas, out)
-    write_report(atlas, report)
     output.show(atlas)
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))
+    output.report(atlas, report)
     output.record(_record(atlas, saved))
 
 

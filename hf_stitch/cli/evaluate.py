@@ -26,7 +26,7 @@ from hf_stitch.cli.options import (
     check_report,
     grouped,
 )
-from hf_stitch.cli.output import Output, write_report
+from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
     from hf_stitch.analysis import Audit, Evaluation, Plan
@@ -63,6 +63,9 @@ def evaluate(
     ] = None,
     inputs: Inputs = INPUTS,
     report: Report = None,
+    examples: Annotated[
+        int, typer.Option(min=0, help="With --report: samples on which model and target differ most, for the page.")
+    ] = 0,
     plan: Planned = False,
     seed: Seed = 0,
     json: AsJson = False,
@@ -75,6 +78,8 @@ def evaluate(
     chosen = None if detector is None else built("detectors", detector)
     output = Output(json)
     check_report(report)
+    if examples and (audit or report is None):
+        raise typer.BadParameter("requires --report, and no --audit", param_hint="--examples")
     stitched = _load(model, source, target, inputs)
     read = inputs.read(data, data_dir, split, samples, seed)
 
@@ -94,9 +99,9 @@ def evaluate(
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     else:
-        found = hf_stitch.evaluate(stitched, read, batch_size=inputs.batch_size, seed=seed, **whole)
-    write_report(found, report)
+        found = hf_stitch.evaluate(stitched, read, batch_size=inputs.batch_size, seed=seed, examples=examples, **whole)
     output.show(found)
+    output.report(found, report)
     output.record(found.to_dict())
 
 

@@ -31,7 +31,7 @@ from hf_stitch.cli.options import (
     check_test_size,
     grouped,
 )
-from hf_stitch.cli.output import Output, figure_name, write_report
+from hf_stitch.cli.output import Output, figure_name
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ def grid(
         return
     found = hf_stitch.stitch_grid(networks[0], networks[1], read, checkpoint_dir=checkpoint_dir, **options)
     saved = {} if out is None else _save(found, out)
-    write_report(found, report)
     output.show(found)
     if saved:
         output.show("saved " + ", ".join(map(str, saved.values())))
+    output.report(found, report)
     output.record({**found.to_dict(), "saved": {name: str(path) for name, path in saved.items()}})
 
 

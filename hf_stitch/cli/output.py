@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,18 +67,18 @@ class Output:
         if self.as_json and not Processes.of(None).rank:
             typer.echo(as_json(record))
 
+    def report(self, results: Result | Iterable[Result], path: Path | None) -> None:
+        """Write the page of results, if one was asked for, with the command that makes it again.
 
-def write_report(result: Result | None, path: Path | None) -> None:
-    """Write the page of a result, if one was asked for, with the command that makes it again.
+        Args:
+            results: The result, or several.
+            path: The file.
+        """
+        if path is not None:
+            from hf_stitch.reports import report
 
-    Args:
-        result: The result; ``None`` if there is none.
-        path: The file.
-    """
-    if result is not None and path is not None:
-        from hf_stitch.reports import report
-
-        report(result, path, command=shlex.join(["hf-stitch", *sys.argv[1:]]))
+            report(results, path, command=shlex.join(["hf-stitch", *sys.argv[1:]]))
+            self.show(f"report {path}")
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from hf_stitch.cli.options import (
     check_test_size,
     grouped,
 )
-from hf_stitch.cli.output import Output, as_json, output_folder, write_report
+from hf_stitch.cli.output import Output, as_json, output_folder
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.storage.folders import replacing
 
@@ -98,11 +98,12 @@ def stitch(
         stitched = hf_stitch.stitch(networks[0], networks[1], read, **options)
         assert out is not None
         saved = save(stitched, out)
-    write_report(stitched.evaluation, report)
     layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
     output.show(" → ".join(layers.values()))
     output.show(stitched.evaluation or f"not scored: {target} has no head")
     output.show("saved " + ", ".join(map(str, saved.values())))
+    if stitched.evaluation:
+        output.report(stitched.evaluation, report)
     output.record({
         **layers,
         "evaluation": stitched.evaluation.to_dict() if stitched.evaluation else None,

@@ -13,11 +13,13 @@ from hf_stitch.cli.options import (
     Data,
     DataDir,
     Inputs,
+    Report,
     Seed,
     Split,
     Task,
     check_place,
     check_pooling,
+    check_report,
     draw,
     grouped,
 )
@@ -69,12 +71,14 @@ def swap(
         int | None, typer.Option(min=1, help="Number of samples to score on, drawn at random. [default: all]")
     ] = None,
     inputs: Inputs = INPUTS,
+    report: Report = None,
     seed: Seed = 0,
     task: Task = None,
     json: AsJson = False,
 ) -> None:
     """Replace the encoder of a trained head without training, score the result and save it."""
     output = Output(json)
+    check_report(report)
     chosen_pooling = None if pooling is None else check_pooling(pooling)
     _check(target_layer, selection, {"--anchors": anchors, "--selection": selection, "--task": task})
     if option and matcher is None:
@@ -104,6 +108,7 @@ def swap(
         saved = save(swapped, out)
     output.show(swapped.evaluation)
     output.show("saved " + ", ".join(map(str, saved.values())))
+    output.report(swapped.evaluation, report)
     output.record({
         "evaluation": swapped.evaluation.to_dict(),
         "recipe": swapped.config.recipe,

@@ -89,3 +89,8 @@ def test_commands(page: str, hub: None) -> None:
         arguments = [stands_for.get(word, word) for word in shlex.split(command, comments=True)[1:]]
         result = CliRunner().invoke(app, arguments, prog_name="hf-stitch")
         assert result.exit_code == 0, f"{command}\n{result.output}"
+
+
+def test_the_transcript_is_that_of_the_script() -> None:
+    """docs/pictures/make.py writes the transcript that the README shows."""
+    assert (ROOT / "docs" / "pictures" / "transcript.txt").read_text() in (ROOT / "README.md").read_text()

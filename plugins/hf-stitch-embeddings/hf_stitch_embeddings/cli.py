@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Seed
+from hf_stitch.cli.options import AsJson, Report, Seed, check_report
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
@@ -131,11 +131,13 @@ def evaluate(
     ] = None,
     kinds: Annotated[Path | None, typer.Option(help="Kinds of the queries, one a line, to report apart.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
+    report: Report = None,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
     """Compare a map with the old model, with baselines and with re-embedding, on documents and queries of its own."""
     output = Output(json)
+    check_report(report)
     from hf_stitch_embeddings import evaluate_retrieval, verdict
 
     made = _load(map_folder)
@@ -150,6 +152,7 @@ def evaluate(
     if out is not None:
         result.save(out)
         output.show(f"saved {out}")
+    output.report([result, found], report)
     output.record({**result.to_dict(), "verdict": found.to_dict()})
 
 
