@@ -9,7 +9,25 @@ import numpy as np
 
 from hf_stitch.analysis.evaluation import Example
 from hf_stitch.analysis.scoring import Answers, Array
+from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
+
+
+def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
+    """Return the names of the target's classes, from the data if the target has none, as networks of timm and of user code.
+
+    Args:
+        stitched: A stitched model.
+        samples: Samples whose labels are classes of the target.
+
+    Returns:
+        Number of a class -> its name.
+    """
+    names = {int(number): str(name) for number, name in (stitched.config.id2label or {}).items()}
+    generic = all(name == f"LABEL_{number}" for number, name in names.items())
+    if generic and samples.label_names and len(samples.label_names) == stitched.config.num_labels:
+        return dict(enumerate(samples.label_names))
+    return names
 
 
 def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict[str, dict[str, int]]:

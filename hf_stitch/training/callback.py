@@ -145,7 +145,7 @@ class ProbingCallback(TrainerCallback, ABC):
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
             >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-            >>> callback = hf_stitch.SimilarityCallback("start", torch.randn(50, 4), layers=["0"])
+            >>> callback = hf_stitch.training.SimilarityCallback("start", torch.randn(50, 4), layers=["0"])
             >>> _ = callback.measure(adapter, step=0)
             >>> list(callback.to_history().curves)
             ['similarity_to_start/linear_cka/0']

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
-from hf_stitch.analysis.differences import confused, differing
+from hf_stitch.analysis.differences import class_names, confused, differing
 from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
@@ -187,7 +187,7 @@ def evaluate(
                 left_out["source"] = why
             predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
             drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
-            names = {int(number): str(name) for number, name in (stitched.config.id2label or {}).items()}
+            names = class_names(stitched, samples)
             confusion = {} if stitched.task == "text-generation" else confused(predicted, names)
             shown = differing(predicted, samples, names, examples)
         fitted = fitted_share(stitched, samples)

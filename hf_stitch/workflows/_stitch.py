@@ -14,6 +14,7 @@ from hf_stitch.analysis.classes import CLASSIFIES, numbered_as
 from hf_stitch.analysis.grid.measuring import Sides
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.planning import Plan
+from hf_stitch.analysis.differences import class_names
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
@@ -247,11 +248,10 @@ def _parts(
 
 def _name_classes(stitched: StitchedModel, samples: Samples) -> None:
     """Take the names of the classes from the data if the target has none, as networks of timm and of user code."""
-    names, config = samples.label_names, stitched.config
-    generic = all(name == f"LABEL_{index}" for index, name in (config.id2label or {}).items())
-    if stitched.task in CLASSIFIES and names and generic and len(names) == config.num_labels:
-        config.id2label = dict(enumerate(names))
-        config.label2id = {name: index for index, name in enumerate(names)}
+    if stitched.task in CLASSIFIES:
+        names = class_names(stitched, samples)
+        stitched.config.id2label = names
+        stitched.config.label2id = {name: index for index, name in names.items()}
 
 
 def _likewise(other: Samples, samples: Samples, part: Samples) -> Samples:

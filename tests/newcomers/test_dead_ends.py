@@ -333,7 +333,7 @@ def test_a_stitched_model_without_a_head_has_scores(kind: str) -> None:
         assert list(row) == ["r2", "cosine", "cka", "knn_overlap"]
     assert all(np.isfinite(score.value) for score in evaluation.scores["stitched"].values())
     assert evaluation["r2"].value > evaluation.scores["chance"]["r2"].value
-    assert stitched.config.scores == evaluation.to_dict()
+    assert stitched.config.scores == evaluation.for_card()
 
 
 def test_callbacks_have_curves_and_a_data_frame() -> None:

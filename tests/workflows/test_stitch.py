@@ -129,7 +129,7 @@ def test_the_config_contains_the_recipe(net: Any, images: Any) -> None:
     assert model.config.target["reference"]["weights_hash"] == weights_hash(b.model)
     assert model.config.num_labels == b.model.config.num_labels
     assert model.evaluation.n == 20
-    assert model.config.scores == model.evaluation.to_dict()
+    assert model.config.scores == model.evaluation.for_card()
 
 
 def test_training_reaches_all_three_parts(net: Any, images: Any) -> None:
